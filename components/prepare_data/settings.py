@@ -1,0 +1,46 @@
+"""The settings of data preparation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from trainer.config import Settings
+
+
+class SplitFractions(Settings):
+    """The share of the examples that each split gets; together they make 1. Splits that the source has are kept."""
+
+    train: float = Field(default=0.8, gt=0, lt=1)
+    validation: float = Field(default=0.1, gt=0, lt=1)
+    test: float = Field(default=0.1, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> SplitFractions:
+        total = self.train + self.validation + self.test
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"the fractions of train, validation and test must make 1, they make {total:g}")
+        return self
+
+
+class DataSettings(Settings):
+    """Where examples come from and how they are stored.
+
+    `source` is `digits`, or `images:FOLDER` for `split/class/*.png|jpg|jpeg` or `class/*.png|jpg|jpeg`. `image_size`
+    is [height, width] that a reader resizes to; without it all images must have one size. `skip_corrupt` is the
+    largest share of images that may be left out as unreadable. `check` says how far each image is looked at: `decode`
+    decodes it whole, `header` reads its size only. `store` is the folder (or gs:// URI) that holds prepared sets.
+    """
+
+    source: str
+    name: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$")
+    split: SplitFractions = SplitFractions()
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    image_size: tuple[PositiveInt, PositiveInt] | None = None
+    channels: Literal[1, 3] | None = None
+    skip_corrupt: float = Field(default=0.0, ge=0, lt=1)
+    check: Literal["decode", "header"] = "decode"
+    shard_megabytes: PositiveInt = 128
+    workers: PositiveInt | None = None
+    store: str = "datasets"

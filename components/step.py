@@ -1,0 +1,97 @@
+"""What every step does around its work: its log, its events, its errors, its end on a signal.
+
+A component's body is `with step("prepare_data") as outcome:` and a call of the plain Python beside it. On the local
+platform SLIPWAY_LOGS names the folder that gets `<step>.log`; elsewhere the step prints, and the platform keeps it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from trainer import events
+from trainer.errors import UserError
+
+LOGS_VARIABLE = "SLIPWAY_LOGS"
+ERROR_PREFIX = "slipway-error: "
+
+
+class Terminated(BaseException):
+    """The step was asked to stop (SIGTERM); raised in the main thread so that everything open is closed."""
+
+
+@dataclass
+class Outcome:
+    """What a step reports when it ends: whether it reused an earlier result, and outputs worth showing."""
+
+    reused: bool = False
+    outputs: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def step(name: str) -> Iterator[Outcome]:
+    """Run a step's work.
+
+    A `UserError` ends the process with one screen and, for `slipway explain`, one line of JSON; any other exception
+    keeps its traceback. Both are reported as the event `failed`.
+    """
+    os.environ[events.STEP_VARIABLE] = name
+    _send_output_to_log(name)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True)
+    signal.signal(signal.SIGTERM, _terminate)
+    started = time.monotonic()
+    events.emit("started")
+    outcome = Outcome()
+    try:
+        yield outcome
+    except UserError as error:
+        fail(error)
+        sys.exit(1)
+    except Terminated:
+        events.emit("cancelled")
+        sys.exit(143)
+    except Exception as error:
+        events.emit("failed", error=_internal(error))
+        raise
+    seconds = round(time.monotonic() - started, 3)
+    events.emit("finished", seconds=seconds, reused=outcome.reused, outputs=outcome.outputs)
+
+
+def fail(error: UserError) -> None:
+    """Show a user's mistake: the screen, the line for machines, the event."""
+    print(f"{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}", file=sys.stderr, flush=True)
+    events.emit("failed", error=error.as_dict())
+
+
+def _internal(error: Exception) -> dict[str, Any]:
+    text = f"{type(error).__name__}: {error}"
+    return {"message": text, "traceback": traceback.format_exc()}
+
+
+def _send_output_to_log(name: str) -> None:
+    """Point this process's stdout and stderr, those of libraries in C too, at the step's log."""
+    folder = os.environ.get(LOGS_VARIABLE)
+    if not folder:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(Path(folder) / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated

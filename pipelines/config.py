@@ -1,0 +1,229 @@
+"""RunConfig: every setting of a run, from a YAML file and `--set key=value`, validated before anything starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from components.evaluate.settings import EvaluateSettings
+from components.prepare_data.settings import DataSettings
+from components.register_model.settings import RegisterSettings
+from pipelines.hardware import Hardware
+from pipelines.hardware import parse as parse_hardware
+from trainer.config import ModelSettings, Settings, TrainSettings
+from trainer.errors import UserError, nearest
+
+DURATIONS = ("epochs", "steps", "examples")
+
+
+class VertexSettings(Settings):
+    """Where a run lives on Vertex AI. `bucket` is a single-region gs:// bucket in `region`.
+
+    `image` is the image that the steps and the trainer run in, by digest or by a tag that is never moved.
+    """
+
+    project: str
+    region: str = Field(pattern=r"^[a-z]+-[a-z]+\d+$")
+    bucket: str = Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]*[a-z0-9]$")
+    image: str
+    service_account: str | None = None
+    network: str | None = None
+
+
+class RunConfig(Settings):
+    """One run: its data, model, training, evaluation, registration, and the hardware that trains."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=40)
+    hardware: str = "cpu"
+    data: DataSettings
+    model: ModelSettings
+    train: TrainSettings
+    evaluate: EvaluateSettings = EvaluateSettings()
+    register_: RegisterSettings = Field(default=RegisterSettings(), alias="register")
+    vertex: VertexSettings | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _canonical_hardware(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and isinstance(values.get("hardware"), str | Mapping):
+            return {**values, "hardware": str(parse_hardware(values["hardware"]))}
+        return values
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in the registry."""
+        return self.register_.model or self.name
+
+    @property
+    def parsed_hardware(self) -> Hardware:
+        """The hardware as a typed choice."""
+        return parse_hardware(self.hardware)
+
+    def as_yaml(self) -> str:
+        """The resolved configuration as YAML, every setting that has a value written out."""
+        return yaml.safe_dump(self.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False)
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the resolved configuration."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None) -> RunConfig:
+    """The configuration in `path`, with `overrides` ("train.batch_size=256") and `hardware` put over it.
+
+    Raises:
+        UserError: No such file, not YAML, an unknown key, a value of the wrong type or out of range.
+    """
+    values = _read(path)
+    apply_overrides(values, overrides)
+    if hardware is not None:
+        values["hardware"] = hardware
+    return validate(values, str(path))
+
+
+def validate(values: Mapping[str, Any], where: str) -> RunConfig:
+    """`values` as a RunConfig; `where` names their source in an error."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise explain_validation(RunConfig, error, where) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        known = sorted(str(found) for found in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        near = nearest(str(path), known)
+        raise UserError(
+            f"There is no configuration {path}.",
+            setting="-c",
+            value=str(path),
+            allowed=", ".join(known) or "the path of a YAML file",
+            nearest=near,
+            mend=f"slipway run -c {near or 'configs/digits.yaml'}",
+        )
+    try:
+        values = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "it can not be parsed"
+        raise UserError(f"{path}{line} is not YAML: {problem}.", mend=f"correct {path}{line}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not text in UTF-8.", mend=f"give -c a YAML file, not {path}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds no settings.", allowed="a mapping such as configs/digits.yaml")
+    return values
+
+
+def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Put "dotted.key=value" over `values`, in place; a value is read as YAML.
+
+    A duration that is set this way takes the place of the file's, whatever unit that has.
+    """
+    overrides = list(overrides)
+    keys = {text.partition("=")[0] for text in overrides}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UserError(
+                f"--set takes key=value, not {text!r}.",
+                setting="--set",
+                value=text,
+                mend="for instance --set train.batch_size=256",
+            )
+        *parents, last = key.split(".")
+        target = values
+        for depth, parent in enumerate(parents):
+            child = target.setdefault(parent, {})
+            if not isinstance(child, dict):
+                name = ".".join(parents[: depth + 1])
+                raise UserError(f"{name} holds a value, no settings of its own.", setting="--set", value=text)
+            target = child
+        try:
+            target[last] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            target[last] = value
+        if parents == ["train"] and last in DURATIONS:
+            for other in DURATIONS:
+                if other != last and f"train.{other}" not in keys:
+                    target.pop(other, None)
+
+
+def explain_validation(model: type[BaseModel], error: ValidationError, where: str) -> UserError:
+    """The first thing that pydantic found wrong, as a UserError; how many more there are is said."""
+    problems = error.errors()
+    problem = problems[0]
+    setting = ".".join(str(part) for part in problem["loc"])
+    more = f" ({len(problems) - 1} more after this one)" if len(problems) > 1 else ""
+    nested = problem.get("ctx", {}).get("error")
+    if problem["type"] == "extra_forbidden":
+        return _unknown_key(model, problem["loc"], problem["input"], where, more)
+    if problem["type"] == "missing":
+        return UserError(
+            f"{where} does not say {setting}{more}.", setting=setting, value=None, mend=f"--set {setting}=VALUE, or add it to {where}"
+        )
+    text = str(nested) if nested is not None else problem["msg"]
+    choices = _choices(model, problem["loc"])
+    value = problem["input"]
+    near = nearest(str(value), choices) if choices else None
+    return UserError(
+        f"{where}: {setting or 'the configuration'}: {text[0].lower() + text[1:]}{more}.",
+        setting=setting or None,
+        value=value,
+        allowed=", ".join(choices) or None,
+        nearest=near,
+        mend=f"--set {setting}={near or 'VALUE'}, or correct it in {where}" if setting else f"correct {where}",
+    )
+
+
+def _unknown_key(
+    model: type[BaseModel], location: tuple[int | str, ...], value: Any, where: str, more: str
+) -> UserError:
+    setting = ".".join(str(part) for part in location)
+    parent = _model_at(model, location[:-1])
+    known = sorted(field.alias or name for name, field in parent.model_fields.items()) if parent else []
+    near = nearest(str(location[-1]), known) or _elsewhere(model, str(location[-1]))
+    full = ".".join([*(str(part) for part in location[:-1]), near]) if near in known else near
+    return UserError(
+        f"{where} has the unknown key {setting}{more}.",
+        setting=setting,
+        value=value,
+        allowed=", ".join(known),
+        nearest=full,
+        mend=f"write {full} instead of {setting}" if full else f"remove {setting}",
+    )
+
+
+def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """The settings class at a place in the configuration, or None where there is no such class."""
+    current: type[BaseModel] | None = model
+    for part in location:
+        field = next((f for n, f in (current.model_fields if current else {}).items() if part in (n, f.alias)), None)
+        candidates = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        current = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    return current
+
+
+def _elsewhere(model: type[BaseModel], key: str) -> str | None:
+    """The dotted name of a setting called like `key` in another section."""
+    for name, field in model.model_fields.items():
+        section = _model_at(model, (name,))
+        if section and key in section.model_fields:
+            return f"{field.alias or name}.{key}"
+    return None
+
+
+def _choices(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The values that a setting of a few fixed ones takes."""
+    parent = _model_at(model, location[:-1]) if location else None
+    field = parent.model_fields.get(str(location[-1])) if parent else None
+    if field is None or "Literal" not in str(field.annotation):
+        return []
+    flat = [value for part in (field.annotation, *get_args(field.annotation)) for value in get_args(part)]
+    return [str(value) for value in flat if isinstance(value, str | int)]

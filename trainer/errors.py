@@ -1,0 +1,75 @@
+"""The errors that a user can cause, and how they are shown.
+
+Every one names the setting, its value, what is allowed, the nearest valid value and what mends it. All packages
+raise this one class; the command line prints it without a traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class UserError(Exception):
+    """A mistake that the user can mend.
+
+    Args:
+        message: One sentence: what is wrong.
+        setting: The setting's dotted name in the run configuration, such as ``train.batch_size``.
+        value: What it was set to.
+        allowed: What would be accepted, in words.
+        nearest: The valid value nearest to what was given.
+        mend: The command or the change that mends it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        setting: str | None = None,
+        value: Any = None,
+        allowed: str | None = None,
+        nearest: str | None = None,
+        mend: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.setting = setting
+        self.value = value
+        self.allowed = allowed
+        self.nearest = nearest
+        self.mend = mend
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        if self.setting is not None:
+            lines.append(f"  setting: {self.setting} = {self.value!r}")
+        for label, text in (("allowed", self.allowed), ("nearest", self.nearest), ("mend", self.mend)):
+            if text:
+                lines.append(f"  {label}: {text}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The error as plain values, for a run's record and its event log."""
+        value = self.value if isinstance(self.value, str | int | float | bool | None) else str(self.value)
+        return {
+            "message": self.message,
+            "setting": self.setting,
+            "value": value,
+            "allowed": self.allowed,
+            "nearest": self.nearest,
+            "mend": self.mend,
+        }
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> UserError:
+        """The inverse of `as_dict`."""
+        return cls(**fields)
+
+
+def nearest(value: str, candidates: Iterable[str]) -> str | None:
+    """The candidate most like `value`, or None where none is near."""
+    folded = {candidate.lower(): candidate for candidate in candidates}
+    matches = difflib.get_close_matches(value.lower(), list(folded), n=1, cutoff=0.5)
+    return folded[matches[0]] if matches else None

@@ -1,0 +1,40 @@
+"""What a run tells whoever watches it, as JSON lines.
+
+A step and the trainer inside it append to the file that SLIPWAY_EVENTS names; without it nothing is written, as on
+Vertex, where the logs are what is watched. One `write` a line on a file opened for appending keeps lines whole
+though several processes write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+EVENTS_VARIABLE = "SLIPWAY_EVENTS"
+STEP_VARIABLE = "SLIPWAY_STEP"
+
+
+def emit(event: str, **fields: Any) -> None:
+    """Append one event: `event` is started, progress, message, finished or failed."""
+    path = os.environ.get(EVENTS_VARIABLE)
+    if not path:
+        return
+    record = {"time": time.time(), "step": os.environ.get(STEP_VARIABLE), "event": event, **fields}
+    line = json.dumps(record, default=str) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def progress(done: int, total: int, unit: str, **values: float) -> None:
+    """Report that `done` of `total` `unit` are behind us, with figures worth showing beside it (loss, steps_per_second)."""
+    emit("progress", done=done, total=total, unit=unit, values=values)
+
+
+def message(text: str) -> None:
+    """Report one sentence that the person watching should read."""
+    emit("message", text=text)
