@@ -6,7 +6,6 @@ platform SLIPWAY_LOGS names the folder that gets `<step>.log`; elsewhere the ste
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -21,14 +20,22 @@ from types import FrameType
 from typing import Any
 
 from trainer import events
-from trainer.errors import UserError
+from trainer.errors import UserError, report
 
 LOGS_VARIABLE = "SLIPWAY_LOGS"
-ERROR_PREFIX = "slipway-error: "
 
 
 class Terminated(BaseException):
     """The step was asked to stop (SIGTERM); raised in the main thread so that everything open is closed."""
+
+
+class WorkFailed(Exception):
+    """Work in another process failed: one sentence, and that process's traceback ("" where it left none)."""
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(f"{traceback}\n{message}" if traceback else message)
+        self.message = message
+        self.traceback = traceback
 
 
 @dataclass
@@ -56,7 +63,12 @@ def step(name: str) -> Iterator[Outcome]:
     try:
         yield outcome
     except UserError as error:
-        fail(error)
+        report(error)
+        events.emit("failed", error=error.as_dict())
+        sys.exit(1)
+    except WorkFailed as error:
+        print(error, file=sys.stderr, flush=True)
+        events.emit("failed", error={"message": error.message, "traceback": error.traceback})
         sys.exit(1)
     except Terminated:
         events.emit("cancelled")
@@ -66,12 +78,6 @@ def step(name: str) -> Iterator[Outcome]:
         raise
     seconds = round(time.monotonic() - started, 3)
     events.emit("finished", seconds=seconds, reused=outcome.reused, outputs=outcome.outputs)
-
-
-def fail(error: UserError) -> None:
-    """Show a user's mistake: the screen, the line for machines, the event."""
-    print(f"{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}", file=sys.stderr, flush=True)
-    events.emit("failed", error=error.as_dict())
 
 
 def _internal(error: Exception) -> dict[str, Any]:
@@ -92,6 +98,6 @@ def _send_output_to_log(name: str) -> None:
     os.close(log)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _terminate(_number: int, _frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Terminated

@@ -25,13 +25,15 @@ DURATIONS = ("epochs", "steps", "examples")
 class VertexSettings(Settings):
     """Where a run lives on Vertex AI. `bucket` is a single-region gs:// bucket in `region`.
 
-    `image` is the image that the steps and the trainer run in, by digest or by a tag that is never moved.
+    `image` is the image that the steps and the trainer run in, by digest or by a tag that is never moved;
+    `serving_image` the one that serves the SavedModel.
     """
 
     project: str
     region: str = Field(pattern=r"^[a-z]+-[a-z]+\d+$")
     bucket: str = Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]*[a-z0-9]$")
     image: str
+    serving_image: str
     service_account: str | None = None
     network: str | None = None
 
@@ -166,7 +168,10 @@ def explain_validation(model: type[BaseModel], error: ValidationError, where: st
         return _unknown_key(model, problem["loc"], problem["input"], where, more)
     if problem["type"] == "missing":
         return UserError(
-            f"{where} does not say {setting}{more}.", setting=setting, value=None, mend=f"--set {setting}=VALUE, or add it to {where}"
+            f"{where} does not say {setting}{more}.",
+            setting=setting,
+            value=None,
+            mend=f"--set {setting}=VALUE, or add it to {where}",
         )
     text = str(nested) if nested is not None else problem["msg"]
     choices = _choices(model, problem["loc"])

@@ -7,8 +7,13 @@ raise this one class; the command line prints it without a traceback.
 from __future__ import annotations
 
 import difflib
+import json
+import sys
 from collections.abc import Iterable
 from typing import Any
+
+# Before the one line of JSON by which programs read an error from a log.
+ERROR_PREFIX = "slipway-error: "
 
 
 class UserError(Exception):
@@ -66,6 +71,11 @@ class UserError(Exception):
     def from_dict(cls, fields: dict[str, Any]) -> UserError:
         """The inverse of `as_dict`."""
         return cls(**fields)
+
+
+def report(error: UserError) -> None:
+    """Print a user's mistake on stderr: the screen for people, then the line for programs."""
+    print(f"{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}", file=sys.stderr, flush=True)
 
 
 def nearest(value: str, candidates: Iterable[str]) -> str | None:

@@ -22,7 +22,10 @@ class GateSettings(Settings):
 
 
 class EvaluateSettings(Settings):
-    """How to evaluate on the test split. `champion`: `registered` measures against the registered one, `none` does not."""
+    """How to evaluate on the test split. `champion`: `registered` measures against the registered one, `none` does not.
+
+    `worst_examples` is how many of the most confidently wrong images the report shows.
+    """
 
     batch_size: PositiveInt = 256
     gate: GateSettings = GateSettings()

@@ -1,0 +1,5 @@
+"""Hardware as one typed choice: `parse("l4x4*2")` gives what runs there, its worker pools and its scheduling."""
+
+from pipelines.hardware.choice import Hardware, parse, validate_for
+
+__all__ = ["Hardware", "parse", "validate_for"]

@@ -1,0 +1,66 @@
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+CONFIG ?= configs/digits.yaml
+HARDWARE ?=
+TARGET ?= local
+PYTHON ?= python3
+
+LOCK := requirements/development.txt
+STAMP := .venv/.installed
+BIN := .venv/bin
+options = -c $(CONFIG) $(if $(HARDWARE),--hardware '$(HARDWARE)')
+benchmarks := $(filter-out __init__,$(basename $(notdir $(wildcard benchmarks/*.py))))
+
+.PHONY: help
+help: ## Show what can be made
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '  %-14s %s\n' "$$name" "$$text"; done
+	@echo
+	@echo "  variables      CONFIG=$(CONFIG) HARDWARE=$(or $(HARDWARE),as configured) TARGET=$(TARGET)"
+
+.PHONY: install
+install: $(STAMP) ## Make .venv with everything that run-pipeline, test and lint need
+
+$(STAMP): $(LOCK) pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Slipway needs Python 3.11 or later: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet "$$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' $(LOCK))"
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes $(LOCK)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: run-pipeline
+run-pipeline: $(STAMP) ## Run the whole pipeline (CONFIG, HARDWARE, TARGET)
+	$(BIN)/slipway run $(options) --target $(TARGET)
+
+.PHONY: rehearse
+rehearse: $(STAMP) ## Try a worker layout for a few steps (CONFIG, HARDWARE)
+	$(BIN)/slipway rehearse $(options)
+
+.PHONY: compile
+compile: $(STAMP) ## Write spec.yaml for TARGET (CONFIG, HARDWARE)
+	$(BIN)/slipway compile $(options) --target $(TARGET) -o spec.yaml
+
+.PHONY: test
+test: $(STAMP) ## Run all tests
+	$(BIN)/python -m pytest
+
+.PHONY: lint
+lint: $(STAMP) ## Check style, types and who imports whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: bench
+bench: $(STAMP) ## Run every benchmark, side by side (MNIST=folder of PNG files for some)
+	@for name in $(benchmarks); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
+
+.PHONY: lock
+lock: $(STAMP) ## Resolve the dependencies anew into requirements/
+	$(BIN)/uv pip compile --quiet --upgrade --all-extras --universal --generate-hashes --python-version 3.11 pyproject.toml -o $(LOCK)
+
+.PHONY: clean
+clean: ## Remove caches and the virtual environment; runs, datasets and models stay
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,110 @@
+"""Evaluation of a model, and of the champion it has to beat, in one pass over the test split.
+
+Examples are streamed; what is kept are the accumulators' figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.evaluate.gate import Opponent, Verdict, decide
+from components.evaluate.served_model import Batch, Measured, ServedModel
+from components.evaluate.settings import EvaluateSettings
+from trainer import events, manifest
+from trainer.errors import UserError
+from trainer.manifest import Manifest, Split
+
+SPLIT = "test"
+FEATURES = {"image": "string", "label": "int64", "key": "string"}
+EVENT_SECONDS = 0.5
+NO_CHAMPION_YET = "There is no champion yet."
+NO_CHAMPION_ASKED = "No champion was to be beaten (evaluate.champion=none)."
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All that is known after the pass: the data set, the model, the champion where there is one, and the verdict."""
+
+    manifest: Manifest
+    model: Measured
+    champion: Measured | None
+    verdict: Verdict
+    settings: EvaluateSettings
+
+
+def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path | None) -> Evaluation:
+    """Measure the model in folder `model`, and the champion, on the test split of the data set in `data`.
+
+    Args:
+        settings: How; with champion "none" the champion is left out whatever `champion` says.
+        model: The model's folder.
+        data: The prepared data set's folder.
+        champion: The folder of the registered version to beat, None for none.
+
+    Raises:
+        UserError: The data set has no test split or a damaged shard; a model does not load, is not for this data
+            set's classes, or gives no usable probabilities; an image can not be decoded.
+    """
+    description = manifest.read(data)
+    split = _test_split(description, data)
+    opponent_folder = champion if settings.champion == "registered" else None
+    challenger = ServedModel(model, description, settings.worst_examples, is_champion=False)
+    opponent = None
+    if opponent_folder is not None:
+        opponent = ServedModel(opponent_folder, description, 0, is_champion=True)
+    _measure(data, split, settings.batch_size, [challenger, opponent] if opponent else [challenger])
+    measured = challenger.measured()
+    beaten = opponent.measured() if opponent else None
+    without = NO_CHAMPION_YET if settings.champion == "registered" else NO_CHAMPION_ASKED
+    verdict = decide(settings.gate, measured.metrics, _as_opponent(beaten, measured), without)
+    return Evaluation(description, measured, beaten, verdict, settings)
+
+
+def _as_opponent(champion: Measured | None, model: Measured) -> Opponent | None:
+    if champion is None:
+        return None
+    identical = champion.weights_checksum is not None and champion.weights_checksum == model.weights_checksum
+    return Opponent(champion.name, champion.metrics, identical, champion.unknown, champion.foreign)
+
+
+def _test_split(description: Manifest, data: Path) -> Split:
+    split = description.splits.get(SPLIT)
+    if split is None or not split.examples:
+        found = "is empty" if split else "does not exist"
+        raise UserError(
+            f"The data set in {data} can not be evaluated on: its split {SPLIT!r} {found}.",
+            setting="data.split",
+            value=", ".join(f"{name}: {part.examples}" for name, part in description.splits.items()),
+            allowed="a test split of at least one example",
+            mend=f"add a folder {SPLIT!r} to the source, or set data.split.{SPLIT} above 0 for a source without splits",
+        )
+    for shard in split.shards:
+        manifest.verify_shard(data / shard.file, shard)
+    return split
+
+
+def _measure(data: Path, split: Split, batch_size: int, models: list[ServedModel]) -> None:
+    """One pass over the split, every model on every batch."""
+    done, told = 0, time.monotonic()
+    started = told
+    for batch in _batches([data / shard.file for shard in split.shards], batch_size):
+        for model in models:
+            model.take(batch)
+        done += len(batch.labels)
+        now = time.monotonic()
+        if now - told >= EVENT_SECONDS or done == split.examples:
+            told = now
+            events.progress(done, split.examples, "examples", examples_per_second=done / max(now - started, 1e-9))
+
+
+def _batches(shards: list[Path], batch_size: int) -> Iterator[Batch]:
+    """The examples in their order, streamed; the last batch may be smaller."""
+    import tensorflow as tf
+
+    features = {name: tf.io.FixedLenFeature([], kind) for name, kind in FEATURES.items()}
+    records = tf.data.TFRecordDataset([str(path) for path in shards], buffer_size=1 << 20).batch(batch_size)
+    for parsed in records.map(lambda batch: tf.io.parse_example(batch, features)).prefetch(2):
+        yield Batch(parsed["image"], parsed["label"].numpy(), list(parsed["key"].numpy()))

@@ -1,0 +1,139 @@
+"""The gate: whether a model is promoted, and why, in plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from components.evaluate.settings import GateSettings
+
+Decision = Literal["promote", "reject"]
+
+# Below this, a difference of two figures is rounding: 0.98 - 0.97 is not quite 0.01 in floating point.
+ROUNDING = 1e-9
+NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "loss": "loss"}
+
+
+@dataclass(frozen=True)
+class Opponent:
+    """The champion as the gate sees it.
+
+    `name` says which it is ("version 3"). `identical` says that it has the very weights of the model it is measured
+    against. `unknown` are the data set's classes that it does not have, `foreign` its classes that the data set does
+    not have.
+    """
+
+    name: str
+    metrics: Mapping[str, float]
+    identical: bool = False
+    unknown: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate decided, and the reasons, each a sentence."""
+
+    decision: Decision
+    reasons: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"decision": self.decision, "reasons": self.reasons}
+
+
+def decide(
+    gate: GateSettings, metrics: Mapping[str, float], champion: Opponent | None, without_champion: str
+) -> Verdict:
+    """The verdict on a model with these `metrics`.
+
+    Args:
+        gate: What is asked.
+        metrics: The model's figures on the test split.
+        champion: The registered model to beat, measured on the same split; None for none.
+        without_champion: The sentence that says why there is none.
+    """
+    passed, reasons = [], []
+    if gate.minimum is not None:
+        holds, reason = _against_minimum(gate.metric, metrics[gate.metric], gate.minimum)
+        passed.append(holds)
+        reasons.append(reason)
+    if champion is None:
+        reasons.append(without_champion)
+    elif champion.identical:
+        passed.append(False)
+        reasons.append(f"This is the registered champion itself, {champion.name}: it has the same weights.")
+    else:
+        beaten, reason = _against_champion(gate, metrics[gate.metric], champion)
+        passed.append(beaten)
+        reasons += [reason, *_other_classes(champion)]
+    return Verdict("promote" if all(passed) else "reject", reasons)
+
+
+def _against_minimum(metric: str, value: float, minimum: float) -> tuple[bool, str]:
+    lower_is_better = metric == "loss"
+    holds = value <= minimum + ROUNDING if lower_is_better else value >= minimum - ROUNDING
+    shown, limit = _told_apart(value, minimum)
+    if lower_is_better:
+        relation = f"is within the {limit} that the gate allows" if holds else f"is above the {limit} allowed"
+    else:
+        relation = f"meets the minimum of {limit}" if holds else f"is below the minimum of {limit}"
+    return holds, f"The {NAMES[metric]} on the test split, {shown}, {relation}."
+
+
+def _against_champion(gate: GateSettings, value: float, champion: Opponent) -> tuple[bool, str]:
+    theirs = champion.metrics[gate.metric]
+    gain = theirs - value if gate.metric == "loss" else value - theirs
+    beaten = gain >= gate.margin - ROUNDING
+    ours_shown, theirs_shown = _told_apart(value, theirs)
+    if abs(gain) <= ROUNDING:
+        relation = "equals"
+    else:
+        relation = f"is {'better' if gain > 0 else 'worse'} by {_difference(gain, gate.margin)} than"
+    asked = _margin(gate.margin)
+    return beaten, (
+        f"The {NAMES[gate.metric]}, {ours_shown}, {relation} the champion's ({champion.name}) {theirs_shown}: "
+        f"{asked}, so the model {'passes' if beaten else 'does not pass'}."
+    )
+
+
+def _margin(margin: float) -> str:
+    if margin > 0:
+        return f"the gate asks for at least {margin:g} better"
+    if margin < 0:
+        return f"the gate accepts up to {-margin:g} worse"
+    return "the gate asks for at least as good"
+
+
+def _difference(gain: float, margin: float) -> str:
+    """The size of a gain, in enough figures to be told from the margin that decides on it."""
+    return _told_apart(abs(gain), abs(margin))[0]
+
+
+def _other_classes(champion: Opponent) -> list[str]:
+    reasons = []
+    if champion.unknown:
+        reasons.append(
+            f"The champion does not know {_listed(champion.unknown)}: its predictions on such images count as wrong."
+        )
+    if champion.foreign:
+        reasons.append(
+            f"The champion also knows {_listed(champion.foreign)}, which this data set does not have: "
+            "where it says so, that counts as wrong."
+        )
+    return reasons
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:5])
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"the class{'es' if len(names) > 1 else ''} {shown}{more}"
+
+
+def _told_apart(first: float, second: float) -> tuple[str, str]:
+    """Two figures with four decimals, or as many more as show that they differ."""
+    for decimals in range(4, 10):
+        texts = (f"{first:.{decimals}f}", f"{second:.{decimals}f}")
+        if texts[0] != texts[1] or abs(first - second) <= ROUNDING:
+            break
+    return texts

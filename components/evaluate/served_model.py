@@ -1,0 +1,219 @@
+"""A model as it is served: its SavedModel's `serving_default`, from encoded images to class names and probabilities.
+
+No code that built the model is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.evaluate.accumulators import Counts, Floats, Measures, Predictions, WrongExample
+from trainer.errors import UserError
+from trainer.manifest import Manifest
+
+SIGNATURE = "serving_default"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Encoded images (a string tensor [batch]), labels [batch], keys."""
+
+    images: Any
+    labels: Counts
+    keys: list[bytes]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One model and its figures. `description` is its model.json, `registration` its metadata.json, {} where none is.
+
+    `unknown` are the data set's classes that it does not have, `foreign` its classes that the data set does not have.
+    """
+
+    folder: Path
+    description: dict[str, Any]
+    registration: dict[str, Any]
+    measures: Measures
+    unknown: tuple[str, ...]
+    foreign: tuple[str, ...]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self.measures.metrics()
+
+    @property
+    def name(self) -> str:
+        """Which registered model it is."""
+        version = self.registration.get("version")
+        return self.folder.name if version is None else f"version {version}"
+
+    @property
+    def weights_checksum(self) -> str | None:
+        checksum = self.description.get("weights_checksum") or self.registration.get("weights_checksum")
+        return None if checksum is None else str(checksum)
+
+
+class ServedModel:
+    """A SavedModel that is being measured on a data set."""
+
+    def __init__(self, folder: Path, data: Manifest, worst: int, *, is_champion: bool) -> None:
+        self._folder = folder
+        self._is_champion = is_champion
+        self._data = data
+        self._measures = Measures(len(data.classes), worst)
+        self._signature = self._load()
+        # The model's own classes, and the index that each has in the data set; known from the first batch on.
+        self._classes: list[str] = []
+        self._target: Counts = np.zeros(0, np.int64)
+
+    def take(self, batch: Batch) -> None:
+        """Predict a batch and take in the figures."""
+        predictions = self._predict(batch)
+        self._measures.update(predictions)
+        worst = self._measures.worst
+        chosen = worst.candidates(predictions)
+        if len(chosen):
+            import tensorflow as tf
+
+            images = tf.gather(batch.images, chosen).numpy()
+            worst.add(
+                [
+                    WrongExample(
+                        key=batch.keys[index].decode(errors="replace"),
+                        image=image,
+                        label=int(predictions.labels[index]),
+                        predicted=int(predictions.predicted[index]),
+                        confidence=float(predictions.confidence[index]),
+                    )
+                    for index, image in zip(chosen, images, strict=True)
+                ]
+            )
+
+    def measured(self) -> Measured:
+        """The figures so far."""
+        ours, theirs = set(self._classes), set(self._data.classes)
+        return Measured(
+            folder=self._folder,
+            description=_read_json(self._folder / "model.json"),
+            registration=_read_json(self._folder / "metadata.json"),
+            measures=self._measures,
+            unknown=tuple(name for name in self._data.classes if name not in ours),
+            foreign=tuple(name for name in self._classes if name not in theirs),
+        )
+
+    def _load(self) -> Any:
+        import tensorflow as tf
+
+        try:
+            # The signature lives only as long as the object that it was loaded with.
+            self._loaded = tf.saved_model.load(str(self._folder))
+        except Exception as error:  # whatever a damaged file makes TensorFlow raise
+            logging.exception("loading %s", self._folder)
+            raise self._problem(f"does not load: {_sentence(error)}") from None
+        if SIGNATURE not in self._loaded.signatures:
+            raise self._problem(f"does not load: its SavedModel has no signature {SIGNATURE!r}")
+        return self._loaded.signatures[SIGNATURE]
+
+    def _predict(self, batch: Batch) -> Predictions:
+        try:
+            result = self._signature(image_bytes=batch.images)
+            names, raw = result["classes"], result["probabilities"]
+        except Exception as error:  # a failing signature may raise anything
+            logging.exception("predicting with %s", self._folder)
+            raise self._blame(batch, error) from None
+        probabilities: Floats = raw.numpy().astype(np.float64)
+        if not self._classes:
+            self._align([name.decode(errors="replace") for name in names[0].numpy()])
+        if not np.isfinite(probabilities).all():
+            raise self._problem("gives probabilities that are not numbers (NaN or infinite)")
+        return self._in_order(batch.labels, probabilities)
+
+    def _align(self, classes: list[str]) -> None:
+        index = {name: position for position, name in enumerate(self._data.classes)}
+        foreign = len(self._data.classes)
+        self._classes = classes
+        self._target = np.array([index.get(name, foreign) for name in classes], np.int64)
+        if not self._is_champion and set(classes) != set(index):
+            raise self._problem(
+                f"is not for the classes of the data set {self._data.name}: {_class_difference(classes, list(index))}"
+            )
+
+    def _in_order(self, labels: Counts, probabilities: Floats) -> Predictions:
+        """Probabilities [batch, own classes] as predictions in the data set's order of classes."""
+        classes = len(self._data.classes)
+        known = self._target < classes
+        ordered = np.zeros((len(labels), classes))
+        ordered[:, self._target[known]] = probabilities[:, known]
+        best = probabilities.argmax(axis=1)
+        return Predictions(labels, ordered, self._target[best], probabilities[np.arange(len(best)), best])
+
+    def _blame(self, batch: Batch, error: Exception) -> UserError:
+        """The error for a batch that fails: an image that can not be decoded, or the model."""
+        passes = list(self._alone(batch))
+        failing = [key.decode(errors="replace") for key, ok in zip(batch.keys, passes, strict=True) if not ok]
+        if not failing or (len(failing) == len(batch.keys) > 1):
+            return self._problem(f"does not run: {_sentence(error)}")
+        more = f" ({len(failing) - 1} more in its batch)" if len(failing) > 1 else ""
+        return UserError(
+            f"The image {failing[0]} of the test split can not be decoded{more}: {_sentence(error)}.",
+            setting="data.check",
+            value=self._data.settings.get("check"),
+            mend=f"mend or remove {failing[0]} in {self._data.source}; data.check=decode finds such images early",
+        )
+
+    def _alone(self, batch: Batch) -> Iterator[bool]:
+        """Whether each image passes through the model by itself."""
+        for index in range(len(batch.keys)):
+            try:
+                self._signature(image_bytes=batch.images[index : index + 1])
+                yield True
+            except Exception:  # as in _predict; the first failure is already in the log
+                yield False
+
+    def _problem(self, what: str) -> UserError:
+        if self._is_champion:
+            return UserError(
+                f"The champion in {self._folder} {what}.",
+                setting="evaluate.champion",
+                value="registered",
+                allowed="registered, none",
+                mend=f"--set evaluate.champion=none to go without it, or restore {self._folder}",
+            )
+        return UserError(
+            f"The model in {self._folder} {what}.",
+            mend="train it again on this data set: slipway run, without --resume",
+        )
+
+
+def _class_difference(found: list[str], wanted: list[str]) -> str:
+    lacking = [name for name in wanted if name not in set(found)]
+    extra = [name for name in found if name not in set(wanted)]
+    parts = [f"it lacks {_few(lacking)}"] if lacking else []
+    parts += [f"it has {_few(extra)} instead" if lacking else f"it also has {_few(extra)}"] if extra else []
+    return ", ".join(parts)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _sentence(error: Exception) -> str:
+    """The first line of an error, without its full stop, no longer than a line or two of a screen."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].strip().rstrip(".")[:200]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file that describes a model; {} where there is none that can be read."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,36 @@
+"""The step plan_training: what every worker pool will run."""
+
+from kfp import dsl
+from kfp.dsl import Dataset, Input
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def plan_training(pools: list, model: str, train: str, image: str, dataset: Input[Dataset]) -> list:  # type: ignore[type-arg]
+    """Give the complete worker_pool_specs (a list, as a custom job takes it).
+
+    Args:
+        pools: The hardware's worker pools, without containers.
+        model: ModelSettings as JSON.
+        train: TrainSettings as JSON.
+        image: The image that the workers run, "" for the Python at hand.
+        dataset: The prepared data set.
+    """
+    from pathlib import Path
+
+    from components.plan_training.plan import plan_training as work
+    from components.step import step
+    from components.values import whole_numbers
+    from trainer import manifest
+    from trainer.config import ModelSettings, TrainSettings
+
+    with step("plan_training") as outcome:
+        result = work(
+            pools=whole_numbers(pools),
+            manifest=manifest.read(Path(dataset.path)),
+            data=dataset.uri,
+            model=ModelSettings.model_validate_json(model),
+            train=TrainSettings.model_validate_json(train),
+            image=image,
+        )
+        outcome.outputs = result.plan.model_dump()
+    return result.worker_pool_specs

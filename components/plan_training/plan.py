@@ -1,0 +1,117 @@
+"""From worker pools, a data set's manifest and the training settings to the complete worker_pool_specs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
+from trainer.errors import UserError
+from trainer.manifest import Manifest
+
+TRAINER_COMMAND = ["python", "-m", "trainer"]
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A job, ready to run: its worker pools with what runs in each, and the figures behind them."""
+
+    worker_pool_specs: list[dict[str, Any]]
+    plan: Plan
+
+
+def plan_training(
+    pools: list[dict[str, Any]],
+    manifest: Manifest,
+    data: str,
+    model: ModelSettings,
+    train: TrainSettings,
+    image: str,
+) -> TrainingPlan:
+    """Share the batch among the replicas, count the steps, and put the trainer's command into every pool.
+
+    Args:
+        pools: Vertex worker pools without a container: replica_count, machine_spec, maybe disk_spec.
+        manifest: The prepared data set's.
+        data: Where workers find it: a folder or a gs:// URI.
+        model: The network.
+        train: How to train it.
+        image: The image that the workers run, or "" where they run in the Python at hand.
+
+    Raises:
+        UserError: The batch, the shards or the examples can not be shared among the replicas.
+    """
+    replicas = sum(int(pool.get("replica_count", 0)) for pool in pools)
+    devices = max(int(pool.get("machine_spec", {}).get("accelerator_count", 0)) for pool in pools) or 1
+    plan = _plan(replicas, devices, manifest, train)
+    job = JobConfig(data=data, model=model, train=train, plan=plan)
+    container: dict[str, Any] = {
+        "command": TRAINER_COMMAND,
+        "args": ["--config", job.model_dump_json(exclude_none=True)],
+    }
+    if image:
+        container["image_uri"] = image
+    specs = [{**pool, "container_spec": container} if pool else {} for pool in pools]
+    return TrainingPlan(specs, plan)
+
+
+def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings) -> Plan:
+    examples = manifest.splits["train"].examples
+    shards = len(manifest.splits["train"].shards)
+    workers = replicas * devices
+    batch = train.batch_size
+    if batch % workers:
+        near = max(workers, round(batch / workers) * workers)
+        raise UserError(
+            f"A batch of {batch} examples can not be shared evenly by {_layout(replicas, devices)}.",
+            setting="train.batch_size",
+            value=batch,
+            allowed=f"a multiple of {workers}",
+            nearest=str(near),
+            mend=f"--set train.batch_size={near}",
+        )
+    if examples < batch:
+        largest = examples // workers * workers
+        raise UserError(
+            f"The training split has {examples} examples, fewer than one batch of {batch}.",
+            setting="train.batch_size",
+            value=batch,
+            allowed=f"at most {largest}" if largest else f"a training split of at least {workers} examples",
+            nearest=str(largest) if largest else None,
+            mend=f"--set train.batch_size={largest}"
+            if largest
+            else f"use fewer replicas than {replicas}, or more data",
+        )
+    if shards < replicas:
+        raise UserError(
+            f"The training split has {shards} shards, fewer than the {replicas} replicas that would read them.",
+            setting="hardware",
+            value=f"{replicas} replicas",
+            allowed=f"at most {shards} replicas for this data set",
+            nearest=f"{shards} replicas",
+            mend=f"use {shards} replicas or fewer, or let prepare_data write the set for {replicas} replicas",
+        )
+    steps_per_epoch = examples // batch
+    return Plan(
+        replicas=replicas,
+        batch_per_replica=batch // replicas,
+        steps_per_epoch=steps_per_epoch,
+        steps=_steps(train, steps_per_epoch),
+    )
+
+
+def _steps(train: TrainSettings, steps_per_epoch: int) -> int:
+    """The run's number of steps: given, or the fewest that see the asked-for examples or epochs."""
+    if train.steps is not None:
+        return train.steps
+    if train.examples is not None:
+        return math.ceil(train.examples / train.batch_size)
+    assert train.epochs is not None  # TrainSettings has exactly one of the three
+    return max(1, math.ceil(round(train.epochs * steps_per_epoch, 6)))
+
+
+def _layout(replicas: int, devices: int) -> str:
+    if devices == 1:
+        return f"{replicas} replicas"
+    return f"{replicas} replica{'s' if replicas > 1 else ''} of {devices} devices"

@@ -1,0 +1,73 @@
+"""What the step register_model does: a trained model, with what is known of it, into the local registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from components.register_model.registry import PromoteOver, Registration, Registry, git_commit
+from components.register_model.settings import RegisterSettings
+from trainer import events
+from trainer.errors import UserError
+
+PROMOTE = "promote"
+NONE_ASKED = "none"
+
+
+def register(
+    settings: RegisterSettings,
+    *,
+    model_name: str,
+    run_id: str,
+    verdict: str,
+    champion: str,
+    source: Path,
+    metrics: Mapping[str, Any],
+) -> Registration:
+    """Register the model in the folder `source`; see the component for the arguments.
+
+    Raises:
+        UserError: There is no model in `source`, or the registry can not take it.
+        ValueError: The verdict is not to promote, or the champion's folder is no version of this model.
+    """
+    if verdict != PROMOTE:
+        raise ValueError(f"only a model with the verdict {PROMOTE!r} is registered, not one with {verdict!r}")
+    registry = Registry(Path(settings.registry).absolute())
+    description = _description(source)
+    metadata = {
+        "run_id": run_id,
+        "metrics": {name: value for name, value in metrics.items() if isinstance(value, int | float)},
+        "weights_checksum": description.get("weights_checksum"),
+        "data_fingerprint": description.get("data_fingerprint"),
+        "git_commit": git_commit(Path.cwd()),
+    }
+    registration = registry.register(model_name, source, metadata, _measured_against(registry, model_name, champion))
+    if registration.note:
+        events.message(registration.note)
+    return registration
+
+
+def _measured_against(registry: Registry, model_name: str, champion: str) -> PromoteOver:
+    if not champion:
+        return None
+    if champion == NONE_ASKED:
+        return "any"
+    folder = Path(champion).absolute()
+    if folder.parent != registry.root / model_name or not folder.name.isdigit():
+        raise ValueError(f"{folder} is no version of {model_name} in the registry {registry.root}")
+    return int(folder.name)
+
+
+def _description(source: Path) -> dict[str, Any]:
+    try:
+        description = json.loads((source / "model.json").read_bytes())
+    except (OSError, ValueError):
+        description = None
+    if not isinstance(description, dict) or not (source / "saved_model.pb").is_file():
+        raise UserError(
+            f"There is no trained model in {source} to register: saved_model.pb or model.json is missing or damaged.",
+            mend="train it again: slipway run, without --resume",
+        )
+    return description

@@ -1,0 +1,275 @@
+"""The local registry: `<root>/<model>/<version>/` holds a model's folder and `metadata.json`; `champion` names a version.
+
+A version appears whole or not at all, and never changes. `champion` is a text file, replaced atomically.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock
+
+from trainer.errors import UserError
+
+METADATA = "metadata.json"
+CHAMPION = "champion"
+LOCK = ".lock"
+UNFINISHED = ".unfinished-"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+# The version that a verdict was measured against: its number, None where there was none, "any" where none was asked for.
+PromoteOver = int | None | Literal["any"]
+
+
+@dataclass(frozen=True)
+class Version:
+    """One registered version: the model's name, its number, its folder and what metadata.json says."""
+
+    model: str
+    number: int
+    folder: Path
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What registering came to: the version, whether it is the champion now, and where it is not, why."""
+
+    version: Version
+    champion: bool
+    note: str | None = None
+
+
+class Registry:
+    """The models in the folder `root`, which need not exist before the first is registered."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def models(self) -> list[str]:
+        """The names of the models that have a version."""
+        if not self.root.is_dir():
+            return []
+        return sorted(path.name for path in self.root.iterdir() if path.is_dir() and self._numbers(path.name))
+
+    def versions(self, model: str) -> list[Version]:
+        """A model's versions, oldest first.
+
+        Raises:
+            UserError: A version's metadata can not be read.
+        """
+        return [self._version(model, number) for number in self._numbers(model)]
+
+    def champion(self, model: str) -> Version | None:
+        """The version to beat, None where there is none yet.
+
+        Raises:
+            UserError: The alias names a version that is not there, or none at all.
+        """
+        number = self._champion_number(model)
+        return None if number is None else self._version(model, number)
+
+    def register(
+        self, model: str, source: Path, metadata: dict[str, Any], promote_over: PromoteOver
+    ) -> Registration:
+        """Copy a model's folder in as the next version, and make it the champion.
+
+        The same run's model (by metadata's `run_id` and `weights_checksum`) is registered once: repeating the call gives
+        the version that is there.
+
+        Args:
+            model: The model's name.
+            source: The folder to copy.
+            metadata: What to keep beside what the registry adds (model, version, created, source).
+            promote_over: The champion that the model was measured against. Where another has become champion since,
+                the version is registered, and the alias stays where it is.
+
+        Raises:
+            UserError: The disk is full or can not be written to; nothing is left of the version then.
+        """
+        with self._writing(model):
+            version = self._registered_before(model, metadata) or self._add(model, source, metadata)
+            return self._promote(version, promote_over)
+
+    def _promote(self, version: Version, over: PromoteOver) -> Registration:
+        current = None if over == "any" else self._champion_number(version.model)
+        if current == version.number:
+            return Registration(version, champion=True)
+        if over != "any" and current != over:
+            against = "no champion" if over is None else f"version {over}"
+            holder = "there is none now" if current is None else f"version {current} has become champion since"
+            return Registration(
+                version,
+                champion=False,
+                note=f"Version {version.number} of {version.model} is registered but not the champion: it was "
+                f"measured against {against}, and {holder}.",
+            )
+        _replace_text(self._champion_file(version.model), f"{version.number}\n")
+        return Registration(version, champion=True)
+
+    def _registered_before(self, model: str, metadata: dict[str, Any]) -> Version | None:
+        identity = (metadata.get("run_id"), metadata.get("weights_checksum"))
+        if identity[0] is None:
+            return None
+        for version in self.versions(model):
+            if (version.metadata.get("run_id"), version.metadata.get("weights_checksum")) == identity:
+                return version
+        return None
+
+    def _add(self, model: str, source: Path, metadata: dict[str, Any]) -> Version:
+        """Copy beside, then rename; the caller holds the lock."""
+        number = max([0, *self._numbers(model), self._alias_number(model) or 0]) + 1
+        target = self._folder(model, number)
+        unfinished = target.with_name(f"{UNFINISHED}{number}")
+        record = {
+            **metadata,
+            "model": model,
+            "version": number,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "source": str(source),
+        }
+        try:
+            _copy_folder(source, unfinished)
+            _write(unfinished / METADATA, json.dumps(record, indent=2) + "\n")
+            _sync_folder(unfinished)
+            unfinished.rename(target)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        _sync_folder(target.parent)
+        return Version(model, number, target, record)
+
+    @contextlib.contextmanager
+    def _writing(self, model: str) -> Iterator[None]:
+        """Hold the model's lock, so that whatever is unfinished there is a dead process's and can go."""
+        folder = self.root / model
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / LOCK):
+                for left in folder.glob(f"{UNFINISHED}*"):
+                    shutil.rmtree(left, ignore_errors=True)
+                yield
+        except OSError as error:
+            full = error.errno in FULL
+            what = "its disk is full" if full else (error.strerror or str(error))
+            raise UserError(
+                f"The model can not be registered in {folder}: {what}.",
+                setting="register.registry",
+                value=str(self.root),
+                allowed="a folder that can be written to, with room for a copy of the model",
+                mend=("free space there" if full else f"make {folder} writable")
+                + ", or --set register.registry=FOLDER; then slipway run --resume latest",
+            ) from error
+
+    def _version(self, model: str, number: int) -> Version:
+        folder = self._folder(model, number)
+        try:
+            metadata = json.loads((folder / METADATA).read_bytes())
+        except (OSError, ValueError):
+            raise UserError(
+                f"The registered version {folder} can not be read: its {METADATA} is missing or damaged.",
+                setting="register.registry",
+                value=str(self.root),
+                mend=f"restore {folder}, or remove the version: rm -r {folder}",
+            ) from None
+        return Version(model, number, folder, metadata)
+
+    def _champion_number(self, model: str) -> int | None:
+        """The version that the alias names, which is there; None where there is no alias."""
+        if not self._champion_file(model).exists():
+            return None
+        number = self._alias_number(model)
+        numbers = self._numbers(model)
+        if number is not None and number in numbers:
+            return number
+        file = self._champion_file(model)
+        named = "no version" if number is None else f"version {number}, which is not there"
+        repair = f"echo {numbers[-1]} > {file}" if numbers else f"rm {file}"
+        raise UserError(
+            f"The champion of {model} is unknown: {file} names {named}.",
+            setting="evaluate.champion",
+            value="registered",
+            allowed=", ".join(f"version {existing}" for existing in numbers) or "no version is registered",
+            mend=f"{repair}, or go without a champion: --set evaluate.champion=none",
+        )
+
+    def _alias_number(self, model: str) -> int | None:
+        """The number in the alias file as it stands, None where there is none."""
+        try:
+            text = self._champion_file(model).read_text().strip()
+        except (FileNotFoundError, UnicodeDecodeError):
+            return None
+        return int(text) if text.isascii() and text.isdigit() else None
+
+    def _numbers(self, model: str) -> list[int]:
+        folder = self.root / model
+        if not folder.is_dir():
+            return []
+        names = (path.name for path in folder.iterdir() if path.is_dir())
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit() and not name.startswith("0"))
+
+    def _folder(self, model: str, number: int) -> Path:
+        return self.root / model / str(number)
+
+    def _champion_file(self, model: str) -> Path:
+        return self.root / model / CHAMPION
+
+
+def git_commit(folder: Path) -> str | None:
+    """The commit checked out in `folder`, with "-dirty" where files differ from it; None where git does not know."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder's files, each on the disk before this returns."""
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        if path.is_dir():
+            _copy_folder(path, target / path.name)
+        elif path.name != METADATA:  # a model that comes from a registry: its record is that version's own
+            shutil.copyfile(path, target / path.name)
+            _sync(target / path.name)
+    _sync_folder(target)
+
+
+def _replace_text(path: Path, text: str) -> None:
+    """Put a file in the place of another in one step."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        _write(beside, text)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_sync_folder = _sync

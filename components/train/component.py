@@ -1,0 +1,63 @@
+"""The step train: the local cluster, and what a finished job left where it was told to."""
+
+from kfp import dsl
+from kfp.dsl import Metrics, Model, Output
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def train(
+    worker_pool_specs: list,  # type: ignore[type-arg]
+    output: str,
+    virtual_devices: bool,
+    model: Output[Model],
+    metrics: Output[Metrics],
+) -> None:
+    """Run the worker pools as processes on this machine.
+
+    Args:
+        worker_pool_specs: As plan_training gives them.
+        output: The base output directory: model, checkpoints and logs are written below it.
+        virtual_devices: Rehearse: as many virtual devices a replica as its machine has accelerators.
+        model: The trained model.
+        metrics: Its last figures on the validation split.
+    """
+    from pathlib import Path
+
+    from components.step import step
+    from components.train.local_cluster import run_local_cluster
+    from components.train.result import trained_model
+    from components.values import whole_numbers
+
+    with step("train") as outcome:
+        run_local_cluster(whole_numbers(worker_pool_specs), Path(output), virtual_devices=virtual_devices)
+        result = trained_model(Path(output))
+        model.uri = str(result.folder)
+        model.metadata.update(result.metadata)
+        for name, value in result.validation.items():
+            metrics.log_metric(name, value)
+        outcome.outputs = {"model": str(result.folder), **result.metadata, "validation": result.validation}
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def collect_model(job: str, output: str, model: Output[Model], metrics: Output[Metrics]) -> str:
+    """Give the model that a custom job left in its base output directory (a gs:// URI), and the model's URI.
+
+    Args:
+        job: The job's resource, as CustomTrainingJobOp gives it: it must have ended.
+        output: The job's base output directory.
+        model: The trained model.
+        metrics: Its last figures on the validation split.
+    """
+    from pathlib import Path
+
+    from components.step import step
+    from components.train.result import trained_model
+
+    with step("collect_model") as outcome:
+        result = trained_model(Path(output.replace("gs://", "/gcs/", 1)))
+        model.uri = f"{output}/model"
+        model.metadata.update(result.metadata)
+        for name, value in result.validation.items():
+            metrics.log_metric(name, value)
+        outcome.outputs = {"job": job, "model": model.uri, **result.metadata, "validation": result.validation}
+    return model.uri

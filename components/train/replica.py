@@ -1,0 +1,95 @@
+"""The replicas of a job's worker pools: what each is called, what it runs, and what it is told of the others."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+# Vertex's task types in TF_CONFIG, by worker pool.
+TASK_TYPES = ("chief", "worker", "ps", "evaluator")
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One process of a job: `pool` and `index` name it, `port` is its own on loopback."""
+
+    pool: int
+    index: int
+    command: tuple[str, ...]
+    accelerators: int
+    port: int
+
+    @property
+    def name(self) -> str:
+        """Its name as in Vertex's logs: workerpool1-0."""
+        return f"workerpool{self.pool}-{self.index}"
+
+    @property
+    def address(self) -> str:
+        """Where the others reach it."""
+        return f"127.0.0.1:{self.port}"
+
+
+class Ports:
+    """Free ports on loopback that stay ours.
+
+    Each is held by a bound socket that listens to nothing and shares its port (SO_REUSEPORT), so a server of the same
+    user can listen on it while no other program is given it.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._sockets = [socket.socket() for _ in range(count)]
+        for held in self._sockets:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind(("127.0.0.1", 0))
+        self.numbers: list[int] = [held.getsockname()[1] for held in self._sockets]
+
+    def close(self) -> None:
+        """Let go of the ports."""
+        for held in self._sockets:
+            held.close()
+
+
+def count_replicas(worker_pool_specs: list[dict[str, Any]]) -> int:
+    """How many processes the pools have together."""
+    return sum(int(pool.get("replica_count", 0)) for pool in worker_pool_specs)
+
+
+def replicas_of(worker_pool_specs: list[dict[str, Any]], ports: list[int]) -> list[Replica]:
+    """The replicas of `worker_pool_specs` in order, each with a port of `ports`. A skipped pool is `{}`."""
+    free = iter(ports)
+    replicas = []
+    for number, pool in enumerate(worker_pool_specs):
+        if not pool:
+            continue
+        container = pool["container_spec"]
+        command = [*container.get("command", []), *container.get("args", [])]
+        if command and command[0] in ("python", "python3"):
+            command[0] = sys.executable
+        accelerators = int(pool.get("machine_spec", {}).get("accelerator_count", 0))
+        count = int(pool["replica_count"])
+        replicas += [Replica(number, index, tuple(command), accelerators, next(free)) for index in range(count)]
+    return replicas
+
+
+def cluster_environment(replica: Replica, replicas: list[Replica]) -> dict[str, str]:
+    """CLUSTER_SPEC, and TF_CONFIG when there are several replicas, as Vertex sets them for `replica`."""
+    pools: dict[str, list[str]] = {}
+    tasks: dict[str, list[str]] = {}
+    for other in replicas:
+        pools.setdefault(f"workerpool{other.pool}", []).append(other.address)
+        if TASK_TYPES[other.pool] != "evaluator":
+            tasks.setdefault(TASK_TYPES[other.pool], []).append(other.address)
+    specification = {
+        "cluster": pools,
+        "environment": "cloud",
+        "task": {"type": f"workerpool{replica.pool}", "index": replica.index},
+    }
+    environment = {"CLUSTER_SPEC": json.dumps(specification)}
+    if len(replicas) > 1:
+        task = {"type": TASK_TYPES[replica.pool], "index": replica.index}
+        environment["TF_CONFIG"] = json.dumps({"cluster": tasks, "task": task, "environment": "cloud"})
+    return environment

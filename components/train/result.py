@@ -1,0 +1,47 @@
+"""What a finished training job left in its base output directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.step import WorkFailed
+
+# What of model.json goes along with the model as its metadata.
+METADATA = ("engine", "steps", "weights_checksum", "data_fingerprint")
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model's folder, its metadata, and the last validation's loss and accuracy."""
+
+    folder: Path
+    metadata: dict[str, Any]
+    validation: dict[str, float]
+
+
+def trained_model(output: Path) -> TrainedModel:
+    """The model in `output`/model.
+
+    Raises:
+        WorkFailed: The job ended well and yet left no model there.
+    """
+    folder = output / "model"
+    try:
+        description = json.loads((folder / "model.json").read_text())
+    except FileNotFoundError:
+        raise WorkFailed(f"The training job ended without an error but left no model in {folder}.") from None
+    metadata = {key: description[key] for key in METADATA if key in description}
+    return TrainedModel(folder, metadata, _last_validation(folder / "metrics.jsonl"))
+
+
+def _last_validation(path: Path) -> dict[str, float]:
+    last: dict[str, float] = {}
+    if path.is_file():
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            if record["kind"] == "validation":
+                last = {"loss": record["loss"], "accuracy": record["accuracy"]}
+    return last

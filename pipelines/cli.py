@@ -1,0 +1,299 @@
+"""The command line: `slipway …`. Heavy packages are imported by the commands that need them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from trainer.errors import UserError
+
+app = typer.Typer(
+    name="slipway",
+    help="From a data set to a trained, evaluated, registered model, as one Kubeflow pipeline.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console()
+error_console = Console(stderr=True)
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_REJECTED = 3
+EXIT_INTERRUPTED = 130
+DEFAULT_CONFIGURATION = Path("configs/digits.yaml")
+
+
+class Target(StrEnum):
+    """Where a run executes."""
+
+    local = "local"
+    vertex = "vertex"
+
+
+Configuration = Annotated[Path, typer.Option("--config", "-c", help="The run's configuration, a YAML file.")]
+Hardware = Annotated[str | None, typer.Option("--hardware", help="What trains: cpu, cpu*2, l4x4*2, tpu-v5e-2x4 …")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="One setting: train.batch_size=256. May be repeated.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Run = Annotated[str, typer.Argument(help="A run's id, or latest.")]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def user_errors(command: Command) -> Command:
+    """Show a user's mistake on one screen and exit with 2."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        try:
+            return command(*args, **options)
+        except UserError as error:
+            error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            raise typer.Exit(EXIT_USAGE) from None
+
+    return wrapped  # type: ignore[return-value]
+
+
+@app.command()
+@user_errors
+def run(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    target: Annotated[Target, typer.Option(help="Where to run.")] = Target.local,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Go on with this run (its id, or latest) where it stopped.")
+    ] = None,
+    require_promotion: Annotated[bool, typer.Option(help="Exit with 3 when the gate rejects the model.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run the whole pipeline: prepare data, train, evaluate, register."""
+    from pipelines import runs
+    from pipelines.config import load
+    from pipelines.platforms.local import launch
+
+    if target is Target.vertex:
+        raise UserError(
+            "Runs on Vertex AI can be compiled, not submitted yet.",
+            setting="--target",
+            value="vertex",
+            allowed="local",
+            mend=f"slipway compile -c {config} --target vertex -o spec.yaml",
+        )
+    if resume:
+        if overrides or hardware:
+            raise UserError(
+                "A run goes on with the settings that it was started with.",
+                setting="--set" if overrides else "--hardware",
+                value=overrides or hardware,
+                mend=f"slipway run --resume {resume}, or start a new run without --resume",
+            )
+        folder = runs.find(resume)
+        configuration = load(folder.configuration_file)
+        record = _resumable(folder.read())
+    else:
+        configuration = load(config, overrides or (), hardware)
+        launch.check(configuration)
+        folder = runs.create(configuration)
+        record = launch.new_record(folder, configuration, rehearsal=False)
+    _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
+
+
+@app.command()
+@user_errors
+def rehearse(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="How many training steps.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Try a worker layout for a few steps on this machine; nothing is registered."""
+    from pipelines import runs
+    from pipelines.config import load
+    from pipelines.platforms.local import launch
+
+    few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
+    configuration = load(config, [*(overrides or ()), *few], hardware)
+    launch.check(configuration, rehearsal=True)
+    folder = runs.create(configuration)
+    record = launch.new_record(folder, configuration, rehearsal=True)
+    _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=False)
+
+
+def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool, require_promotion: bool) -> None:
+    """Run, show it, and exit with the code that tells how it went."""
+    from pipelines import display
+    from pipelines.platforms.local import launch
+
+    shown = Console(stderr=True) if as_json else console
+    kind = "rehearsal" if record.rehearsal else "run"
+    shown.print(
+        f"{kind} {folder.run_id} on {configuration.hardware}, logs in {folder.logs}", highlight=False, soft_wrap=True
+    )
+    with display.RunDisplay(shown) as watcher:
+        record = launch.run(folder, configuration, record, watcher)
+    if as_json:
+        sys.stdout.write(folder.record_file.read_text())
+    if record.status == "cancelled":
+        shown.print(f"stopped; go on with: slipway run --resume {record.run_id}", highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if record.status == "failed":
+        error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
+        error_console.print(f"  go on: slipway run --resume {record.run_id}", highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED)
+    shown.print(display.summary(record), highlight=False)
+    if require_promotion and record.verdict and record.verdict["decision"] != "promote":
+        raise typer.Exit(EXIT_REJECTED)
+
+
+def _resumable(record: Any) -> Any:
+    """The record of a run that can go on."""
+    if record.status == "running":
+        raise UserError(f"The run {record.run_id} is still running.", mend=f"slipway status {record.run_id}")
+    if record.status == "succeeded":
+        raise UserError(f"The run {record.run_id} has succeeded: nothing is left to do.", mend="slipway run")
+    return record
+
+
+@app.command("compile")
+@user_errors
+def compile_(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    target: Annotated[Target, typer.Option(help="For which platform.")] = Target.vertex,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The pipeline spec to write.")] = Path("spec.yaml"),
+) -> None:
+    """Write the pipeline spec that a run executes."""
+    from pipelines.config import load
+
+    configuration = load(config, overrides or (), hardware)
+    if output.suffix not in (".yaml", ".yml", ".json"):
+        raise UserError(
+            "A pipeline spec is YAML or JSON.", setting="-o", value=str(output), allowed="*.yaml, *.yml, *.json",
+            mend=f"-o {output.with_suffix('.yaml')}",
+        )  # fmt: skip
+    if not output.absolute().parent.is_dir():
+        raise UserError(
+            f"The folder {output.parent} does not exist.",
+            setting="-o",
+            value=str(output),
+            mend=f"mkdir -p {output.parent}",
+        )
+    if target is Target.vertex:
+        from pipelines.platforms import vertex
+
+        pipeline = vertex.pipeline(configuration)
+    else:
+        from pipelines.platforms.local import steps
+
+        pipeline = steps.pipeline(configuration)
+    from kfp import compiler
+
+    compiler.Compiler().compile(pipeline, str(output))
+    console.print(f"{output}: {configuration.name} for {target.value} on {configuration.hardware}", highlight=False)
+
+
+@app.command()
+@user_errors
+def status(run_id: Run = "latest", as_json: Json = False) -> None:
+    """Show a run: its steps, its result, its error."""
+    from pipelines import display, runs
+
+    record = runs.find(run_id).read()
+    if as_json:
+        sys.stdout.write(record.model_dump_json(indent=2) + "\n")
+        return
+    for step in record.steps:
+        console.print(display.step_line(step), highlight=False, soft_wrap=True)
+    console.print(display.summary(record), highlight=False)
+    if record.error:
+        console.print(f"\n{escape(display.explanation(record, with_traceback=False))}", highlight=False, soft_wrap=True)
+
+
+@app.command("list")
+@user_errors
+def list_(as_json: Json = False) -> None:
+    """List the runs, the newest first."""
+    from pipelines import display, runs
+
+    records = []
+    for folder in runs.folders():
+        try:
+            records.append(folder.read())
+        except UserError as error:
+            error_console.print(f"left out: {escape(error.message)}", highlight=False, soft_wrap=True)
+    if as_json:
+        sys.stdout.write(json.dumps([record.model_dump(mode="json") for record in records], indent=2) + "\n")
+    elif not records:
+        console.print("There are no runs yet: slipway run", highlight=False)
+    else:
+        console.print(display.run_table(records), highlight=False)
+
+
+@app.command()
+@user_errors
+def logs(
+    run_id: Run = "latest",
+    step: Annotated[str | None, typer.Option(help="One step's log; without it, all in order.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the run writes.")] = False,
+) -> None:
+    """Print a run's logs."""
+    from pipelines import log_reader, runs
+
+    folder = runs.find(run_id)
+    try:
+        for line in log_reader.read(folder, step, follow=follow):
+            print(line)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@app.command()
+@user_errors
+def explain(run_id: Run = "latest", as_json: Json = False) -> None:
+    """Say why a run failed: which step, which replica, its traceback, what mends it."""
+    from pipelines import display, runs
+
+    record = runs.find(run_id).read()
+    if as_json:
+        sys.stdout.write((record.error.model_dump_json(indent=2) if record.error else "null") + "\n")
+    else:
+        console.print(escape(display.explanation(record)), highlight=False, soft_wrap=True)
+
+
+@app.command()
+@user_errors
+def cancel(run_id: Run = "latest") -> None:
+    """Stop a run; what it has finished stays, and --resume goes on from there."""
+    from pipelines import runs
+
+    folder = runs.find(run_id)
+    record = folder.read()
+    if record.status != "running" or record.process is None:
+        raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", mend="slipway list")
+    os.kill(record.process.pid, signal.SIGTERM)
+    while folder.read().status == "running":
+        time.sleep(0.1)
+    console.print(f"{record.run_id}: {folder.read().status}", highlight=False)
+
+
+def main() -> None:
+    """The console script's entry."""
+    app()

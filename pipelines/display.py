@@ -1,0 +1,176 @@
+"""What a person sees of a run: a line a step while it runs, the summary, the list, the explanation of a failure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from pipelines.runs import RunRecord, StepRecord
+
+MARKS = {
+    "succeeded": "[green]✓[/]",
+    "failed": "[red]✗[/]",
+    "cancelled": "[yellow]■[/]",
+    "running": "[cyan]…[/]",
+    "skipped": "[dim]–[/]",
+    "pending": "[dim]·[/]",
+}
+NAME_WIDTH = 15
+
+
+class RunDisplay:
+    """Follows a run on a terminal: a bar for the step that runs, a line for each that has ended.
+
+    Where the output is no terminal there are only the lines.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._task: TaskID | None = None
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.fields[step]:<15}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> RunDisplay:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def tick(self) -> None:
+        """Nothing to do: the bar refreshes itself."""
+
+    def event(self, record: RunRecord, event: dict[str, Any]) -> None:
+        """Show one event of the run."""
+        step = record.step(event["step"])
+        kind = event["event"]
+        if kind == "started":
+            self._task = self._progress.add_task("", total=None, step=step.name, figures="")
+        elif kind == "progress" and self._task is not None:
+            self._progress.update(
+                self._task, completed=event["done"], total=event["total"] or None, figures=figures_line(event)
+            )
+        elif kind == "message":
+            self.console.print(f"  {escape(event['text'])}", highlight=False, soft_wrap=True)
+        elif kind in ("finished", "failed", "cancelled"):
+            if self._task is not None:
+                self._progress.remove_task(self._task)
+                self._task = None
+            self.console.print(step_line(step), highlight=False, soft_wrap=True)
+
+
+def figures_line(event: dict[str, Any]) -> str:
+    """Done of total, and the figures beside it: "120/600 steps, 155 steps/s, 3 s left, loss 0.12"."""
+    values = dict(event.get("values") or {})
+    parts = [f"{event['done']:,}/{event['total']:,} {event['unit']}"]
+    rate = values.pop(f"{event['unit']}_per_second", None)
+    if rate:
+        parts.append(f"{rate:,.0f} {event['unit']}/s")
+        parts.append(f"{max(0, event['total'] - event['done']) / rate:,.0f} s left")
+    parts += [f"{name} {value:.4g}" for name, value in values.items()]
+    return ", ".join(parts)
+
+
+def step_line(step: StepRecord) -> str:
+    """One line for a step: its mark, name, seconds, and what it gave."""
+    seconds = "" if step.seconds is None else f"{step.seconds:.1f} s"
+    return f"{MARKS[step.status]} {step.name:<{NAME_WIDTH}} {seconds:>8}  {escape(_outcome(step))}".rstrip()
+
+
+def _outcome(step: StepRecord) -> str:
+    """What a step gave, in a few words."""
+    outputs = step.outputs
+    text = ""
+    if step.name == "prepare_data" and "examples" in outputs:
+        counts = ", ".join(f"{count:,} {split}" for split, count in outputs["examples"].items())
+        text = f"{counts} examples in {_short(outputs['dataset'])}"
+    elif step.name == "plan_training" and "steps" in outputs:
+        replicas = outputs["replicas"]
+        share = f" on {replicas} replicas, {outputs['batch_per_replica']} examples each a step" if replicas > 1 else ""
+        text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} an epoch{share}"
+    elif step.name == "train" and outputs.get("validation"):
+        text = f"validation accuracy {outputs['validation']['accuracy']:.4f}, loss {outputs['validation']['loss']:.4f}"
+    elif step.name == "evaluate" and "metrics" in outputs:
+        text = f"test accuracy {outputs['metrics']['accuracy']:.4f}: {outputs['verdict']['decision']}"
+    elif step.name == "register_model" and "model" in outputs:
+        text = _short(outputs["model"])
+    if step.reused:
+        text = f"{text} (reused)".lstrip()
+    return text
+
+
+def summary(record: RunRecord) -> Group:
+    """What stands below the steps when a run has ended."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row(
+        "run", f"{record.run_id}: {record.status}" + (f" after {record.seconds:.1f} s" if record.seconds else "")
+    )
+    if record.verdict:
+        reasons = " ".join(record.verdict["reasons"])
+        table.add_row("verdict", escape(f"{record.verdict['decision']}. {reasons}"))
+    if record.model:
+        table.add_row("model", escape(_short(record.model)))
+    if record.report:
+        table.add_row("report", escape(_short(record.report)))
+    return Group("", table)
+
+
+def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
+    """Why a run failed and what mends it, as one screen of text."""
+    if record.error is None:
+        return f"The run {record.run_id} has not failed: it is {record.status}."
+    error = record.error
+    where = f"The step {error.step} failed" if error.step else "The run failed"
+    lines = [f"{where}: {error.message}"]
+    if with_traceback and error.traceback:
+        lines += ["", *(f"  {line}" for line in error.traceback.rstrip().splitlines()[-24:]), ""]
+    if error.mend:
+        lines.append(f"  mend: {error.mend}")
+    return "\n".join(lines)
+
+
+def run_table(records: list[RunRecord]) -> Table:
+    """The list of runs, the newest first."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("run", "status", "hardware", "accuracy", "verdict", "seconds", "started"):
+        table.add_column(
+            column, justify="right" if column in ("accuracy", "seconds") else "left", no_wrap=column == "run"
+        )
+    for record in records:
+        accuracy = record.metrics.get("accuracy")
+        table.add_row(
+            record.run_id,
+            f"{MARKS[record.status]} {record.status}",
+            record.hardware,
+            "" if accuracy is None else f"{accuracy:.4f}",
+            "rehearsal" if record.rehearsal else (record.verdict or {}).get("decision", ""),
+            "" if record.seconds is None else f"{record.seconds:.1f}",
+            _local_time(record.created),
+        )
+    return table
+
+
+def _local_time(moment: datetime) -> str:
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _short(path: str) -> str:
+    """A path from the current folder where it is below it."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path

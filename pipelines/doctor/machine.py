@@ -1,0 +1,106 @@
+"""Checks of the machine at hand."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from pipelines.doctor.check import NotConcernedError, Subject
+from trainer.errors import UserError
+
+OLDEST_PYTHON = (3, 11)
+LEAST_FREE_BYTES = 2 * 1024**3
+
+# Pairs that were seen to break each other, and why.
+CLASHES = (
+    ("tensorflow", "tensorflow-tpu", "both install the package tensorflow; the later one wins"),
+    ("tf-keras", "tensorflow-tpu", "tf-keras pulls plain tensorflow over the one for TPUs"),
+)
+
+
+class PythonVersion:
+    """Python is new enough."""
+
+    name = "python"
+    of_run = False
+
+    def look(self, subject: Subject) -> str:  # noqa: ARG002
+        if sys.version_info < OLDEST_PYTHON:
+            raise UserError(
+                f"Python {platform.python_version()} is too old.",
+                allowed="Python 3.11 or later",
+                mend="make install PYTHON=python3.11",
+            )
+        return f"Python {platform.python_version()}"
+
+
+class Disk:
+    """There is room for data sets, checkpoints and models."""
+
+    name = "disk"
+    of_run = False
+
+    def look(self, subject: Subject) -> str:
+        store = Path(subject.config.data.store)
+        folder = store if store.is_dir() else subject.folder
+        free = shutil.disk_usage(folder).free
+        text = f"{free / 1024**3:.1f} GiB free in {folder}"
+        if free < LEAST_FREE_BYTES:
+            raise UserError(
+                f"There is little room: {text}.",
+                allowed=f"at least {LEAST_FREE_BYTES / 1024**3:.0f} GiB",
+                mend="free some space, or put the data sets elsewhere: --set data.store=FOLDER",
+            )
+        return text
+
+
+class Cores:
+    """Every local replica has a core."""
+
+    name = "cores"
+    of_run = False
+
+    def look(self, subject: Subject) -> str:
+        if subject.target != "local":
+            raise NotConcernedError("the run is not on this machine")
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        replicas = subject.config.parsed_hardware.replicas
+        if replicas > 4 * cores:
+            raise UserError(
+                f"{replicas} replicas would share {cores} cores.",
+                setting="hardware",
+                value=subject.config.hardware,
+                allowed=f"up to {4 * cores} replicas on this machine",
+                nearest=f"cpu*{4 * cores}",
+                mend=f"--hardware 'cpu*{4 * cores}'",
+            )
+        return f"{cores} cores for {replicas} replica{'s' if replicas > 1 else ''}"
+
+
+class Packages:
+    """No two packages are installed that break each other."""
+
+    name = "packages"
+    of_run = True
+
+    def look(self, subject: Subject) -> str:  # noqa: ARG002
+        for first, second, reason in CLASHES:
+            if _version(first) and _version(second):
+                raise UserError(
+                    f"{first} and {second} are both installed: {reason}.", mend=f"pip uninstall {first} {second}, then make install"
+                )
+        found = [f"{name} {version}" for name in ("kfp", "tensorflow", "keras") if (version := _version(name))]
+        if _version("tensorflow") is None and _version("tensorflow-tpu") is None:
+            raise UserError("TensorFlow is not installed.", mend="make install, or pip install 'slipway[training]'")
+        return ", ".join(found)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,259 @@
+"""A run on this machine as the command line sees it: started, watched step by step, stopped, recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import psutil
+
+from components.register_model.registry import Registry
+from components.step import LOGS_VARIABLE
+from pipelines.config import RunConfig
+from pipelines.runs import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord
+from trainer.events import EVENTS_VARIABLE
+
+STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
+POLL_SECONDS = 0.1
+STOP_SECONDS = 15.0
+LOG_LINES = 12
+
+
+class Interrupted(Exception):
+    """The run was asked to stop: Ctrl-C, SIGTERM or `slipway cancel`."""
+
+
+class Watcher(Protocol):
+    """Who is told of a run's progress."""
+
+    def event(self, record: RunRecord, event: dict[str, Any]) -> None:
+        """Something happened: see trainer.events."""
+
+    def tick(self) -> None:
+        """A moment has passed."""
+
+
+def new_record(folder: RunFolder, config: RunConfig, *, rehearsal: bool) -> RunRecord:
+    """The record of a run that is about to start."""
+    names = [name for name in STEPS if not (rehearsal and name == "register_model")]
+    return RunRecord(
+        run_id=folder.run_id,
+        name=config.name,
+        platform="local",
+        hardware=config.hardware,
+        rehearsal=rehearsal,
+        created=datetime.now(UTC),
+        steps=[StepRecord(name=name) for name in names],
+    )
+
+
+def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watcher) -> RunRecord:
+    """Run (or go on with) the run in `folder` to its end, and give its record.
+
+    A stop by SIGINT or SIGTERM ends every process of the run and gives a record with the status cancelled.
+    """
+    record.status, record.error, record.ended = "running", None, None
+    record.process = ProcessRecord.current()
+    for step in record.steps:
+        if step.status == "succeeded":
+            step.reused = True
+        else:
+            step.status = "pending"
+    folder.write(record)
+    started = time.monotonic()
+    seen = folder.events_file.stat().st_size if folder.events_file.exists() else 0
+    try:
+        with _stop_signals():
+            finished = _execute(folder, config, record, watcher, seen)
+        _conclude(folder, record, finished)
+    except Interrupted:
+        record.status = "cancelled"
+        for step in record.steps:
+            if step.status == "running":
+                step.status = "cancelled"
+    record.ended = datetime.now(UTC)
+    record.seconds = round(time.monotonic() - started, 3)
+    record.process = None
+    folder.write(record)
+    return record
+
+
+def _execute(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watcher, seen: int) -> bool:
+    """Start the executing process and follow its events until it ends; whether it ended well."""
+    champion = champion_folder(config, rehearsal=record.rehearsal)
+    command = [sys.executable, "-m", "pipelines.platforms.local.execute", str(folder.path)]
+    command += ["--output", str(folder.path / "train"), "--champion", champion]
+    command += ["--rehearsal"] if record.rehearsal else []
+    environment = {
+        **os.environ,
+        EVENTS_VARIABLE: str(folder.events_file),
+        LOGS_VARIABLE: str(folder.logs),
+        # A user's own modules, such as a model's builder, lie in the folder that the command is given in.
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")])),
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+    }
+    with (folder.logs / "pipeline.log").open("a") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        while process.poll() is None:
+            seen = _follow(folder, record, watcher, seen)
+            watcher.tick()
+            time.sleep(POLL_SECONDS)
+    finally:
+        stop_session(process)
+        _follow(folder, record, watcher, seen)
+    return process.returncode == 0
+
+
+def champion_folder(config: RunConfig, *, rehearsal: bool) -> str:
+    """The folder of the registered model that this run's has to beat; "" where there is none to be measured."""
+    if rehearsal or config.evaluate.champion == "none":
+        return ""
+    champion = Registry(Path(config.register_.registry).absolute()).champion(config.model_name)
+    return str(champion.folder) if champion else ""
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[None]:
+    """Make SIGINT and SIGTERM raise `Interrupted`, the first time; later ones wait for the end of the clean-up."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Interrupted
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stop_session(process: subprocess.Popen[bytes]) -> None:
+    """End the executing process and all that runs in its session: asked first, killed after a while."""
+    members = _session(process.pid)
+    for member in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.terminate()
+    _, alive = psutil.wait_procs(members, timeout=STOP_SECONDS)
+    for member in alive + _session(process.pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
+    if process.stdin:
+        process.stdin.close()
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    """The living processes of the session that `leader` leads."""
+    members = []
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == leader and process.info["status"] != psutil.STATUS_ZOMBIE:
+                members.append(process)
+    return members
+
+
+def _follow(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int) -> int:
+    """Take in the events after byte `seen`; gives the byte to go on from."""
+    if not folder.events_file.exists():
+        return seen
+    with folder.events_file.open("rb") as file:
+        file.seek(seen)
+        data = file.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    for line in whole.splitlines():
+        event = json.loads(line)
+        if _apply(record, event):
+            folder.write(record)
+        watcher.event(record, event)
+    return seen + len(whole)
+
+
+def _apply(record: RunRecord, event: dict[str, Any]) -> bool:
+    """Put one event into the record; whether it changed."""
+    step = record.step(event["step"])
+    kind = event["event"]
+    if kind == "started":
+        step.status, step.reused = "running", False
+    elif kind == "finished":
+        step.status, step.seconds = "succeeded", event["seconds"]
+        step.reused, step.outputs = event["reused"], event["outputs"]
+        _take_results(record, step)
+    elif kind == "failed":
+        step.status = "failed"
+        error = event["error"]
+        mend = error.get("mend") or f"slipway logs {record.run_id} --step {step.name}"
+        record.error = ErrorRecord(
+            step=step.name, message=_sentence(error), mend=mend, traceback=error.get("traceback") or None
+        )
+    elif kind == "cancelled":
+        step.status = "cancelled"
+    return kind in ("started", "finished", "failed", "cancelled")
+
+
+def _sentence(error: dict[str, Any]) -> str:
+    """A failed step's error as one screen without its mend, which has a place of its own."""
+    lines = [error["message"]]
+    if error.get("setting"):
+        lines.append(f"  setting: {error['setting']} = {error['value']!r}")
+    lines += [f"  {key}: {error[key]}" for key in ("allowed", "nearest") if error.get(key)]
+    return "\n".join(lines)
+
+
+def _take_results(record: RunRecord, step: StepRecord) -> None:
+    """What of a step's outputs stands in the record's own fields."""
+    if step.name == "evaluate":
+        record.metrics = step.outputs["metrics"]
+        record.verdict = step.outputs["verdict"]
+    elif step.name == "register_model":
+        record.model = step.outputs["model"]
+
+
+def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
+    """The status of a run whose executing process has ended by itself."""
+    evaluation = record.step("evaluate")
+    if evaluation.status == "succeeded":
+        shutil.copyfile(evaluation.outputs["report"], folder.report_file)
+        record.report = str(folder.report_file)
+    if finished:
+        record.status = "succeeded"
+        for step in record.steps:
+            if step.status == "pending":
+                step.status = "skipped"
+        return
+    record.status = "failed"
+    running = next((step for step in record.steps if step.status == "running"), None)
+    if running is not None:
+        running.status = "failed"
+    if record.error is None:
+        log = folder.logs / (f"{running.name}.log" if running else "pipeline.log")
+        record.error = ErrorRecord(
+            step=running.name if running else None,
+            message="The step ended without a word: it was killed."
+            if running
+            else "The pipeline failed outside its steps.",
+            mend=f"slipway run --resume {record.run_id}",
+            traceback=last_lines(log),
+        )
+
+
+def last_lines(path: Path, count: int = LOG_LINES) -> str:
+    """The last lines of a log, "" where there is none."""
+    if not path.is_file():
+        return ""
+    return "\n".join(path.read_text(errors="replace").splitlines()[-count:])

@@ -1,0 +1,205 @@
+"""The run folder and its record: `runs/<run-id>/run.json`, written at the start and after each step."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pipelines.config import RunConfig
+from trainer.errors import UserError, nearest
+
+ROOT = Path("runs")
+LATEST = "latest"
+Status = Literal["pending", "running", "succeeded", "failed", "cancelled", "skipped"]
+
+
+class StepRecord(BaseModel):
+    """One step: `seconds` is what its own work took; `reused` says that an earlier result served."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    status: Status = "pending"
+    seconds: float | None = None
+    reused: bool = False
+    outputs: dict[str, Any] = {}
+
+
+class ErrorRecord(BaseModel):
+    """Why a run failed: in which step, in one sentence, and what mends it; `traceback` where the mistake is not the user's."""
+
+    model_config = ConfigDict(extra="forbid")
+    step: str | None
+    message: str
+    mend: str | None = None
+    traceback: str | None = None
+
+
+class ProcessRecord(BaseModel):
+    """The process that runs the run. Its time of creation tells it from a later one with the same number."""
+
+    model_config = ConfigDict(extra="forbid")
+    pid: int
+    created: float
+
+    @classmethod
+    def current(cls) -> ProcessRecord:
+        """This process."""
+        return cls(pid=os.getpid(), created=psutil.Process().create_time())
+
+    def is_alive(self) -> bool:
+        """Whether that very process still runs."""
+        try:
+            return bool(abs(psutil.Process(self.pid).create_time() - self.created) < 1)
+        except psutil.NoSuchProcess:
+            return False
+
+
+class RunRecord(BaseModel):
+    """What is known of a run; see `steps` for each step's part."""
+
+    model_config = ConfigDict(extra="forbid")
+    run_id: str
+    name: str
+    platform: str
+    hardware: str
+    rehearsal: bool = False
+    status: Status = "running"
+    created: datetime
+    ended: datetime | None = None
+    seconds: float | None = None
+    process: ProcessRecord | None = None
+    steps: list[StepRecord] = []
+    metrics: dict[str, float] = {}
+    verdict: dict[str, Any] | None = None
+    model: str | None = None
+    report: str | None = None
+    error: ErrorRecord | None = None
+
+    def step(self, name: str) -> StepRecord:
+        """The record of the step called `name`."""
+        return next(step for step in self.steps if step.name == name)
+
+
+class RunFolder:
+    """A run's folder. `path` is absolute."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def record_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def configuration_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def specification_file(self) -> Path:
+        return self.path / "spec.yaml"
+
+    @property
+    def events_file(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.path / "artifacts"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    def read(self) -> RunRecord:
+        """The record; a run whose process is gone without a word reads as failed.
+
+        Raises:
+            UserError: The folder holds no record that can be read.
+        """
+        try:
+            record = RunRecord.model_validate_json(self.record_file.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            raise UserError(f"{self.path} holds no run record that can be read.", mend="slipway list") from None
+        if record.status == "running" and record.process is not None and not record.process.is_alive():
+            record.status = "failed"
+            record.error = ErrorRecord(
+                step=next((step.name for step in record.steps if step.status == "running"), None),
+                message="The run's process is gone: it was killed, or the machine was restarted.",
+                mend=f"slipway run --resume {record.run_id}",
+            )
+        return record
+
+    def write(self, record: RunRecord) -> None:
+        """Put the record in place, whole."""
+        replace_file(self.record_file, record.model_dump_json(indent=2) + "\n")
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write `text` so that a reader sees the old file or the new one, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def create(config: RunConfig, root: Path = ROOT) -> RunFolder:
+    """A new run's folder, with its configuration in it; `latest` points to it."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    folder = RunFolder(root / f"{config.name}-{stamp}-{secrets.token_hex(2)}")
+    folder.path.mkdir(parents=True)
+    folder.logs.mkdir()
+    folder.artifacts.mkdir()
+    folder.configuration_file.write_text(config.as_yaml())
+    _point_latest_to(folder)
+    return folder
+
+
+def _point_latest_to(folder: RunFolder) -> None:
+    beside = folder.path.parent / f".latest.{folder.run_id}"
+    beside.symlink_to(folder.run_id)
+    beside.replace(folder.path.parent / LATEST)
+
+
+def find(run_id: str, root: Path = ROOT) -> RunFolder:
+    """The folder of a run by its id, or of the newest for "latest".
+
+    Raises:
+        UserError: There is no such run.
+    """
+    path = root / run_id
+    if path.is_dir():
+        return RunFolder(path.resolve())
+    known = [folder.run_id for folder in folders(root)]
+    near = nearest(run_id, known)
+    raise UserError(
+        f"There is no run {run_id} in {root}/.",
+        setting="RUN",
+        value=run_id,
+        allowed="a run's id as `slipway list` shows it, or latest" if known else "there are no runs yet",
+        nearest=near,
+        mend="slipway list" if known else "slipway run",
+    )
+
+
+def folders(root: Path = ROOT) -> Iterator[RunFolder]:
+    """All runs' folders, the newest first."""
+    if root.is_dir():
+        found = (path for path in root.iterdir() if not path.is_symlink() and (path / "run.json").is_file())
+        yield from (RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_ctime, reverse=True))

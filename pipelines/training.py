@@ -1,0 +1,49 @@
+"""The training pipeline: seven steps in order, on the platform it is handed."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from kfp import dsl
+
+from pipelines.config import RunConfig
+
+PROMOTE = "promote"
+
+
+class Platform(Protocol):
+    """Which op does each step on one platform. A step that a platform leaves out gives None.
+
+    A step's task gives its outputs by name, as kfp tasks do: prepare_data `dataset`; train `model`; evaluate `Output`
+    (the verdict) and `metrics`.
+    """
+
+    def build_image(self, config: RunConfig) -> Any: ...
+    def setup_access(self, config: RunConfig) -> Any: ...
+    def prepare_data(self, config: RunConfig) -> Any: ...
+    def plan_training(self, config: RunConfig, dataset: Any, image: Any) -> Any: ...
+    def train(self, config: RunConfig, worker_pool_specs: Any, output: Any) -> Any: ...
+    def evaluate(self, config: RunConfig, model: Any, dataset: Any, champion: Any) -> Any: ...
+    def register_model(self, config: RunConfig, trained: Any, evaluation: Any, run_id: Any, champion: Any) -> Any: ...
+
+
+def training_steps(config: RunConfig, platform: Platform, run_id: Any, output: Any, champion: Any) -> None:
+    """The steps, to be called while a pipeline is being defined.
+
+    Args:
+        config: The run's configuration.
+        platform: What gives each step's op.
+        run_id: The run's id: a pipeline parameter or a placeholder.
+        output: The base output directory of training: likewise.
+        champion: The registered model to beat, as the platform's evaluation finds it; "" for none.
+    """
+    image = platform.build_image(config)
+    access = platform.setup_access(config)
+    prepared = platform.prepare_data(config)
+    planned = platform.plan_training(config, prepared.outputs["dataset"], image)
+    trained = platform.train(config, planned.output, output)
+    if access is not None:
+        trained.after(access)
+    evaluation = platform.evaluate(config, trained.outputs["model"], prepared.outputs["dataset"], champion)
+    with dsl.If(evaluation.outputs["Output"] == PROMOTE):
+        platform.register_model(config, trained, evaluation, run_id, champion)

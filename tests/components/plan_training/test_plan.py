@@ -1,0 +1,104 @@
+"""plan_training: the batch shared, the steps counted, the specs complete."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.plan_training.plan import plan_training
+from trainer.config import JobConfig, ModelSettings, TrainSettings
+from trainer.errors import UserError
+from trainer.manifest import Manifest, Shard, Split
+
+MODEL = ModelSettings(builder="a.b:c", arguments={"width": 3, "rate": 0.5})
+
+
+def manifest(examples: int, shards: int) -> Manifest:
+    split = Split(
+        examples=examples,
+        classes={"a": examples},
+        shards=[Shard(file=f"s{n}", examples=examples // shards, bytes=1, sha256="") for n in range(shards)],
+    )
+    return Manifest(
+        name="d", fingerprint="f", source="digits", settings={}, classes=["a"], image_size=(8, 8), channels=1,
+        resize=False, encodings=["png"], splits={"train": split},
+    )  # fmt: skip
+
+
+def pools(replicas: int, accelerators: int = 0) -> list[dict]:
+    machine = {"machine_type": "n1-standard-4"}
+    if accelerators:
+        machine |= {"accelerator_type": "NVIDIA_TESLA_T4", "accelerator_count": accelerators}
+    result = [{"replica_count": 1, "machine_spec": machine}]
+    return result + ([{"replica_count": replicas - 1, "machine_spec": machine}] if replicas > 1 else [])
+
+
+def plan(replicas=1, accelerators=0, available=1000, shards=4, image="", **train):
+    settings = TrainSettings(**({"epochs": 1} | train))
+    return plan_training(pools(replicas, accelerators), manifest(available, shards), "/data", MODEL, settings, image)
+
+
+def test_every_pool_runs_the_trainer_with_the_whole_job():
+    result = plan(replicas=3, batch_size=48, image="host/image@sha256:1")
+    assert [spec["replica_count"] for spec in result.worker_pool_specs] == [1, 2]
+    for spec in result.worker_pool_specs:
+        container = spec["container_spec"]
+        assert container["image_uri"] == "host/image@sha256:1"
+        assert container["command"] == ["python", "-m", "trainer"]
+        flag, text = container["args"]
+        job = JobConfig.model_validate_json(text)
+        assert flag == "--config"
+        assert job.model == MODEL
+        assert job.data == "/data"
+        assert job.plan.batch_per_replica == 16
+
+
+def test_without_an_image_none_is_named():
+    assert "image_uri" not in plan().worker_pool_specs[0]["container_spec"]
+
+
+@pytest.mark.parametrize(
+    ("train", "steps"),
+    [
+        ({"epochs": 2, "batch_size": 64}, 30),
+        ({"epochs": 0.5, "batch_size": 100}, 5),
+        ({"epochs": 0.1, "batch_size": 500}, 1),
+        ({"epochs": None, "steps": 7}, 7),
+        ({"epochs": None, "examples": 1001, "batch_size": 100}, 11),
+    ],
+)
+def test_steps_are_exact(train, steps):
+    assert plan(**train).plan.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting", "mend"),
+    [
+        ({"replicas": 3, "batch_size": 64}, "train.batch_size", "--set train.batch_size=63"),
+        ({"replicas": 2, "accelerators": 4, "batch_size": 20}, "train.batch_size", "--set train.batch_size=16"),
+        ({"available": 50, "batch_size": 64}, "train.batch_size", "--set train.batch_size=50"),
+        ({"replicas": 8, "shards": 4, "batch_size": 64}, "hardware", "use 4 replicas"),
+        ({"replicas": 2, "available": 1, "batch_size": 64}, "train.batch_size", "use fewer replicas"),
+    ],
+)
+def test_what_can_not_be_shared_is_refused(arguments, setting, mend):
+    with pytest.raises(UserError) as caught:
+        plan(**arguments)
+    assert caught.value.setting == setting
+    assert caught.value.mend.startswith(mend)
+
+
+@given(replicas=st.integers(1, 16), batch=st.integers(1, 512), examples=st.integers(1, 5000))
+def test_the_proposed_batch_is_always_accepted(replicas, batch, examples):
+    try:
+        result = plan(replicas=replicas, shards=16, available=examples, batch_size=batch).plan
+    except UserError as error:
+        if error.nearest is None:
+            assert examples < replicas
+            return
+        if int(error.nearest) > examples:
+            return
+        result = plan(replicas=replicas, shards=16, available=examples, batch_size=int(error.nearest)).plan
+    assert result.batch_per_replica * replicas * result.steps_per_epoch <= examples
+    assert result.steps >= 1

@@ -1,0 +1,153 @@
+"""The local cluster: what replicas are told, how they end together, and whom a failure names."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from components.step import WorkFailed
+from components.train.local_cluster import run_local_cluster
+from components.train.replica import Ports, cluster_environment, replicas_of
+from trainer.errors import UserError
+
+
+def pools(code: str, replicas: int, accelerators: int = 0) -> list[dict]:
+    spec = {
+        "machine_spec": {"machine_type": "x", "accelerator_count": accelerators},
+        "container_spec": {"command": ["python", "-c", textwrap.dedent(code)]},
+    }
+    return [{**spec, "replica_count": 1}, *([{**spec, "replica_count": replicas - 1}] if replicas > 1 else [])]
+
+
+TELL = """
+    import json, os
+    print("told", json.dumps({k: v for k, v in os.environ.items()
+        if k in ("TF_CONFIG", "CLUSTER_SPEC", "SLIPWAY_VIRTUAL_DEVICES") or k.startswith("AIP_")}))
+"""
+
+
+def told(log: str) -> dict[str, dict]:
+    """What each replica says it was told, by the name before its line."""
+    lines = [line.partition("] told ") for line in log.splitlines() if "told " in line]
+    return {name.removeprefix("["): json.loads(text) for name, _, text in lines}
+
+
+def test_replicas_are_told_what_vertex_tells(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "of an outer job")
+    log = io.StringIO()
+    run_local_cluster(pools(TELL, 3, accelerators=4), tmp_path, virtual_devices=True, log=log)
+    seen = told(log.getvalue())
+    assert set(seen) == {"workerpool0-0", "workerpool1-0", "workerpool1-1"}
+    config = json.loads(seen["workerpool1-1"]["TF_CONFIG"])
+    assert config["task"] == {"type": "worker", "index": 1}
+    assert [len(config["cluster"][kind]) for kind in ("chief", "worker")] == [1, 2]
+    specification = json.loads(seen["workerpool1-1"]["CLUSTER_SPEC"])
+    assert specification["task"] == {"type": "workerpool1", "index": 1}
+    addresses = [*specification["cluster"]["workerpool0"], *specification["cluster"]["workerpool1"]]
+    assert len(set(addresses)) == 3
+    assert seen["workerpool0-0"]["AIP_MODEL_DIR"] == str(tmp_path / "model")
+    assert seen["workerpool0-0"]["AIP_CHECKPOINT_DIR"] == str(tmp_path / "checkpoints")
+    assert seen["workerpool0-0"]["AIP_TENSORBOARD_LOG_DIR"] == str(tmp_path / "logs")
+    assert seen["workerpool0-0"]["SLIPWAY_VIRTUAL_DEVICES"] == "4"
+
+
+def test_a_single_replica_has_no_tf_config(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "of an outer job")
+    log = io.StringIO()
+    run_local_cluster(pools(TELL, 1), tmp_path, log=log)
+    assert set(told(log.getvalue())["workerpool0-0"]) >= {"CLUSTER_SPEC"}
+    assert "TF_CONFIG" not in told(log.getvalue())["workerpool0-0"]
+
+
+def test_the_evaluator_is_not_in_the_cluster():
+    container = {"container_spec": {"command": ["python"]}, "replica_count": 1}
+    replicas = replicas_of([container, {}, container, container], [1, 2, 3])
+    config = json.loads(cluster_environment(replicas[2], replicas)["TF_CONFIG"])
+    assert config["task"] == {"type": "evaluator", "index": 0}
+    assert set(config["cluster"]) == {"chief", "ps"}
+
+
+def test_ports_are_kept_from_others_and_let_our_servers_in():
+    ports = Ports(3)
+    assert len(set(ports.numbers)) == 3
+    with socket.socket() as stranger, pytest.raises(OSError):
+        stranger.bind(("127.0.0.1", ports.numbers[0]))
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        server.bind(("127.0.0.1", ports.numbers[0]))
+        server.listen()
+        socket.create_connection(("127.0.0.1", ports.numbers[0]), timeout=2).close()
+    ports.close()
+
+
+FAIL = """
+    import json, os, sys, time
+    if json.loads(os.environ["TF_CONFIG"])["task"] == {"type": "worker", "index": 0}:
+        %s
+    time.sleep(60)
+"""
+
+
+def test_one_failure_ends_all_and_is_named_with_its_traceback(tmp_path):
+    log = io.StringIO()
+    started = time.monotonic()
+    with pytest.raises(WorkFailed) as caught:
+        run_local_cluster(pools(FAIL % "{}['lost']", 3), tmp_path, log=log)
+    assert time.monotonic() - started < 10
+    assert caught.value.message == "Replica workerpool1-0 failed with exit code 1: KeyError: 'lost'."
+    assert caught.value.traceback.startswith("Traceback (most recent call last)")
+    assert caught.value.traceback.endswith("KeyError: 'lost'")
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_a_killed_replica_is_named_with_its_signal(tmp_path):
+    with pytest.raises(WorkFailed, match=r"workerpool1-0 was killed by SIGKILL"):
+        run_local_cluster(pools(FAIL % "os.kill(os.getpid(), 9)", 2), tmp_path, log=io.StringIO())
+
+
+def test_a_users_mistake_in_a_replica_comes_back_as_itself(tmp_path):
+    code = FAIL % "from trainer.errors import *; report(UserError('Bad.', setting='a.b', value=3)); sys.exit(1)"
+    with pytest.raises(UserError) as caught:
+        run_local_cluster(pools(code, 2), tmp_path, log=io.StringIO())
+    assert (caught.value.setting, caught.value.value) == ("a.b", 3)
+
+
+PARENT = """
+import sys, textwrap
+from pathlib import Path
+from components.step import step
+from components.train.local_cluster import run_local_cluster
+code = "import time, signal; %s; print('ready', flush=True); time.sleep(60)"
+spec = {"machine_spec": {}, "container_spec": {"command": ["python", "-c", code]}}
+with step("train"):
+    run_local_cluster([{**spec, "replica_count": 1}, {**spec, "replica_count": 1}], Path("."))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("replica", ["pass", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
+def test_nothing_is_left_running_when_the_step_is_stopped(tmp_path, number, replica):
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    step = subprocess.Popen(
+        [sys.executable, "-c", PARENT % replica], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert step.stdout is not None
+    ready = [step.stdout.readline(), step.stdout.readline()]
+    assert all("ready" in line for line in ready)
+    children = psutil.Process(step.pid).children(recursive=True)
+    assert len(children) == 2
+    step.send_signal(number)
+    assert step.wait(timeout=12) == (143 if number == signal.SIGTERM else -signal.SIGKILL)
+    _, alive = psutil.wait_procs(children, timeout=2)
+    assert not alive

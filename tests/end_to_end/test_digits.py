@@ -1,0 +1,125 @@
+"""The main job by the commands that a user types: digits, twice, and what is left to look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.workspace import Workspace, steps
+
+pytestmark = pytest.mark.xdist_group("digits")
+
+
+@pytest.fixture(scope="module")
+def first(workspace: Workspace) -> subprocess.CompletedProcess[str]:
+    return workspace.slipway("run")
+
+
+@pytest.fixture(scope="module")
+def second(workspace: Workspace, first) -> subprocess.CompletedProcess[str]:
+    return workspace.slipway("run")
+
+
+def test_the_first_run_gives_a_registered_champion(workspace, first):
+    assert first.returncode == 0, first.stdout + first.stderr
+    record = workspace.record(workspace.runs()[0].name)
+    assert record["status"] == "succeeded"
+    assert {step["status"] for step in record["steps"]} == {"succeeded"}
+    assert not any(step["reused"] for step in record["steps"])
+    assert record["metrics"]["accuracy"] >= 0.97
+    assert record["verdict"]["decision"] == "promote"
+    assert record["error"] is None
+    version = Path(record["model"])
+    assert version == workspace.path / "models" / "digits" / "1"
+    assert (workspace.path / "models" / "digits" / "champion").read_text().strip() == "1"
+    metadata = json.loads((version / "metadata.json").read_text())
+    assert metadata["run_id"] == record["run_id"]
+    report = Path(record["report"]).read_text()
+    assert f"{record['metrics']['accuracy']:.4f}"[:5] in report
+    assert "<script src" not in report
+
+
+def test_every_output_of_every_step_exists(workspace, first):
+    folder = next(path for path in workspace.runs())
+    for name in ("config.yaml", "spec.yaml", "run.json", "report.html", "events.jsonl"):
+        assert (folder / name).stat().st_size > 0
+    for step in workspace.record(folder.name)["steps"]:
+        assert (folder / "logs" / f"{step['name']}.log").is_file()
+        for value in step["outputs"].values():
+            if isinstance(value, str) and value.startswith("/"):
+                assert Path(value).exists()
+
+
+def test_one_line_a_step_and_no_noise(workspace, first):
+    lines = [line for line in first.stdout.splitlines() if line.startswith("✓")]
+    assert [line.split()[1] for line in lines] == [
+        "prepare_data",
+        "plan_training",
+        "train",
+        "evaluate",
+        "register_model",
+    ]
+    assert first.stderr == ""
+    assert len(first.stdout.splitlines()) < 20
+
+
+def test_a_second_run_reuses_the_data_and_does_not_beat_itself(workspace, first, second):
+    assert second.returncode == 0, second.stdout + second.stderr
+    record = workspace.record()
+    assert steps(record)["prepare_data"]["reused"]
+    assert "(reused)" in second.stdout
+    assert record["run_id"] != workspace.runs()[0].name or len(workspace.runs()) == 2
+    assert record["verdict"]["decision"] == "reject"
+    assert steps(record)["register_model"]["status"] == "skipped"
+    assert (workspace.path / "models" / "digits" / "champion").read_text().strip() == "1"
+
+
+def test_status_list_logs_and_explain(workspace, second):
+    assert "prepare_data" in workspace.slipway("status").stdout
+    assert workspace.record() == json.loads(workspace.slipway("status", "--json").stdout)
+    listed = json.loads(workspace.slipway("list", "--json").stdout)
+    assert {record["run_id"] for record in listed} == {path.name for path in workspace.runs()}
+    assert listed[0] == workspace.record()
+    assert "weights checksum" in workspace.slipway("logs", "--step", "train").stdout
+    assert "has not failed" in workspace.slipway("explain").stdout
+
+
+def test_require_promotion_tells_by_the_exit_code(workspace, second):
+    result = workspace.slipway("run", "--set", "train.steps=5", "--require-promotion")
+    assert result.returncode == 3, result.stdout + result.stderr
+    assert workspace.record()["verdict"]["decision"] == "reject"
+
+
+ALONE = """
+import json, sys, pathlib
+import tensorflow as tf
+assert not any(name.split(".")[0] in ("trainer", "components", "pipelines") for name in sys.modules)
+model = tf.saved_model.load(sys.argv[1])
+answer = model.signatures["serving_default"](image_bytes=tf.constant([pathlib.Path(sys.argv[2]).read_bytes()]))
+print(json.dumps({"label": answer["label"][0].numpy().decode(), "sum": float(tf.reduce_sum(answer["probabilities"]))}))
+"""
+
+
+def test_the_registered_model_classifies_a_png_in_plain_tensorflow(workspace, first, tmp_path):
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    Image.fromarray((digits.images[0] * 255 / 16).astype("uint8"), "L").save(tmp_path / "digit.png")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", ALONE, str(workspace.path / "models/digits/1"), str(tmp_path / "digit.png")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout.splitlines()[-1])
+    assert answer["label"] == str(digits.target[0])
+    assert answer["sum"] == pytest.approx(1, abs=1e-4)

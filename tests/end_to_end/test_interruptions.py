@@ -1,0 +1,86 @@
+"""Stopped at any time: kill -9, Ctrl-C, SIGTERM and cancel; the run goes on from where it was."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+
+import psutil
+import pytest
+
+from tests.end_to_end.workspace import Workspace, processes_of, steps, trainers, wait_for
+
+pytestmark = pytest.mark.xdist_group("interruptions")
+
+LONG = ("run", "--set", "train.steps=200000", "--set", "train.checkpoint.every_steps=200")
+
+
+@pytest.fixture
+def space(tmp_path) -> Workspace:
+    return Workspace(tmp_path)
+
+
+def checkpoint_pointer(space: Workspace) -> bool:
+    return (space.path / "runs/latest/train/checkpoints/latest").exists()
+
+
+def test_a_trainer_killed_in_mid_epoch_goes_on_from_its_checkpoint(space):
+    options = ("--set", "train.epochs=60", "--set", "train.checkpoint.every_steps=50")
+    process = space.start("run", *options)
+    wait_for(lambda: checkpoint_pointer(space))
+    trainers(space.path)[0].kill()
+    output, error = process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    record = space.record()
+    assert record["status"] == "failed"
+    assert record["error"]["step"] == "train"
+    assert "workerpool0-0 was killed by SIGKILL" in record["error"]["message"]
+    assert f"slipway run --resume {record['run_id']}" in error
+    prepared = record["steps"][0]
+
+    resumed = space.slipway("run", "--resume", "latest")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    after = space.record()
+    assert after["run_id"] == record["run_id"]
+    assert after["status"] == "succeeded"
+    assert steps(after)["prepare_data"] == {**prepared, "reused": True}
+    assert "prepare_data" not in resumed.stdout
+    assert re.search(r"(?i)resum\w+ .*step \d+", space.log("train"))
+
+    undisturbed = space.slipway("run", *options, "--set", "evaluate.champion=none")
+    assert undisturbed.returncode == 0
+    checksums = {steps(r)["train"]["outputs"]["weights_checksum"] for r in (after, space.record())}
+    assert len(checksums) == 1, "a run that was killed ends with the weights of one that was not"
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "cancel"])
+def test_a_stop_leaves_nothing_running_and_can_go_on(space, how):
+    process = space.start(*LONG, "--hardware", "cpu*2")
+    wait_for(lambda: checkpoint_pointer(space))
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(trainers(space.path)) == 2
+    if how == "cancel":
+        assert "cancelled" in space.slipway("cancel").stdout
+    else:
+        process.send_signal(getattr(signal, how))
+    output, error = process.communicate(timeout=40)
+    assert process.returncode == 130, output + error
+    assert "slipway run --resume" in output
+    record = space.record()
+    assert record["status"] == "cancelled"
+    assert steps(record)["train"]["status"] == "cancelled"
+    assert steps(record)["prepare_data"]["status"] == "succeeded"
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not processes_of(space.path)
+
+
+def test_a_killed_command_line_takes_its_run_along(space):
+    process = space.start(*LONG)
+    wait_for(lambda: checkpoint_pointer(space))
+    process.kill()
+    process.wait()
+    wait_for(lambda: not processes_of(space.path), seconds=30)
+    status = json.loads(space.slipway("status", "--json").stdout)
+    assert status["status"] == "failed"
+    assert status["error"]["mend"] == f"slipway run --resume {status['run_id']}"

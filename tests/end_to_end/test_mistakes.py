@@ -1,0 +1,194 @@
+"""What users get wrong: one screen with the mend, the right exit code, nothing left half-written."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.end_to_end.workspace import Workspace, steps
+
+pytestmark = pytest.mark.xdist_group("mistakes")
+
+SCREEN = 25
+
+
+def refused(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """Assert that the command refused on one screen, without a traceback, in these words."""
+    assert result.returncode == code, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    assert len((result.stdout + result.stderr).splitlines()) <= SCREEN
+    for word in words:
+        assert word in result.stderr, f"{word!r} is missing in:\n{result.stderr}"
+
+
+BEFORE_ANYTHING = {
+    "no such configuration": (("-c", "configs/digit.yaml"), ("configs/digits.yaml", "slipway run -c")),
+    "unknown key": (("--set", "train.batchsize=3"), ("train.batchsize", "train.batch_size")),
+    "wrong type": (("--set", "train.batch_size=lots"), ("train.batch_size", "integer")),
+    "unknown source": (("--set", "data.source=digist"), ("data.source", "digits")),
+    "missing folder": (("--set", "data.source=images:nowhere"), ("nowhere",)),
+    "unknown hardware": (("--hardware", "cpus"), ("hardware", "cpu")),
+    "builder's module": (("--set", "model.builder=trainer.models.digit:build"), ("trainer.models.digits",)),
+    "builder's function": (("--set", "model.builder=trainer.models.digits:biuld"), ("build",)),
+    "override without value": (("--set", "train.steps"), ("--set", "key=value")),
+    "no such run": (("--resume", "nothing"), ("slipway",)),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE_ANYTHING)
+def test_refused_before_anything_starts(workspace: Workspace, case: str):
+    arguments, words = BEFORE_ANYTHING[case]
+    refused(workspace.slipway("run", *arguments), 2, *words)
+    assert not workspace.runs()
+    assert not (workspace.path / "datasets").exists()
+
+
+def test_a_broken_champion_alias_is_refused_at_once(tmp_path: Path):
+    workspace = Workspace(tmp_path)
+    (tmp_path / "models/digits").mkdir(parents=True)
+    (tmp_path / "models/digits/champion").write_text("7\n")
+    refused(workspace.slipway("run"), 2, "models/digits/champion", "evaluate.champion=none")
+    assert not workspace.runs()
+
+
+def images(folder: Path, classes: dict[str, int], size: tuple[int, int] = (6, 6)) -> Path:
+    """A folder of small random pictures, so many of each class."""
+    chance = random.Random(7)
+    for name, count in classes.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            picture = Image.frombytes("L", size, chance.randbytes(size[0] * size[1]))
+            picture.save(folder / name / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    return images(tmp_path / "pictures", {"cat": 20, "dog": 20})
+
+
+def run_on(workspace: Workspace, pictures: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    options = ["--set", f"data.source=images:{pictures}", "--set", "train.batch_size=8", "--set", "train.steps=2"]
+    return workspace.slipway("run", *options, "--set", "evaluate.champion=none", *more)
+
+
+def failed_in(workspace: Workspace, step: str) -> None:
+    record = workspace.record()
+    assert record["status"] == "failed"
+    assert record["error"]["step"] == step
+    assert record["error"]["mend"]
+    assert record["error"]["traceback"] is None
+    assert steps(record)[step]["status"] == "failed"
+
+
+def half_written(workspace: Workspace) -> list[Path]:
+    """Data sets without a manifest."""
+    root = workspace.path / "datasets"
+    found = root.glob("*/*/") if root.exists() else []
+    return [folder for folder in found if folder.is_dir() and not (folder / "manifest.json").exists()]
+
+
+def test_a_corrupt_image_is_named_and_a_stated_share_is_let_through(tmp_path: Path, pictures: Path):
+    workspace = Workspace(tmp_path)
+    whole = (pictures / "cat/3.png").read_bytes()
+    (pictures / "cat/3.png").write_bytes(whole[: len(whole) // 2])
+    refused(run_on(workspace, pictures), 1, "cat/3.png", "data.skip_corrupt")
+    failed_in(workspace, "prepare_data")
+    assert not half_written(workspace)
+    allowed = run_on(workspace, pictures, "--set", "data.skip_corrupt=0.05")
+    assert allowed.returncode == 0, allowed.stdout + allowed.stderr
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda folder: images(folder, {"bird": 1}), ("bird", "one")),
+        (lambda folder: images(folder, {"bird": 9}, (7, 5)), ("image_size",)),
+    ],
+    ids=["a class with one image", "several sizes"],
+)
+def test_data_that_can_not_be_used_is_refused(tmp_path: Path, pictures: Path, spoil, words):
+    workspace = Workspace(tmp_path)
+    spoil(pictures)
+    refused(run_on(workspace, pictures), 1, *words)
+    failed_in(workspace, "prepare_data")
+    assert not half_written(workspace)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path):
+    workspace = Workspace(tmp_path)
+    (tmp_path / "empty").mkdir()
+    result = run_on(workspace, tmp_path / "empty")
+    assert result.returncode in (1, 2)
+    assert "empty" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+BUILDERS = """
+import keras
+
+def wrong_classes(image_shape, classes):
+    return keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Dense(classes + 3)])
+
+def broken(image_shape, classes):
+    return {}["lost"]
+"""
+
+
+def test_builders_that_do_not_build(tmp_path: Path, pictures: Path):
+    workspace = Workspace(tmp_path)
+    (tmp_path / "my_models.py").write_text(BUILDERS)
+    refused(run_on(workspace, pictures, "--set", "model.builder=my_models:wrong_classes"), 1, "model.builder", "2", "5")
+    failed_in(workspace, "train")
+    result = run_on(workspace, pictures, "--set", "model.builder=my_models:broken")
+    assert result.returncode == 1
+    assert "KeyError: 'lost'" in result.stderr
+    assert "KeyError: 'lost'" in workspace.slipway("explain").stdout
+
+
+def test_a_batch_that_the_replicas_do_not_share(tmp_path: Path, pictures: Path):
+    workspace = Workspace(tmp_path)
+    result = run_on(workspace, pictures, "--hardware", "cpu*3")
+    refused(result, 1, "train.batch_size", "--set train.batch_size=9")
+    failed_in(workspace, "plan_training")
+
+
+def test_a_damaged_shard_is_found_by_its_checksum(tmp_path: Path, pictures: Path):
+    workspace = Workspace(tmp_path)
+    assert run_on(workspace, pictures).returncode == 0
+    shard = next((tmp_path / "datasets").rglob("*-train.tfrecord-*"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    refused(run_on(workspace, pictures), 1, shard.name, "damaged", "rm -r")
+
+
+def test_a_champion_that_no_longer_loads(tmp_path: Path):
+    workspace = Workspace(tmp_path)
+    few = ("run", "--set", "train.steps=5", "--set", "evaluate.gate.minimum=0")
+    assert workspace.slipway(*few).returncode == 0
+    (tmp_path / "models/digits/1/saved_model.pb").write_bytes(b"broken")
+    refused(workspace.slipway(*few), 1, "models/digits/1", "evaluate.champion=none")
+    failed_in(workspace, "evaluate")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path):
+    store = tmp_path / "store"
+    store.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", store], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a tmpfs can not be mounted here")
+    try:
+        workspace = Workspace(tmp_path)
+        result = workspace.slipway("run", "--set", f"data.store={store}")
+        refused(result, 1, str(store))
+        failed_in(workspace, "prepare_data")
+        assert not list(store.rglob("*.tfrecord*"))
+    finally:
+        subprocess.run(["umount", store], check=True)

@@ -1,0 +1,81 @@
+"""A folder to work in as a user does, and the command that they type."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SLIPWAY = [sys.executable, "-m", "pipelines"]
+CONFIGURATIONS = Path(__file__).parents[2] / "configs"
+
+
+class Workspace:
+    """A folder with the repository's configurations, in which `slipway` is run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        shutil.copytree(CONFIGURATIONS, path / "configs")
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*SLIPWAY, *arguments],
+            cwd=self.path,
+            env={**os.environ, "COLUMNS": "120", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def slipway(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments, **environment)
+        output, error = process.communicate(timeout=240)
+        return subprocess.CompletedProcess(arguments, process.returncode, output, error)
+
+    def record(self, run_id: str = "latest") -> dict[str, Any]:
+        return json.loads((self.path / "runs" / run_id / "run.json").read_text())
+
+    def log(self, step: str, run_id: str = "latest") -> str:
+        return (self.path / "runs" / run_id / "logs" / f"{step}.log").read_text()
+
+    def runs(self) -> list[Path]:
+        root = self.path / "runs"
+        return [path for path in root.iterdir() if not path.is_symlink()] if root.exists() else []
+
+
+def steps(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {step["name"]: step for step in record["steps"]}
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
+    """The condition's first true value."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError("it did not come true in time")
+
+
+def processes_of(path: Path) -> list[psutil.Process]:
+    """The processes that work in a folder or were told of it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(path) or str(path) in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def trainers(path: Path) -> list[psutil.Process]:
+    return [process for process in processes_of(path) if "trainer" in process.cmdline()]
