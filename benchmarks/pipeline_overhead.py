@@ -23,7 +23,10 @@ def run(folder: Path) -> dict[str, float]:
     """Run the pipeline in `folder`; gives the whole command's seconds, each step's, and what is left over."""
     started = time.monotonic()
     subprocess.run(
-        [sys.executable, "-m", "pipelines", "run", "-c", str(CONFIGURATION)], cwd=folder, check=True, capture_output=True
+        [sys.executable, "-m", "pipelines", "run", "-c", str(CONFIGURATION)],
+        cwd=folder,
+        check=True,
+        capture_output=True,
     )
     whole = time.monotonic() - started
     record = json.loads((folder / "runs" / "latest" / "run.json").read_text())

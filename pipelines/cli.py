@@ -108,7 +108,7 @@ def run(
         record = _resumable(folder.read())
     else:
         configuration = load(config, overrides or (), hardware)
-        launch.check(configuration)
+        _check(configuration, rehearsal=False)
         folder = runs.create(configuration)
         record = launch.new_record(folder, configuration, rehearsal=False)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
@@ -130,10 +130,17 @@ def rehearse(
 
     few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
     configuration = load(config, [*(overrides or ()), *few], hardware)
-    launch.check(configuration, rehearsal=True)
+    _check(configuration, rehearsal=True)
     folder = runs.create(configuration)
     record = launch.new_record(folder, configuration, rehearsal=True)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=False)
+
+
+def _check(configuration: Any, *, rehearsal: bool) -> None:
+    """Make the doctor's checks that concern a run on this machine, before anything is started."""
+    from pipelines.doctor import Subject, refuse_on_failure
+
+    refuse_on_failure(Subject(configuration, "local", rehearsal=rehearsal, folder=Path.cwd()))
 
 
 def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool, require_promotion: bool) -> None:
@@ -155,7 +162,9 @@ def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool
         raise typer.Exit(EXIT_INTERRUPTED)
     if record.status == "failed":
         error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
-        error_console.print(f"  go on: slipway run --resume {record.run_id}", highlight=False, soft_wrap=True)
+        go_on = f"slipway run --resume {record.run_id}"
+        if record.error is None or record.error.mend != go_on:
+            error_console.print(f"  go on: {go_on}", highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED)
     shown.print(display.summary(record), highlight=False)
     if require_promotion and record.verdict and record.verdict["decision"] != "promote":
@@ -292,6 +301,54 @@ def cancel(run_id: Run = "latest") -> None:
     while folder.read().status == "running":
         time.sleep(0.1)
     console.print(f"{record.run_id}: {folder.read().status}", highlight=False)
+
+
+@app.command()
+@user_errors
+def doctor(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    target: Annotated[Target, typer.Option(help="Where the run is to be.")] = Target.local,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Make every check of the machine and the configuration: what was found, and how to mend it."""
+    from pipelines.config import load
+    from pipelines.display import findings_table
+    from pipelines.doctor import Subject, examine_all
+
+    configuration = load(config, overrides or (), hardware)
+    findings = examine_all(Subject(configuration, target.value, rehearsal=False, folder=Path.cwd()))
+    if as_json:
+        rows = [{key: getattr(row, key) for key in ("check", "status", "found", "mend")} for row in findings]
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    else:
+        console.print(findings_table(findings), highlight=False)
+    if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command("hardware")
+@user_errors
+def hardware_(
+    choice: Annotated[str | None, typer.Argument(help="One choice, such as l4x4*2; without it, all there is.")] = None,
+    region: Annotated[str | None, typer.Option(help="Only what this region has.")] = None,
+    accelerator: Annotated[str | None, typer.Option(help="Only this kind: t4, a100, tpu-v5e, cpu …")] = None,
+    engine: Annotated[str | None, typer.Option(help="Only what this engine runs on: tensorflow, jax, pytorch.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the hardware that there is, or show what one choice becomes and why it is refused."""
+    from pipelines.hardware import command
+
+    if choice is None:
+        if as_json:
+            sys.stdout.write(command.list_as_json(region, accelerator, engine) + "\n")
+        else:
+            command.show_list(console, region, accelerator, engine)
+    elif as_json:
+        sys.stdout.write(command.choice_as_json(choice, region, engine) + "\n")
+    else:
+        command.show_choice(console, choice, region, engine)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from pipelines.doctor.check import Finding
 from pipelines.runs import RunRecord, StepRecord
 
 MARKS = {
@@ -161,6 +162,20 @@ def run_table(records: list[RunRecord]) -> Table:
             "" if record.seconds is None else f"{record.seconds:.1f}",
             _local_time(record.created),
         )
+    return table
+
+
+def findings_table(findings: list[Finding]) -> Table:
+    """What the doctor found, a row a check, with the mend below what failed."""
+    marks = {"pass": "[green]✓[/]", "fail": "[red]✗[/]", "skipped": "[dim]–[/]"}
+    table = Table.grid(padding=(0, 2))
+    for finding in findings:
+        text = escape(finding.found)
+        if finding.status == "skipped":
+            text = f"[dim]skipped: {text}[/]"
+        table.add_row(marks[finding.status], finding.check, text)
+        if finding.mend:
+            table.add_row("", "", f"mend: {escape(finding.mend)}")
     return table
 
 

@@ -32,7 +32,7 @@ class StepRecord(BaseModel):
 
 
 class ErrorRecord(BaseModel):
-    """Why a run failed: in which step, in one sentence, and what mends it; `traceback` where the mistake is not the user's."""
+    """Why a run failed: in which step, in one sentence, and what mends it; `traceback` where it is no user's mistake."""
 
     model_config = ConfigDict(extra="forbid")
     step: str | None

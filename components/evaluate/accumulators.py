@@ -122,12 +122,13 @@ class ScoreHistograms:
 
     A score p falls into one of `BINS` bins equally wide in the log-odds ln(p / (1 - p)), so that scores near 0 and 1,
     where a trained classifier has nearly all of its own, are told apart as well as those in between: two scores are
-    seen as different where their odds differ by more than 2%. Scores in one bin count as equal, which
-    puts an AUC off by no more than `uncertainty`.
+    seen as different where their odds differ by more than 3%. The bins reach from 5e-32 to the largest float32 below 1.
+    Scores in one bin count as equal, which puts an AUC off by no more than `uncertainty`.
     """
 
-    BINS = 2000
-    LIMIT = 20.0
+    BINS = 3000
+    LOWEST, HIGHEST = -72.0, 18.0  # log-odds
+    WIDTH = (HIGHEST - LOWEST) / BINS
 
     def __init__(self, classes: int) -> None:
         self.all: Counts = np.zeros((classes, self.BINS), np.int64)
@@ -140,9 +141,9 @@ class ScoreHistograms:
         np.add.at(self.positive, (batch.labels, bins[np.arange(len(bins)), batch.labels]), 1)
 
     def _bins(self, scores: Floats) -> Counts:
-        inside = np.clip(scores, 1e-12, 1 - 1e-12)
+        inside = np.clip(scores, 1e-32, 1 - 1e-9)
         odds = np.log(inside) - np.log1p(-inside)
-        bins = np.floor((odds + self.LIMIT) * (self.BINS / (2 * self.LIMIT))).astype(np.int64)
+        bins = np.floor((odds - self.LOWEST) / self.WIDTH).astype(np.int64)
         return np.clip(bins, 0, self.BINS - 1)
 
     def curve(self, index: int) -> Curve | None:
@@ -185,7 +186,7 @@ class ScoreHistograms:
         return float((positive * negative).sum() / pairs / 2) if pairs else 0.0
 
     def _lower_edges(self) -> Floats:
-        edges = np.arange(self.BINS) * (2 * self.LIMIT / self.BINS) - self.LIMIT
+        edges = self.LOWEST + np.arange(self.BINS) * self.WIDTH
         return 1 / (1 + np.exp(-edges))
 
 

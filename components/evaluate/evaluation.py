@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from components.evaluate.gate import Opponent, Verdict, decide
 from components.evaluate.served_model import Batch, Measured, ServedModel
@@ -16,6 +17,7 @@ from components.evaluate.settings import EvaluateSettings
 from trainer import events, manifest
 from trainer.errors import UserError
 from trainer.manifest import Manifest, Split
+from trainer.quick_import import import_tensorflow
 
 SPLIT = "test"
 FEATURES = {"image": "string", "label": "int64", "key": "string"}
@@ -34,6 +36,14 @@ class Evaluation:
     verdict: Verdict
     settings: EvaluateSettings
 
+    def as_dict(self) -> dict[str, Any]:
+        """What a run's record says of it: the metrics, the champion's (None where there is none), the verdict."""
+        return {
+            "metrics": self.model.metrics,
+            "champion_metrics": self.champion.metrics if self.champion else None,
+            "verdict": self.verdict.as_dict(),
+        }
+
 
 def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path | None) -> Evaluation:
     """Measure the model in folder `model`, and the champion, on the test split of the data set in `data`.
@@ -50,6 +60,7 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
     """
     description = manifest.read(data)
     split = _test_split(description, data)
+    import_tensorflow()
     opponent_folder = champion if settings.champion == "registered" else None
     challenger = ServedModel(model, description, settings.worst_examples, is_champion=False)
     opponent = None

@@ -93,7 +93,7 @@ def _against_champion(gate: GateSettings, value: float, champion: Opponent) -> t
     asked = _margin(gate.margin)
     return beaten, (
         f"The {NAMES[gate.metric]}, {ours_shown}, {relation} the champion's ({champion.name}) {theirs_shown}: "
-        f"{asked}, so the model {'passes' if beaten else 'does not pass'}."
+        f"{asked}, which {'holds' if beaten else 'does not hold'}."
     )
 
 

@@ -5,11 +5,12 @@ from kfp.dsl import Dataset, Input
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def plan_training(pools: list, model: str, train: str, image: str, dataset: Input[Dataset]) -> list:  # type: ignore[type-arg]
+def plan_training(pools: list, devices: int, model: str, train: str, image: str, dataset: Input[Dataset]) -> list:  # type: ignore[type-arg]
     """Give the complete worker_pool_specs (a list, as a custom job takes it).
 
     Args:
         pools: The hardware's worker pools, without containers.
+        devices: How many accelerators a replica has.
         model: ModelSettings as JSON.
         train: TrainSettings as JSON.
         image: The image that the workers run, "" for the Python at hand.
@@ -26,6 +27,7 @@ def plan_training(pools: list, model: str, train: str, image: str, dataset: Inpu
     with step("plan_training") as outcome:
         result = work(
             pools=whole_numbers(pools),
+            devices=devices,
             manifest=manifest.read(Path(dataset.path)),
             data=dataset.uri,
             model=ModelSettings.model_validate_json(model),

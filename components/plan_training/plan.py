@@ -23,6 +23,7 @@ class TrainingPlan:
 
 def plan_training(
     pools: list[dict[str, Any]],
+    devices: int,
     manifest: Manifest,
     data: str,
     model: ModelSettings,
@@ -33,6 +34,7 @@ def plan_training(
 
     Args:
         pools: Vertex worker pools without a container: replica_count, machine_spec, maybe disk_spec.
+        devices: How many devices a replica trains on: its accelerators, 0 where it has none but its CPUs.
         manifest: The prepared data set's.
         data: Where workers find it: a folder or a gs:// URI.
         model: The network.
@@ -43,8 +45,7 @@ def plan_training(
         UserError: The batch, the shards or the examples can not be shared among the replicas.
     """
     replicas = sum(int(pool.get("replica_count", 0)) for pool in pools)
-    devices = max(int(pool.get("machine_spec", {}).get("accelerator_count", 0)) for pool in pools) or 1
-    plan = _plan(replicas, devices, manifest, train)
+    plan = _plan(replicas, max(1, devices), manifest, train)
     job = JobConfig(data=data, model=model, train=train, plan=plan)
     container: dict[str, Any] = {
         "command": TRAINER_COMMAND,

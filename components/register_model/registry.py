@@ -1,4 +1,4 @@
-"""The local registry: `<root>/<model>/<version>/` holds a model's folder and `metadata.json`; `champion` names a version.
+"""The local registry: folders `<root>/<model>/<version>/` with a `metadata.json`; the file `champion` names one.
 
 A version appears whole or not at all, and never changes. `champion` is a text file, replaced atomically.
 """
@@ -27,7 +27,7 @@ LOCK = ".lock"
 UNFINISHED = ".unfinished-"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-# The version that a verdict was measured against: its number, None where there was none, "any" where none was asked for.
+# What a verdict was measured against: a version's number, None where there was none, "any" where none was asked for.
 PromoteOver = int | None | Literal["any"]
 
 
@@ -79,13 +79,11 @@ class Registry:
         number = self._champion_number(model)
         return None if number is None else self._version(model, number)
 
-    def register(
-        self, model: str, source: Path, metadata: dict[str, Any], promote_over: PromoteOver
-    ) -> Registration:
+    def register(self, model: str, source: Path, metadata: dict[str, Any], promote_over: PromoteOver) -> Registration:
         """Copy a model's folder in as the next version, and make it the champion.
 
-        The same run's model (by metadata's `run_id` and `weights_checksum`) is registered once: repeating the call gives
-        the version that is there.
+        The same run's model (by metadata's `run_id` and `weights_checksum`) is registered once: repeating the call
+        gives the version that is there.
 
         Args:
             model: The model's name.
@@ -95,14 +93,16 @@ class Registry:
                 the version is registered, and the alias stays where it is.
 
         Raises:
-            UserError: The disk is full or can not be written to; nothing is left of the version then.
+            UserError: The disk is full or can not be written to, or the alias names no version; nothing is left of
+                the version then.
         """
         with self._writing(model):
+            current = None if promote_over == "any" else self._champion_number(model)
             version = self._registered_before(model, metadata) or self._add(model, source, metadata)
-            return self._promote(version, promote_over)
+            return self._promote(version, current, promote_over)
 
-    def _promote(self, version: Version, over: PromoteOver) -> Registration:
-        current = None if over == "any" else self._champion_number(version.model)
+    def _promote(self, version: Version, current: int | None, over: PromoteOver) -> Registration:
+        """Move the alias to `version` where it still stands as it did for the verdict; the caller holds the lock."""
         if current == version.number:
             return Registration(version, champion=True)
         if over != "any" and current != over:
@@ -141,12 +141,12 @@ class Registry:
         try:
             _copy_folder(source, unfinished)
             _write(unfinished / METADATA, json.dumps(record, indent=2) + "\n")
-            _sync_folder(unfinished)
+            _sync(unfinished)
             unfinished.rename(target)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        _sync_folder(target.parent)
+        _sync(target.parent)
         return Version(model, number, target, record)
 
     @contextlib.contextmanager
@@ -244,7 +244,7 @@ def _copy_folder(source: Path, target: Path) -> None:
         elif path.name != METADATA:  # a model that comes from a registry: its record is that version's own
             shutil.copyfile(path, target / path.name)
             _sync(target / path.name)
-    _sync_folder(target)
+    _sync(target)
 
 
 def _replace_text(path: Path, text: str) -> None:
@@ -256,7 +256,7 @@ def _replace_text(path: Path, text: str) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    _sync(path.parent)
 
 
 def _write(path: Path, text: str) -> None:
@@ -265,11 +265,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def _sync(path: Path) -> None:
+    """Have a file, or a folder's entries, on the disk before going on."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-_sync_folder = _sync

@@ -8,7 +8,7 @@ from kfp.dsl import Metrics, Model, Output
 def train(
     worker_pool_specs: list,  # type: ignore[type-arg]
     output: str,
-    virtual_devices: bool,
+    virtual_devices: int,
     model: Output[Model],
     metrics: Output[Metrics],
 ) -> None:
@@ -17,7 +17,7 @@ def train(
     Args:
         worker_pool_specs: As plan_training gives them.
         output: The base output directory: model, checkpoints and logs are written below it.
-        virtual_devices: Rehearse: as many virtual devices a replica as its machine has accelerators.
+        virtual_devices: How many virtual devices each replica is given in place of accelerators; 0 for none.
         model: The trained model.
         metrics: Its last figures on the validation split.
     """

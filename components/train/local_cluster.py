@@ -72,7 +72,7 @@ def run_local_cluster(
     worker_pool_specs: list[dict[str, Any]],
     output: Path,
     *,
-    virtual_devices: bool = False,
+    virtual_devices: int = 0,
     log: TextIO = sys.stdout,
 ) -> None:
     """Run every replica of a job to its end.
@@ -81,7 +81,7 @@ def run_local_cluster(
         worker_pool_specs: As a custom job takes them; each replica's command runs in a process.
         output: The job's base output directory: AIP_MODEL_DIR, AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR are its
             folders model, checkpoints and logs, as on Vertex.
-        virtual_devices: Give each replica as many virtual devices as its machine has accelerators.
+        virtual_devices: How many virtual devices each replica is given in place of accelerators; 0 for none.
         log: Gets every replica's lines, each with the replica's name before it.
 
     Raises:
@@ -101,7 +101,7 @@ def run_local_cluster(
         ports.close()
 
 
-def _environment(replica: Replica, replicas: list[Replica], output: Path, virtual_devices: bool) -> dict[str, str]:
+def _environment(replica: Replica, replicas: list[Replica], output: Path, virtual_devices: int) -> dict[str, str]:
     environment = {
         **os.environ,
         **cluster_environment(replica, replicas),
@@ -114,8 +114,8 @@ def _environment(replica: Replica, replicas: list[Replica], output: Path, virtua
     }
     if len(replicas) == 1:
         environment.pop("TF_CONFIG", None)
-    if virtual_devices and replica.accelerators:
-        environment["SLIPWAY_VIRTUAL_DEVICES"] = str(replica.accelerators)
+    if virtual_devices:
+        environment["SLIPWAY_VIRTUAL_DEVICES"] = str(virtual_devices)
     return environment
 
 

@@ -19,7 +19,6 @@ class Replica:
     pool: int
     index: int
     command: tuple[str, ...]
-    accelerators: int
     port: int
 
     @property
@@ -69,9 +68,8 @@ def replicas_of(worker_pool_specs: list[dict[str, Any]], ports: list[int]) -> li
         command = [*container.get("command", []), *container.get("args", [])]
         if command and command[0] in ("python", "python3"):
             command[0] = sys.executable
-        accelerators = int(pool.get("machine_spec", {}).get("accelerator_count", 0))
         count = int(pool["replica_count"])
-        replicas += [Replica(number, index, tuple(command), accelerators, next(free)) for index in range(count)]
+        replicas += [Replica(number, index, tuple(command), next(free)) for index in range(count)]
     return replicas
 
 

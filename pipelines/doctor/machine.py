@@ -91,7 +91,8 @@ class Packages:
         for first, second, reason in CLASHES:
             if _version(first) and _version(second):
                 raise UserError(
-                    f"{first} and {second} are both installed: {reason}.", mend=f"pip uninstall {first} {second}, then make install"
+                    f"{first} and {second} are both installed: {reason}.",
+                    mend=f"pip uninstall {first} {second}, then make install",
                 )
         found = [f"{name} {version}" for name in ("kfp", "tensorflow", "keras") if (version := _version(name))]
         if _version("tensorflow") is None and _version("tensorflow-tpu") is None:

@@ -8,9 +8,10 @@ import pkgutil
 import sys
 from pathlib import Path
 
+from components.prepare_data.sources import open_source
 from components.register_model.registry import Registry
-from pipelines.hardware import validate_for
 from pipelines.doctor.check import NotConcernedError, Subject
+from pipelines.hardware import validate_for
 from trainer.errors import UserError, nearest
 
 
@@ -127,7 +128,7 @@ class HardwareChoice:
                     value=config.hardware,
                     allowed="cpu, cpu*2 …",
                     nearest="cpu",
-                    mend=f"slipway rehearse --hardware '{config.hardware}' tries the layout here, --hardware cpu trains here",
+                    mend=f"slipway rehearse --hardware '{config.hardware}' tries the layout; --hardware cpu trains",
                 )
             return str(hardware)
         region = config.vertex.region if config.vertex else None
@@ -144,5 +145,5 @@ class DataSource:
     def look(self, subject: Subject) -> str:
         if subject.target != "local":
             raise NotConcernedError("the source is not read from this machine")
-        open_source(subject.config.data)
+        open_source(subject.config.data.source)
         return subject.config.data.source

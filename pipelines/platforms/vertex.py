@@ -1,6 +1,7 @@
-"""Each step's op on Vertex AI Pipelines, and the pipeline that they make."""
+"""Each step's op on Vertex AI Pipelines, and the pipeline that they make.
 
-from __future__ import annotations
+kfp reads a pipeline's annotations as objects, so they are not postponed here.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,7 @@ class VertexPlatform:
     def plan_training(self, config: RunConfig, dataset: Any, image: Any) -> Any:
         return self._in_image(plan_training)(
             pools=config.parsed_hardware.worker_pools(),
+            devices=config.parsed_hardware.accelerators_per_replica,
             model=config.model.model_dump_json(),
             train=config.train.model_dump_json(exclude_none=True),
             image=image or self.settings.image,

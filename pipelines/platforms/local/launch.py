@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import psutil
 
+from components.register_model.registration import NONE_ASKED
 from components.register_model.registry import Registry
 from components.step import LOGS_VARIABLE
 from pipelines.config import RunConfig
@@ -119,9 +120,12 @@ def _execute(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: W
 
 
 def champion_folder(config: RunConfig, *, rehearsal: bool) -> str:
-    """The folder of the registered model that this run's has to beat; "" where there is none to be measured."""
+    """The folder of the registered model that this run's has to beat, "" where there is none yet.
+
+    NONE_ASKED where the run is not to be measured against one.
+    """
     if rehearsal or config.evaluate.champion == "none":
-        return ""
+        return NONE_ASKED
     champion = Registry(Path(config.register_.registry).absolute()).champion(config.model_name)
     return str(champion.folder) if champion else ""
 

@@ -1,6 +1,7 @@
-"""Each step's op on this machine, and the pipeline that they make."""
+"""Each step's op on this machine, and the pipeline that they make.
 
-from __future__ import annotations
+kfp reads a pipeline's annotations as objects, so they are not postponed here.
+"""
 
 from typing import Any
 
@@ -33,14 +34,16 @@ class LocalPlatform:
     def plan_training(self, config: RunConfig, dataset: Any, image: Any) -> Any:
         return plan_training(
             pools=config.parsed_hardware.worker_pools(),
+            devices=config.parsed_hardware.accelerators_per_replica,
             model=config.model.model_dump_json(),
             train=config.train.model_dump_json(exclude_none=True),
             image=image or "",
             dataset=dataset,
         )
 
-    def train(self, config: RunConfig, worker_pool_specs: Any, output: Any) -> Any:  # noqa: ARG002
-        return train(worker_pool_specs=worker_pool_specs, output=output, virtual_devices=self.rehearsal)
+    def train(self, config: RunConfig, worker_pool_specs: Any, output: Any) -> Any:
+        virtual = config.parsed_hardware.accelerators_per_replica if self.rehearsal else 0
+        return train(worker_pool_specs=worker_pool_specs, output=output, virtual_devices=virtual)
 
     def evaluate(self, config: RunConfig, model: Any, dataset: Any, champion: Any) -> Any:
         return evaluate(settings=config.evaluate.model_dump_json(), model=model, dataset=dataset, champion=champion)

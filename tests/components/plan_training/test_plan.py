@@ -26,17 +26,15 @@ def manifest(examples: int, shards: int) -> Manifest:
     )  # fmt: skip
 
 
-def pools(replicas: int, accelerators: int = 0) -> list[dict]:
+def pools(replicas: int) -> list[dict]:
     machine = {"machine_type": "n1-standard-4"}
-    if accelerators:
-        machine |= {"accelerator_type": "NVIDIA_TESLA_T4", "accelerator_count": accelerators}
     result = [{"replica_count": 1, "machine_spec": machine}]
     return result + ([{"replica_count": replicas - 1, "machine_spec": machine}] if replicas > 1 else [])
 
 
-def plan(replicas=1, accelerators=0, available=1000, shards=4, image="", **train):
+def plan(replicas=1, devices=0, available=1000, shards=4, image="", **train):
     settings = TrainSettings(**({"epochs": 1} | train))
-    return plan_training(pools(replicas, accelerators), manifest(available, shards), "/data", MODEL, settings, image)
+    return plan_training(pools(replicas), devices, manifest(available, shards), "/data", MODEL, settings, image)
 
 
 def test_every_pool_runs_the_trainer_with_the_whole_job():
@@ -76,7 +74,7 @@ def test_steps_are_exact(train, steps):
     ("arguments", "setting", "mend"),
     [
         ({"replicas": 3, "batch_size": 64}, "train.batch_size", "--set train.batch_size=63"),
-        ({"replicas": 2, "accelerators": 4, "batch_size": 20}, "train.batch_size", "--set train.batch_size=16"),
+        ({"replicas": 2, "devices": 4, "batch_size": 20}, "train.batch_size", "--set train.batch_size=16"),
         ({"available": 50, "batch_size": 64}, "train.batch_size", "--set train.batch_size=50"),
         ({"replicas": 8, "shards": 4, "batch_size": 64}, "hardware", "use 4 replicas"),
         ({"replicas": 2, "available": 1, "batch_size": 64}, "train.batch_size", "use fewer replicas"),

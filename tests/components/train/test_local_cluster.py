@@ -22,9 +22,9 @@ from components.train.replica import Ports, cluster_environment, replicas_of
 from trainer.errors import UserError
 
 
-def pools(code: str, replicas: int, accelerators: int = 0) -> list[dict]:
+def pools(code: str, replicas: int) -> list[dict]:
     spec = {
-        "machine_spec": {"machine_type": "x", "accelerator_count": accelerators},
+        "machine_spec": {"machine_type": "x"},
         "container_spec": {"command": ["python", "-c", textwrap.dedent(code)]},
     }
     return [{**spec, "replica_count": 1}, *([{**spec, "replica_count": replicas - 1}] if replicas > 1 else [])]
@@ -46,7 +46,7 @@ def told(log: str) -> dict[str, dict]:
 def test_replicas_are_told_what_vertex_tells(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "of an outer job")
     log = io.StringIO()
-    run_local_cluster(pools(TELL, 3, accelerators=4), tmp_path, virtual_devices=True, log=log)
+    run_local_cluster(pools(TELL, 3), tmp_path, virtual_devices=4, log=log)
     seen = told(log.getvalue())
     assert set(seen) == {"workerpool0-0", "workerpool1-0", "workerpool1-1"}
     config = json.loads(seen["workerpool1-1"]["TF_CONFIG"])

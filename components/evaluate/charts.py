@@ -1,0 +1,165 @@
+"""The report's charts: inline SVG whose colours are the page's own, so that they follow its light or dark dress."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from components.evaluate.accumulators import Calibration, Counts, Curve
+from components.evaluate.history import History, Series
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# matplotlib wants real colours: each of these stands for a variable of the page's style sheet.
+INK, MUTED, LINE, ACCENT, SECOND = "#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04", "#0a0b05"
+_VARIABLES = {INK: "--ink", MUTED: "--muted", LINE: "--line", ACCENT: "--accent", SECOND: "--second"}
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.size": 9.5,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.8,
+    "axes.labelcolor": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+}
+# The cells of a confusion matrix that is drawn as a picture, readable on light and on dark.
+_RIGHT, _WRONG = (58, 110, 224), (214, 84, 20)
+
+
+def learning_curve(history: History, figure: str) -> str | None:
+    """`figure` (loss or accuracy) by step, in training and in validation; None where nothing was recorded of it."""
+    train, validation = history.series("train", figure), history.series("validation", figure)
+    if not train.steps and not validation.steps:
+        return None
+    with _style():
+        page, axes = _figure(4.6, 2.75)
+        if train.steps:
+            axes.plot(train.steps, train.values, color=ACCENT, linewidth=1.2, alpha=0.85, label="training")
+        if validation.steps:
+            marker = "o" if len(validation.steps) <= 40 else ""
+            axes.plot(
+                validation.steps, validation.values, color=SECOND, linewidth=1.6, marker=marker, markersize=3.5,
+                label="validation",
+            )  # fmt: skip
+        if figure == "loss" and _spans_decades(train, validation):
+            axes.set_yscale("log")
+        axes.set_xlabel("step")
+        axes.locator_params(axis="x", nbins=6, integer=True)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_title(figure, loc="left", fontsize=10.5, color=INK)
+        axes.margins(x=0.02)
+        axes.legend(loc="best")
+        return _svg(page, f"{figure} by step, in training and in validation")
+
+
+def roc_curve(average: Curve, classes: Sequence[Curve]) -> str:
+    """The ROC curve averaged over the classes, over those of the `classes` drawn thinly."""
+    with _style():
+        page, axes = _figure(4.2, 3.9)
+        for curve in classes:
+            axes.plot(curve.false_positive_rate, curve.true_positive_rate, color=MUTED, linewidth=0.6, alpha=0.55)
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
+        axes.plot(average.false_positive_rate, average.true_positive_rate, color=ACCENT, linewidth=1.8)
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+        axes.set_xlabel("false positive rate")
+        axes.set_title("true positive rate", loc="left", fontsize=9.5, color=MUTED)
+        return _svg(page, "ROC curve of each class against the rest, and their average")
+
+
+def calibration_diagram(calibration: Calibration) -> str:
+    """Accuracy by confidence, and below it how many predictions there are of each confidence."""
+    bins = len(calibration.examples)
+    centres = (np.arange(bins) + 0.5) / bins
+    used = calibration.examples > 0
+    with _style():
+        page, (upper, lower) = _figure(4.2, 3.9, rows=[3.4, 1])
+        upper.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
+        upper.bar(centres[used], calibration.accuracy[used], width=0.8 / bins, color=ACCENT, alpha=0.4, linewidth=0)
+        upper.plot(
+            calibration.confidence[used], calibration.accuracy[used], color=ACCENT, marker="o", markersize=3.5,
+            linewidth=1.2,
+        )  # fmt: skip
+        upper.set(xlim=(0, 1), ylim=(0, 1.03))
+        upper.set_title("accuracy", loc="left", fontsize=9.5, color=MUTED)
+        upper.tick_params(labelbottom=False)
+        lower.bar(centres, calibration.examples, width=0.8 / bins, color=MUTED, alpha=0.6, linewidth=0)
+        lower.set(xlim=(0, 1))
+        lower.grid(axis="y", visible=False)
+        lower.set_yticks([])
+        lower.spines["left"].set_visible(False)
+        lower.set_xlabel("confidence, and how many predictions have it")
+        return _svg(page, "accuracy by confidence")
+
+
+def confusion_picture(counts: Counts) -> str:
+    """A confusion matrix [n, n or more] as a PNG's data URI, a pixel a cell: blue on the diagonal, orange off it.
+
+    The stronger, the larger the share of its row; what is rare is drawn stronger than in proportion, to be seen.
+    """
+    from PIL import Image
+
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    pixels = np.zeros((*counts.shape, 4), np.uint8)
+    pixels[..., :3] = _WRONG
+    pixels[np.arange(len(counts)), np.arange(len(counts)), :3] = _RIGHT
+    pixels[..., 3] = np.where(counts > 0, np.clip(70 + 185 * np.sqrt(shares), 0, 255), 0)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels, mode="RGBA").save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _spans_decades(*series: Series) -> bool:
+    values = [value for one in series for value in one.values]
+    return min(values) > 0 and math.log10(max(values) / min(values)) > 1.7
+
+
+def _style() -> Any:
+    import matplotlib as mpl
+
+    return mpl.rc_context(_STYLE)
+
+
+def _figure(width: float, height: float, rows: Sequence[float] = (1,)) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(len(rows), 1, gridspec_kw={"height_ratios": list(rows)})
+    return figure, axes
+
+
+def _svg(figure: Figure, description: str) -> str:
+    """A figure as an <svg> element of the page: scaled by its box, coloured by the style sheet, in the page's font."""
+    from matplotlib import rc_context
+
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    # Element names are hashes: salted by the description, no two charts of a page share one.
+    with rc_context({"svg.hashsalt": description}):
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    text = buffer.getvalue()
+    opening = text.index("<svg")
+    start = text.index(">", opening) + 1
+    box = text[opening:start].split('viewBox="')[1].split('"')[0]
+    body = text[start:].replace("*{stroke-linejoin: round; stroke-linecap: butt}", "")
+    for colour, variable in _VARIABLES.items():
+        body = body.replace(colour, f"var({variable})")
+    return f'<svg class="chart" viewBox="{box}" role="img" aria-label="{description}">{body}'

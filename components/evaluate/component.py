@@ -1,0 +1,50 @@
+"""The step evaluate: the model and the champion on the test split, and the gate's verdict."""
+
+from kfp import dsl
+from kfp.dsl import HTML, ClassificationMetrics, Dataset, Input, Metrics, Model, Output
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def evaluate(
+    settings: str,
+    model: Input[Model],
+    dataset: Input[Dataset],
+    champion: str,
+    metrics: Output[Metrics],
+    classification: Output[ClassificationMetrics],
+    report: Output[HTML],
+) -> str:
+    """Give the verdict: "promote" or "reject".
+
+    Args:
+        settings: EvaluateSettings as JSON.
+        model: The trained model.
+        dataset: The prepared data set, of which the test split is used.
+        champion: The folder or gs:// URI of the registered version to beat, "" (or "none") for none.
+        metrics: The model's figures.
+        classification: Its confusion matrix and ROC curve.
+        report: The page about it all.
+    """
+    from pathlib import Path
+
+    from components.evaluate.evaluation import evaluate as work
+    from components.evaluate.results import log_classification
+    from components.evaluate.settings import EvaluateSettings
+    from components.step import step
+    from trainer.places import local_path
+
+    with step("evaluate") as outcome:
+        evaluation = work(
+            EvaluateSettings.model_validate_json(settings),
+            model=Path(model.path),
+            data=Path(dataset.path),
+            champion=None if champion in ("", "none") else local_path(champion),
+        )
+        from components.evaluate.report import write_report  # matplotlib after TensorFlow, which does without it
+
+        write_report(evaluation, Path(report.path))
+        for name, value in evaluation.model.metrics.items():
+            metrics.log_metric(name, value)
+        log_classification(evaluation, classification)
+        outcome.outputs = {**evaluation.as_dict(), "report": report.path}
+    return evaluation.verdict.decision

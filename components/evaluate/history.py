@@ -1,0 +1,65 @@
+"""The history of a training run, from the metrics.jsonl in a model's folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+POINTS = 400
+
+
+@dataclass(frozen=True)
+class Series:
+    """A figure by step."""
+
+    steps: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def thinned(self, points: int) -> Series:
+        """No more than `points` of them: means of neighbours where there are more."""
+        if len(self.steps) <= points:
+            return self
+        groups = [part for part in np.array_split(np.arange(len(self.steps)), points) if len(part)]
+        steps, values = np.array(self.steps), np.array(self.values)
+        return Series([float(steps[part].mean()) for part in groups], [float(values[part].mean()) for part in groups])
+
+
+@dataclass(frozen=True)
+class History:
+    """The records of a run, in order."""
+
+    records: list[dict[str, Any]]
+
+    def series(self, kind: str, figure: str) -> Series:
+        """`figure` by step, of the records of a kind (train, validation); only finite values."""
+        found = Series()
+        for record in self.records:
+            value = record.get(figure)
+            if record.get("kind") == kind and isinstance(value, int | float) and math.isfinite(value):
+                found.steps.append(record["step"])
+                found.values.append(value)
+        return found.thinned(POINTS)
+
+    def last(self, kind: str) -> dict[str, Any] | None:
+        """The last record of a kind."""
+        return next((record for record in reversed(self.records) if record.get("kind") == kind), None)
+
+
+def read_history(path: Path) -> History:
+    """The history in a file; an empty one where there is none. A line cut short by a crash is passed over."""
+    records = []
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(record, dict) and "step" in record:
+                    records.append(record)
+    return History(records)

@@ -1,0 +1,39 @@
+"""The step prepare_data: the source as a prepared data set."""
+
+from kfp import dsl
+from kfp.dsl import HTML, Dataset, Output
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statistics: Output[HTML]) -> None:
+    """Prepare the data set, or find that it is there already.
+
+    Args:
+        settings: DataSettings as JSON.
+        replicas: How many replicas will read it: the training split has at least as many shards.
+        dataset: The prepared set's folder or gs:// URI.
+        statistics: Its statistics page.
+    """
+    import shutil
+    from pathlib import Path
+
+    from components.prepare_data.prepare import prepare
+    from components.prepare_data.settings import DataSettings
+    from components.prepare_data.statistics import FILE_NAME
+    from components.step import step
+
+    with step("prepare_data") as outcome:
+        prepared = prepare(DataSettings.model_validate_json(settings), replicas)
+        examples = {name: split.examples for name, split in prepared.manifest.splits.items()}
+        dataset.uri = prepared.uri
+        dataset.metadata.update(fingerprint=prepared.manifest.fingerprint, examples=examples)
+        Path(statistics.path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(prepared.folder / FILE_NAME, statistics.path)
+        outcome.reused = prepared.reused
+        outcome.outputs = {
+            "dataset": prepared.uri,
+            "examples": examples,
+            "fingerprint": prepared.manifest.fingerprint,
+            "left_out": prepared.manifest.left_out_count,
+            "statistics": statistics.path,
+        }

@@ -1,0 +1,59 @@
+"""The files by which `tensorflow_datasets.builder_from_directory` reads a prepared set.
+
+They are written by hand, as importing tensorflow_datasets (and with it TensorFlow) takes longer than most sets.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainer.manifest import Manifest
+
+VERSION = "1.0.0"
+_FEATURES = "tensorflow_datasets.core.features."
+
+
+def write_dataset_info(folder: Path, manifest: Manifest) -> None:
+    """Write `dataset_info.json`, `features.json` and the classes' names beside the shards."""
+    (folder / "dataset_info.json").write_text(_json(_dataset_info(manifest)), encoding="utf-8")
+    (folder / "features.json").write_text(_json(_features(manifest)), encoding="utf-8")
+    (folder / "label.labels.txt").write_text("\n".join(manifest.classes) + "\n", encoding="utf-8")
+
+
+def _dataset_info(manifest: Manifest) -> dict[str, Any]:
+    splits = [
+        {
+            "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+            "name": name,
+            "numBytes": str(sum(shard.bytes for shard in split.shards)),
+            "shardLengths": [str(shard.examples) for shard in split.shards],
+        }
+        for name, split in manifest.splits.items()
+    ]
+    return {"fileFormat": "tfrecord", "name": manifest.name, "splits": splits, "version": VERSION}
+
+
+def _features(manifest: Manifest) -> dict[str, Any]:
+    # -1 stands for any: the stored images have their own sizes where the reader resizes them.
+    height, width = (-1, -1) if manifest.resize else manifest.image_size
+    image: dict[str, Any] = {
+        "dtype": "uint8",
+        "shape": {"dimensions": [str(height), str(width), str(manifest.channels)]},
+    }
+    if len(manifest.encodings) == 1:
+        image["encodingFormat"] = manifest.encodings[0]
+    features = {
+        "image": {"pythonClassName": f"{_FEATURES}image_feature.Image", "image": image},
+        "key": {"pythonClassName": f"{_FEATURES}text_feature.Text", "text": {}},
+        "label": {
+            "pythonClassName": f"{_FEATURES}class_label_feature.ClassLabel",
+            "classLabel": {"numClasses": str(len(manifest.classes))},
+        },
+    }
+    return {"pythonClassName": f"{_FEATURES}features_dict.FeaturesDict", "featuresDict": {"features": features}}
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=4, sort_keys=True) + "\n"

@@ -1,0 +1,287 @@
+"""The list of all examples, on disk: sorted by a hash, divided among splits, dealt to shards.
+
+However many examples there are, few of them are in memory at once. Each part of a source is listed by one process
+into a file: a group's (split of its own, class) examples as runs sorted by the hash of seed and key, merged to one.
+An example's rank in its group says its split and its shard, so neither depends on the order in which a folder lists
+its files, nor on the number of workers. Within a shard, other bits of the same hash say the order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import marshal
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from components.prepare_data.sources.source import Ignored, Source
+from components.prepare_data.split import Amount, Group
+
+# A row is hash (12 bytes: 8 rank it in its group, 4 in its shard), size, place, stamp, the key's length, and the key.
+ROW = struct.Struct(">QQQI")
+RANK_BYTES = 8
+HASH_BYTES = 12
+ROW_AFTER_RANK = struct.Struct(">IQQQI")
+# How many rows are in memory: while a part is listed, in a piece of a file, and before shards' lists are appended to.
+MOST_ROWS_LISTED = 16_384
+PIECE_ROWS = 1024
+MOST_ROWS_DEALT = 16_384
+
+
+class Example(NamedTuple):
+    """One example as a shard's writer sees it; see `Entry`."""
+
+    key: bytes
+    label: int
+    size: int
+    place: int
+
+
+@dataclass
+class GroupList:
+    """One group's examples in one part: their amount, and where the pieces of its sorted rows begin in the file."""
+
+    examples: int = 0
+    bytes: int = 0
+    runs: list[list[int]] = field(default_factory=list)
+
+
+@dataclass
+class PartList:
+    """One part of a source, listed: its file, its groups, what was ignored, and a digest of keys, sizes and stamps."""
+
+    path: Path
+    groups: dict[Group, GroupList]
+    ignored: Ignored
+    digest: str
+
+
+def list_part(source: Source, part: Any, seed: int, path: Path) -> PartList:
+    """List one part into the file `path`; the digest is the same in whatever order the source gives the entries."""
+    hash_key = struct.pack(">Q", seed)
+    ignored = Ignored()
+    groups: dict[Group, GroupList] = {}
+    rows: dict[Group, list[bytes]] = {}
+    listed = 0
+    blake2b, pack = hashlib.blake2b, ROW.pack
+    with path.open("w+b") as file:
+        for key, label, split, size, stamp, place in source.entries(part, ignored):
+            row = blake2b(key, digest_size=HASH_BYTES, key=hash_key).digest() + pack(size, place, stamp, len(key)) + key
+            group = (split, label)
+            if group not in rows:
+                rows[group] = []
+                groups[group] = GroupList()
+            rows[group].append(row)
+            groups[group].bytes += size
+            listed += 1
+            if listed % MOST_ROWS_LISTED == 0:
+                _write_runs(file, rows, groups)
+        _write_runs(file, rows, groups)
+        digest = hashlib.sha256()
+        for group in sorted(groups, key=_group_order):
+            if len(groups[group].runs) > 1:
+                merged = _merge(file, groups[group].runs)
+                groups[group].runs = [_append_run(file, merged)]
+            digest.update(repr((group, groups[group].examples)).encode())
+            for piece in _pieces(file, groups[group].runs[0]):
+                digest.update(b"".join(piece))
+    return PartList(path, groups, ignored, digest.hexdigest())
+
+
+def _write_runs(file: BinaryIO, rows: dict[Group, list[bytes]], groups: dict[Group, GroupList]) -> None:
+    """Write each group's rows as one sorted run, and forget them."""
+    for group, found in rows.items():
+        if found:
+            found.sort()
+            groups[group].examples += len(found)
+            groups[group].runs.append(_append_run(file, iter(found)))
+            rows[group] = []
+
+
+def _append_run(file: BinaryIO, rows: Iterator[bytes]) -> list[int]:
+    """Append sorted rows; the places where their pieces begin. `rows` may read from the same file."""
+    places = []
+    piece: list[bytes] = []
+
+    def write() -> None:
+        places.append(file.seek(0, 2))
+        marshal.dump(piece, file)
+        piece.clear()
+
+    for row in rows:
+        piece.append(row)
+        if len(piece) == PIECE_ROWS:
+            write()
+    if piece:
+        write()
+    return places
+
+
+def _pieces(file: BinaryIO, run: list[int]) -> Iterator[list[bytes]]:
+    for place in run:
+        file.seek(place)
+        yield marshal.load(file)
+
+
+def _rows(file: BinaryIO, run: list[int]) -> Iterator[bytes]:
+    for piece in _pieces(file, run):
+        yield from piece
+
+
+def _merge(file: BinaryIO, runs: list[list[int]]) -> Iterator[bytes]:
+    return heapq.merge(*(_rows(file, run) for run in runs))
+
+
+def _group_order(group: Group) -> tuple[str, str]:
+    return (group[0] or "", group[1])
+
+
+class Listing:
+    """All parts of a source, listed.
+
+    Attributes:
+        groups: Each group's amount.
+        ignored: What is no example.
+        digest: SHA-256 (hex) of all keys, labels, sizes and stamps.
+    """
+
+    def __init__(self, parts: list[PartList]) -> None:
+        self._parts = parts
+        self.groups: dict[Group, Amount] = {}
+        self.ignored = Ignored()
+        digest = hashlib.sha256()
+        for part in parts:
+            self.ignored.merge(part.ignored)
+            digest.update(part.digest.encode())
+            for group, found in part.groups.items():
+                before = self.groups.get(group, Amount(0, 0))
+                self.groups[group] = Amount(before.examples + found.examples, before.bytes + found.bytes)
+        self.groups = {group: self.groups[group] for group in sorted(self.groups, key=_group_order)}
+        self.digest = digest.hexdigest()
+
+    def counts_without(self, left_out: frozenset[bytes]) -> dict[Group, int]:
+        """How many examples of each group stay without those keys."""
+        return {
+            group: amount.examples - sum(row_key(row) in left_out for piece in self.rows(group) for row in piece)
+            for group, amount in self.groups.items()
+        }
+
+    def rows(self, group: Group) -> Iterator[list[bytes]]:
+        """A group's rows in the order of their ranks, piece by piece."""
+        holders = [part for part in self._parts if group in part.groups]
+        if len(holders) == 1:
+            with holders[0].path.open("rb") as file:
+                yield from _pieces(file, holders[0].groups[group].runs[0])
+            return
+        files = [part.path.open("rb") for part in holders]
+        try:
+            runs = [_rows(file, part.groups[group].runs[0]) for file, part in zip(files, holders, strict=True)]
+            piece: list[bytes] = []
+            for row in heapq.merge(*runs):
+                piece.append(row)
+                if len(piece) == PIECE_ROWS:
+                    yield piece
+                    piece = []
+            if piece:
+                yield piece
+        finally:
+            for file in files:
+                file.close()
+
+
+class Dealer:
+    """Deals a listing's rows to the lists of shards: files in `folder`, one a shard, appended to bit by bit.
+
+    Args:
+        listing: The examples.
+        divided: How many of each group's go to which split.
+        shards: How many shards each split has.
+        left_out: Keys to leave out; `divided` counts without them.
+        classes: The classes, whose places are the labels.
+    """
+
+    def __init__(
+        self,
+        listing: Listing,
+        divided: Mapping[Group, Mapping[str, int]],
+        shards: Mapping[str, int],
+        left_out: frozenset[bytes],
+        classes: list[str],
+    ) -> None:
+        self._listing = listing
+        self._divided = divided
+        self._shards = shards
+        self._left_out = left_out
+        self._labels = {label: index for index, label in enumerate(classes)}
+        self._rows: dict[tuple[str, int], list[tuple[int, list[bytes]]]] = {}
+
+    def deal(self, folder: Path) -> None:
+        """Write the lists: every split's shards differ by one example at most, in all and in each class."""
+        dealt = dict.fromkeys(self._shards, 0)
+        held = 0
+        for group, counts in self._divided.items():
+            label = self._labels[group[1]]
+            stretches = iter(counts.items())
+            split, left = "", 0
+            for piece in self._pieces(group):
+                start = 0
+                while start < len(piece):
+                    while left == 0:
+                        split, left = next(stretches)
+                    taken = piece[start : start + left]
+                    self._deal_rows(split, dealt[split], label, taken)
+                    dealt[split] += len(taken)
+                    left -= len(taken)
+                    start += len(taken)
+                held += len(piece)
+                if held >= MOST_ROWS_DEALT:
+                    self._append(folder)
+                    held = 0
+        self._append(folder)
+
+    def _pieces(self, group: Group) -> Iterator[list[bytes]]:
+        for piece in self._listing.rows(group):
+            if self._left_out:
+                yield [row for row in piece if row_key(row) not in self._left_out]
+            else:
+                yield piece
+
+    def _deal_rows(self, split: str, dealt: int, label: int, rows: list[bytes]) -> None:
+        """Give the split's shards one row each, in turn, from where the last turn ended."""
+        shards = self._shards[split]
+        for turn in range(min(shards, len(rows))):
+            shard = (dealt + turn) % shards
+            self._rows.setdefault((split, shard), []).append((label, rows[turn::shards]))
+
+    def _append(self, folder: Path) -> None:
+        for (split, shard), rows in self._rows.items():
+            with list_path(folder, split, shard).open("ab") as file:
+                marshal.dump(rows, file)
+        self._rows.clear()
+
+
+def row_key(row: bytes) -> bytes:
+    """The key in a row."""
+    return row[HASH_BYTES + ROW.size :]
+
+
+def list_path(folder: Path, split: str, shard: int) -> Path:
+    """The file that holds the list of one shard's examples."""
+    return folder / f"{split}-{shard:05d}.list"
+
+
+def read_list(path: Path) -> Iterator[Example]:
+    """One shard's examples, in the order in which they are written."""
+    rows: list[tuple[bytes, int]] = []
+    with path.open("rb") as file:
+        while file.peek(1):
+            for label, found in marshal.load(file):
+                rows += [(row[RANK_BYTES:], label) for row in found]
+    rows.sort()
+    unpack, start = ROW_AFTER_RANK.unpack_from, ROW_AFTER_RANK.size
+    for row, label in rows:
+        _, size, place, _, _ = unpack(row)
+        yield Example(row[start:], label, size, place)

@@ -1,0 +1,344 @@
+"""Prepare a data set: list the source, divide it, write its shards, publish it; or find that it is there already."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from components.prepare_data import split as splitting
+from components.prepare_data.dataset_info import write_dataset_info
+from components.prepare_data.index import Dealer, Listing, PartList, list_part, list_path
+from components.prepare_data.left_out import LeftOutImages, refuse_too_many
+from components.prepare_data.settings import DataSettings
+from components.prepare_data.shards import ShardResult, ShardTask, write_durably, write_shard
+from components.prepare_data.sources import open_source
+from components.prepare_data.sources.source import SPLITS, Reader, Source, readable
+from components.prepare_data.split import Amount, Group
+from components.prepare_data.statistics import write_statistics
+from components.prepare_data.store import Store, require_room, store_errors_named
+from components.prepare_data.tally import Tally, combine
+from components.prepare_data.workers import Tick, Workers, available_cores
+from trainer import events, manifest
+from trainer.manifest import LeftOut, Manifest, Split
+
+# Part of every fingerprint: to be raised when other bytes would be written for the same source and settings.
+FORMAT = 1
+IDENTITY_DIGITS = 16
+# What a record takes beside the image: the frame, the fields' names and lengths, the key.
+RECORD_BYTES_BESIDE_IMAGE = 120
+MOST_LEFT_OUT_LISTED = 100
+SECONDS_BETWEEN_EVENTS = 0.3
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared data set: its folder, the same as a URI for other machines, its manifest, and whether it was there."""
+
+    folder: Path
+    uri: str
+    manifest: Manifest
+    reused: bool
+
+
+def prepare(settings: DataSettings, replicas: int) -> Prepared:
+    """Prepare the data set that `settings` describe, for training by `replicas` processes.
+
+    Raises:
+        UserError: The source, an image in it or the place to write to is not as it must be; nothing is left behind.
+    """
+    source = open_source(settings.source)
+    store = Store(settings.store, settings.name or source.name)
+    with store_errors_named(store, 0), store.work_folder() as scratch:
+        listing = list_source(source, settings, scratch)
+        plan = Plan.of(listing, settings, replicas)
+        fingerprint = fingerprint_of(listing, plan, settings, store.name)
+        identity = fingerprint[:IDENTITY_DIGITS]
+        found = store.complete(identity)
+        if found is not None:
+            return Prepared(store.path(identity), store.uri(identity), found, reused=True)
+        with store_errors_named(store, plan.bytes), store.work_folder(identity) as work:
+            found = store.complete(identity)  # another run may have made it while we waited
+            if found is None:
+                store.remove_leftovers(but=identity)
+                require_room(store, work, plan.bytes)
+                lists = scratch / "lists"
+                written = SetWriter(source, settings, listing, plan, lists, work).write(store.name, fingerprint)
+                store.publish(work / SetWriter.SET, identity)
+            return Prepared(store.path(identity), store.uri(identity), found or written, reused=found is not None)
+
+
+def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing:
+    """List all parts of the source into files in `folder`."""
+    parts = source.parts()
+    tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(parts)]
+    with Workers(ListWork(source, settings.seed), worker_count(settings)) as workers:
+        listed = dict(workers.run(tasks))
+    return Listing([listed[number] for number in range(len(parts))])
+
+
+def worker_count(settings: DataSettings) -> int:
+    """How many processes work: as many as there are cores, unless the settings say otherwise."""
+    return settings.workers or available_cores()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a listing is divided.
+
+    Attributes:
+        classes: The classes, in the order of their labels.
+        divided: How many of each group's examples go to which split.
+        shards: How many shards each split has.
+        bytes: What all shards take, about.
+    """
+
+    classes: list[str]
+    divided: dict[Group, dict[str, int]]
+    shards: dict[str, int]
+    bytes: int
+
+    @classmethod
+    def of(cls, listing: Listing, settings: DataSettings, replicas: int) -> Plan:
+        """The plan for all examples of the listing.
+
+        Raises:
+            UserError: A class has no image for one of the splits.
+        """
+        counts = {group: amount.examples for group, amount in listing.groups.items()}
+        classes = sorted({label for _, label in counts})
+        divided = splitting.divide(counts, settings.split)
+        amounts = {name: _split_amount(name, listing, divided) for name in SPLITS}
+        shards = {
+            name: splitting.shard_count(amount, replicas, settings.shard_megabytes) for name, amount in amounts.items()
+        }
+        return cls(classes, divided, shards, sum(amount.bytes for amount in amounts.values()))
+
+    def without(self, counts: Mapping[Group, int], settings: DataSettings) -> Plan:
+        """The plan when images were left out: `counts` are those that stay; the number of shards is kept."""
+        divided = splitting.divide(counts, settings.split)
+        sizes = {name: sum(parts.get(name, 0) for parts in divided.values()) for name in SPLITS}
+        shards = {name: min(count, sizes[name]) for name, count in self.shards.items()}
+        return Plan(self.classes, divided, shards, self.bytes)
+
+    def examples(self) -> int:
+        """How many examples all splits have."""
+        return sum(sum(parts.values()) for parts in self.divided.values())
+
+
+def _split_amount(name: str, listing: Listing, divided: Mapping[Group, Mapping[str, int]]) -> Amount:
+    """The examples of a split and, about, the bytes of their records."""
+    examples, size = 0, 0
+    for group, parts in divided.items():
+        count = parts.get(name, 0)
+        whole = listing.groups[group]
+        examples += count
+        size += whole.bytes * count // max(whole.examples, 1) + count * RECORD_BYTES_BESIDE_IMAGE
+    return Amount(examples, size)
+
+
+def fingerprint_of(listing: Listing, plan: Plan, settings: DataSettings, name: str) -> str:
+    """SHA-256 (hex) of all that the set's bytes depend on."""
+    about = {
+        "format": FORMAT,
+        "listing": listing.digest,
+        "settings": stored_settings(settings, name),
+        "shards": plan.shards,
+    }
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def stored_settings(settings: DataSettings, name: str) -> dict[str, Any]:
+    """The settings on which the set's bytes depend."""
+    return {**settings.model_dump(mode="json", exclude={"source", "store", "workers"}), "name": name}
+
+
+@dataclass
+class Progress:
+    """Tells who watches how many images are done, a few times a second at most."""
+
+    total: int
+    done: int = 0
+    started: float = field(default_factory=time.monotonic)
+    told: float = 0.0
+
+    def advance(self, count: int) -> None:
+        self.done += count
+        now = time.monotonic()
+        if now - self.told >= SECONDS_BETWEEN_EVENTS or self.done == self.total:
+            self.told = now
+            rate = self.done / max(now - self.started, 1e-3)
+            events.progress(self.done, self.total, "images", images_per_second=rate)
+
+
+class SetWriter:
+    """Writes one set into a work folder, going on with what a killed run left in it.
+
+    Args:
+        source: Where the examples come from.
+        settings: As the user gave them.
+        listing: The source's examples.
+        plan: How they are divided.
+        lists: A folder for the lists of shards.
+        work: The work folder: the set grows in its folder `SET`, the finished shards' results lie in `RESULTS`.
+    """
+
+    SET = "set"
+    RESULTS = "results"
+
+    def __init__(
+        self, source: Source, settings: DataSettings, listing: Listing, plan: Plan, lists: Path, work: Path
+    ) -> None:
+        self._source = source
+        self._settings = settings
+        self._listing = listing
+        self._plan = plan
+        self._lists = lists
+        self._set = work / self.SET
+        self._results = work / self.RESULTS
+        self._left_out = LeftOutImages(work / "left_out.json")
+
+    def write(self, name: str, fingerprint: str) -> Manifest:
+        """Write the whole set; its manifest.
+
+        Images that can not be used are found while shards are written. When some are left out, all is written again
+        without them, so that splits and shards are exactly those of a source that never had them.
+
+        Raises:
+            UserError: More images can not be used than the settings allow, or they have several sizes.
+        """
+        total = self._plan.examples()
+        while True:
+            results = self._write_shards(name)
+            tally = combine(result.tally for shards in results.values() for result in shards)
+            if not tally.left_out_count:
+                break
+            count = tally.left_out_count + len(self._left_out.reasons)
+            refuse_too_many(count, total, [*self._left_out.listed(), *tally.left_out], self._settings)
+            shutil.rmtree(self._results)
+            shutil.rmtree(self._set)
+            self._left_out.add(tally.left_out)
+        return self._finish(name, fingerprint, results, tally)
+
+    def _write_shards(self, name: str) -> dict[str, list[ShardResult]]:
+        """Write all shards that are not there yet; each split's, in order."""
+        for folder in (self._set, self._results):
+            folder.mkdir(exist_ok=True)
+        plan = self._plan
+        if self._left_out.reasons:
+            plan = plan.without(self._listing.counts_without(self._left_out.keys), self._settings)
+        shards = [(split, number) for split in SPLITS for number in range(plan.shards[split])]
+        tasks = [self._task(name, split, number, plan.shards[split]) for split, number in shards]
+        results = {index: found for index, task in enumerate(tasks) if (found := finished(task))}
+        missing = [index for index in range(len(tasks)) if index not in results]
+        if missing:
+            self._deal(plan)
+        progress = Progress(plan.examples())
+        progress.advance(sum(found.tally.examples + found.tally.left_out_count for found in results.values()))
+        with Workers(ShardWork(self._source), worker_count(self._settings)) as workers:
+            for position, result in workers.run([tasks[index] for index in missing], progress.advance):
+                results[missing[position]] = result
+        by_split: dict[str, list[ShardResult]] = {split: [] for split in SPLITS}
+        for index, (split, _) in enumerate(shards):
+            by_split[split].append(results[index])
+        return by_split
+
+    def _task(self, name: str, split: str, number: int, shards: int) -> ShardTask:
+        file = f"{name}-{split}.tfrecord-{number:05d}-of-{shards:05d}"
+        return ShardTask(
+            path=self._set / file,
+            examples=list_path(self._lists, split, number),
+            result=self._results / f"{file}.json",
+            # What stays after a first round was looked at whole in it.
+            whole=self._settings.check == "decode" and not self._left_out.reasons,
+            one_size=self._settings.image_size is None,
+            most_left_out=int(self._settings.skip_corrupt * self._plan.examples()) + MOST_LEFT_OUT_LISTED,
+            source=self._settings.source,
+        )
+
+    def _deal(self, plan: Plan) -> None:
+        shutil.rmtree(self._lists, ignore_errors=True)
+        self._lists.mkdir()
+        Dealer(self._listing, plan.divided, plan.shards, self._left_out.keys, plan.classes).deal(self._lists)
+
+    def _finish(self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally) -> Manifest:
+        """Write what stands beside the shards, the manifest last."""
+        for stray in self._set.glob(".*"):  # what a killed worker was writing
+            stray.unlink()
+        about = self._manifest(name, fingerprint, results, tally)
+        write_dataset_info(self._set, about)
+        write_statistics(self._set, about, tally, self._listing.ignored)
+        write_durably(self._set / manifest.FILE_NAME, about.model_dump_json(indent=1).encode())
+        return about
+
+    def _manifest(
+        self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally
+    ) -> Manifest:
+        settings, classes = self._settings, self._plan.classes
+        size = settings.image_size or tally.same_size(settings.source)
+        own_sizes = {(found.height, found.width) for found in tally.sizes}
+        return Manifest(
+            name=name,
+            fingerprint=fingerprint,
+            source=settings.source,
+            settings=stored_settings(settings, name),
+            classes=classes,
+            image_size=size,
+            channels=settings.channels or (1 if tally.gray == tally.examples else 3),
+            resize=own_sizes != {size} or tally.other_sizes > 0,
+            encodings=list(tally.encodings),
+            splits={split: _split_record(found, classes) for split, found in results.items()},
+            left_out_count=len(self._left_out.reasons),
+            left_out=[
+                LeftOut(key=readable(key), reason=reason)
+                for key, reason in self._left_out.listed()[:MOST_LEFT_OUT_LISTED]
+            ],
+        )
+
+
+@dataclass(frozen=True)
+class ListWork:
+    """What a worker does with a part of the source: list it into a file."""
+
+    source: Source
+    seed: int
+
+    def __call__(self, task: tuple[Any, Path], tick: Tick) -> PartList:  # noqa: ARG002
+        part, path = task
+        return list_part(self.source, part, self.seed, path)
+
+
+class ShardWork:
+    """What a worker does with a shard; the source's reader is opened once in each process."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._reader: Reader | None = None
+
+    def __call__(self, task: ShardTask, tick: Tick) -> ShardResult:
+        if self._reader is None:
+            self._reader = self._source.reader()
+        return write_shard(task, self._reader, tick)
+
+
+def finished(task: ShardTask) -> ShardResult | None:
+    """The result of a shard that an earlier run finished before it was killed."""
+    try:
+        result = ShardResult.model_validate_json(task.result.read_bytes())
+        return result if task.path.stat().st_size == result.shard.bytes else None
+    except FileNotFoundError:
+        return None
+
+
+def _split_record(results: list[ShardResult], classes: list[str]) -> Split:
+    counts = combine(result.tally for result in results).classes
+    return Split(
+        examples=sum(counts.values()),
+        classes={label: counts.get(index, 0) for index, label in enumerate(classes)},
+        shards=[result.shard for result in results],
+    )

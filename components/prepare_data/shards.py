@@ -1,0 +1,125 @@
+"""One shard, written by one process: its examples read, checked, counted, framed and written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from pydantic import BaseModel
+
+from components.prepare_data.check import Inspector
+from components.prepare_data.index import read_list
+from components.prepare_data.records import RecordEncoder
+from components.prepare_data.sources.source import Reader, Unusable
+from components.prepare_data.tally import Tally, TallyCounter
+from components.prepare_data.workers import Tick
+from trainer.manifest import Shard
+
+BUFFER_BYTES = 1 << 19
+EXAMPLES_BETWEEN_TICKS = 256
+SECONDS_BETWEEN_TICKS = 0.2
+
+
+class ShardResult(BaseModel):
+    """A shard that is written, and what is in it."""
+
+    shard: Shard
+    tally: Tally
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """What a worker is told.
+
+    Attributes:
+        path: The shard's file.
+        examples: The list of its examples; see `index.read_list`.
+        result: Where the `ShardResult` is kept, as the sign that the shard is finished.
+        whole: Decode each image; else look at its header.
+        one_size: Refuse images of several sizes.
+        most_left_out: How many unusable images to name.
+        source: The source, as the user wrote it.
+    """
+
+    path: Path
+    examples: Path
+    result: Path
+    whole: bool
+    one_size: bool
+    most_left_out: int
+    source: str
+
+
+def write_shard(task: ShardTask, reader: Reader, tick: Tick) -> ShardResult:
+    """Write one shard and its result. The file has its name only when it is complete and on the disk.
+
+    Raises:
+        UserError: Images have several sizes, or the source changed.
+        OSError: The shard can not be written.
+    """
+    counter = TallyCounter(one_size=task.one_size, most_left_out=task.most_left_out, source=task.source)
+    writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
+    size, digest = _write_records(task, writing, reader, counter, tick)
+    writing.replace(task.path)
+    tally = counter.tally()
+    result = ShardResult(
+        shard=Shard(file=task.path.name, examples=tally.examples, bytes=size, sha256=digest), tally=tally
+    )
+    write_durably(task.result, result.model_dump_json().encode())
+    return result
+
+
+def _write_records(task: ShardTask, path: Path, reader: Reader, counter: TallyCounter, tick: Tick) -> tuple[int, str]:
+    """Write the records to `path`; the bytes written and their SHA-256."""
+    inspector = Inspector(whole=task.whole)
+    read, look, encode, count = reader.read, inspector.look, RecordEncoder().encode, counter.add
+    digest = hashlib.sha256()
+    waiting: list[bytes] = []
+    size, waiting_bytes = 0, 0
+    done, told, last = 0, 0, time.monotonic()
+    with path.open("wb") as file:
+        for key, label, listed_size, place in read_list(task.examples):
+            done += 1
+            if done % EXAMPLES_BETWEEN_TICKS == 0 and time.monotonic() - last > SECONDS_BETWEEN_TICKS:
+                tick(done - told)
+                told, last = done, time.monotonic()
+            try:
+                image = read(key, place, listed_size)
+                count(key, label, look(image))
+            except Unusable as reason:
+                counter.leave_out(key, str(reason))
+                continue
+            record = encode(image, key, label)
+            waiting.append(record)
+            waiting_bytes += len(record)
+            if waiting_bytes > BUFFER_BYTES:
+                size += _flush(waiting, file, digest)
+                waiting_bytes = 0
+        size += _flush(waiting, file, digest)
+        file.flush()
+        os.fsync(file.fileno())
+    tick(done - told)
+    return size, digest.hexdigest()
+
+
+def _flush(records: list[bytes], file: BinaryIO, digest: hashlib._Hash) -> int:
+    """Write the records and forget them; their bytes."""
+    data = b"".join(records)
+    records.clear()
+    file.write(data)
+    digest.update(data)
+    return len(data)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a small file so that it is there whole, on the disk, or not at all."""
+    writing = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    writing.replace(path)

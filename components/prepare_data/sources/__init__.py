@@ -1,0 +1,46 @@
+"""The sources of examples: `open_source` finds the one that a setting names."""
+
+from __future__ import annotations
+
+import re
+
+from components.prepare_data.sources.digits import DigitsSource
+from components.prepare_data.sources.images import ImagesSource
+from components.prepare_data.sources.source import Source
+from trainer.errors import UserError, nearest
+
+FORMS = {"digits": "digits", "images": "images:FOLDER"}
+
+
+def open_source(reference: str) -> Source:
+    """The source that `reference` (the setting data.source) names.
+
+    Raises:
+        UserError: There is no such kind of source, or it can not be opened.
+    """
+    kind, colon, place = reference.partition(":")
+    if reference == "digits":
+        return DigitsSource()
+    if kind == "images" and place:
+        return ImagesSource(place, reference)
+    guess = FORMS.get(nearest(kind, FORMS) or "")
+    if guess and place and guess.startswith("images"):
+        guess = f"images:{place}"
+    raise UserError(
+        f"There is no source {reference!r}." if kind not in FORMS else f"The source {reference!r} is not complete.",
+        setting="data.source",
+        value=reference,
+        allowed=" or ".join(FORMS.values()),
+        nearest=guess,
+        mend=_looks_like_folder(reference, bool(colon)),
+    )
+
+
+def _looks_like_folder(reference: str, has_colon: bool) -> str | None:
+    """What mends a reference that is a bare path."""
+    if not has_colon and re.search(r"[/\\.~]", reference):
+        return f"a folder of images is written images:{reference}"
+    return None
+
+
+__all__ = ["FORMS", "open_source"]

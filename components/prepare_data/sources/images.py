@@ -1,0 +1,212 @@
+"""A folder of image files: `split/class/*` where the folder has splits of its own, `class/*` where it has none."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.prepare_data.sources.source import Entry, Ignored, Unusable
+from trainer.errors import UserError, nearest
+from trainer.places import local_path
+
+SPLIT_FOLDERS = {
+    "train": "train",
+    "validation": "validation",
+    "val": "validation",
+    "valid": "validation",
+    "test": "test",
+}
+# Files with these endings are examples; those with the endings of formats that can not be used are named as
+# unusable instead of being passed over.
+ENDINGS = frozenset((b"png", b"jpg", b"jpeg", b"gif", b"bmp", b"webp", b"tif", b"tiff", b"heic", b"avif"))
+LAYOUT = "FOLDER/class/*.png|jpg|jpeg or FOLDER/split/class/*.png|jpg|jpeg, with the splits train, validation and test"
+READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class ClassFolder:
+    """One part: the files of one class in one split; `path` is relative to the source's folder."""
+
+    path: str
+    label: str
+    split: str | None
+
+
+class ImagesSource:
+    """The source `images:FOLDER`.
+
+    Files at the top, hidden files and files that are no images are passed over. Symbolic links are followed.
+
+    Raises:
+        UserError: There is no such folder, or it is not laid out as described.
+    """
+
+    def __init__(self, place: str, reference: str) -> None:
+        self.reference = reference
+        self.root = local_path(place).expanduser().absolute()
+        self.name = valid_name(self.root.resolve().name)
+        self._check_folder()
+
+    def parts(self) -> list[ClassFolder]:
+        top = self._subfolders("")
+        splits = {name: SPLIT_FOLDERS[name.lower()] for name in top if name.lower() in SPLIT_FOLDERS}
+        if not splits:
+            return self._checked([ClassFolder(name, name, None) for name in top])
+        self._check_splits(top, splits)
+        found = [
+            ClassFolder(f"{folder}/{name}", name, split)
+            for folder, split in splits.items()
+            for name in self._subfolders(folder)
+        ]
+        return self._checked(found)
+
+    def entries(self, part: ClassFolder, ignored: Ignored) -> Iterator[Entry]:
+        prefix = os.fsencode(part.path) + b"/"
+        label, split = part.label, part.split
+        empty = True
+        with self._scan(part.path) as files:
+            for file in files:
+                name = file.name
+                if name[:1] == b".":
+                    continue
+                if name.rpartition(b".")[2].lower() not in ENDINGS:
+                    self._pass_over(file, part, prefix, ignored)
+                    continue
+                size, stamp = 0, 0
+                try:
+                    status = file.stat()
+                except OSError:
+                    pass  # a link that leads nowhere or in a circle: reading it will say so
+                else:
+                    if not stat.S_ISREG(status.st_mode):
+                        self._pass_over(file, part, prefix, ignored)
+                        continue
+                    size, stamp = status.st_size, status.st_mtime_ns
+                empty = False
+                yield Entry(prefix + name, label, split, size, stamp)
+        if empty:
+            raise UserError(
+                f"There are no images in the class folder {self.root / part.path}.",
+                setting="data.source",
+                value=self.reference,
+                allowed=LAYOUT,
+                mend="add images to the folder, or remove it",
+            )
+
+    def reader(self) -> FileReader:
+        return FileReader(self.root)
+
+    def _subfolders(self, folder: str) -> list[str]:
+        """The names of the folders in `folder`, sorted, without hidden ones."""
+        with self._scan(folder) as found:
+            return sorted(
+                os.fsdecode(entry.name) for entry in found if entry.is_dir() and not entry.name.startswith(b".")
+            )
+
+    def _scan(self, folder: str) -> AbstractContextManager[Iterator[os.DirEntry[bytes]]]:
+        path = self.root / folder
+        try:
+            return os.scandir(os.fsencode(path))
+        except OSError as error:
+            raise UserError(
+                f"The folder {path} can not be read: {error.strerror}.", setting="data.source", value=self.reference
+            ) from None
+
+    def _check_folder(self) -> None:
+        if self.root.is_dir():
+            return
+        siblings = [path.name for path in self.root.parent.iterdir()] if self.root.parent.is_dir() else []
+        near = nearest(self.root.name, siblings)
+        exists = self.root.exists()
+        raise UserError(
+            f"{self.root} is not a folder." if exists else f"There is no folder {self.root}.",
+            setting="data.source",
+            value=self.reference,
+            allowed=LAYOUT,
+            nearest=f"images:{self.root.with_name(near)}" if near and not exists else None,
+        )
+
+    def _check_splits(self, top: list[str], splits: dict[str, str]) -> None:
+        strange = [name for name in top if name not in splits]
+        twice = [name for name in splits if list(splits.values()).count(splits[name]) > 1]
+        if strange:
+            problem = f"{self.root} has folders of splits ({', '.join(splits)}) beside others ({_some(strange)})."
+        elif twice:
+            problem = f"{self.root} has several folders for one split: {', '.join(twice)}."
+        elif "train" not in splits.values():
+            problem = f"{self.root} has the folders {', '.join(splits)}, but none for the split train."
+        else:
+            return
+        raise UserError(problem, setting="data.source", value=self.reference, allowed=LAYOUT)
+
+    def _checked(self, parts: list[ClassFolder]) -> list[ClassFolder]:
+        if not parts:
+            raise UserError(
+                f"There are no class folders in {self.root}.",
+                setting="data.source",
+                value=self.reference,
+                allowed=LAYOUT,
+            )
+        for part in parts:
+            if not part.label.isprintable():
+                raise UserError(
+                    f"The class folder {part.path!r} in {self.root} has a name that can not be printed.",
+                    setting="data.source",
+                    value=self.reference,
+                    mend="rename the folder",
+                )
+        return parts
+
+    def _pass_over(self, file: os.DirEntry[bytes], part: ClassFolder, prefix: bytes, ignored: Ignored) -> None:
+        """Note what is no image; refuse a folder, as it may hold images that would be missing."""
+        if not file.is_dir():
+            ignored.add(prefix + file.name)
+            return
+        raise UserError(
+            f"The class folder {part.path} in {self.root} contains a folder, {os.fsdecode(file.name)}.",
+            setting="data.source",
+            value=self.reference,
+            allowed=LAYOUT,
+            mend="move its images up, or name the folder whose folders are the classes or splits",
+        )
+
+
+class FileReader:
+    """Reads files below a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.fsencode(root) + b"/"
+
+    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
+        try:
+            descriptor = os.open(self._root + key, READ_FLAGS)
+            try:
+                data = os.read(descriptor, size + 1)
+                while 0 < len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
+                    data += more
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise Unusable(f"it can not be read: {error.strerror}") from None
+        if len(data) != size:
+            raise UserError(
+                f"{os.fsdecode(self._root + key)} changed while the data set was prepared.",
+                setting="data.source",
+                mend="run again when nothing writes into the source",
+            )
+        return data
+
+
+def valid_name(text: str) -> str:
+    """`text` as a data set's name: lower-case letters, digits and underscores, a letter first."""
+    name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+    return name if re.match(r"[a-z]", name) else f"data_{name}".rstrip("_")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")

@@ -1,0 +1,88 @@
+"""What a source of examples is: listed by parts, in any order, and read example by example in worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+SPLITS = ("train", "validation", "test")
+MOST_IGNORED = 20
+
+
+class Entry(NamedTuple):
+    """One example as it is listed.
+
+    `key` is its name in the source, unique; `split` the source's own, None where it has none; `size` its bytes;
+    `stamp` changes when the content does (a file's modification time in nanoseconds); `place` is where the source's
+    reader finds it, where the key alone does not say.
+    """
+
+    key: bytes
+    label: str
+    split: str | None
+    size: int
+    stamp: int
+    place: int = 0
+
+
+@dataclass
+class Ignored:
+    """What a source passes over because it is no example: how many files, and the names of the first."""
+
+    count: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def add(self, key: bytes) -> None:
+        self.count += 1
+        self.names = sorted((*self.names, readable(key)))[:MOST_IGNORED]
+
+    def merge(self, other: Ignored) -> None:
+        self.count += other.count
+        self.names = sorted(self.names + other.names)[:MOST_IGNORED]
+
+
+def readable(key: bytes) -> str:
+    """A key as text that can be shown and stored, whatever its bytes."""
+    return key.decode("utf-8", "backslashreplace")
+
+
+class Unusable(Exception):
+    """An example that can not be used; the text says why. The run leaves it out or refuses (data.skip_corrupt)."""
+
+
+class Reader(Protocol):
+    """Reads examples in one process."""
+
+    def read(self, key: bytes, place: int, size: int) -> bytes:
+        """The example's encoded image.
+
+        Raises:
+            Unusable: It can not be read.
+            UserError: The source changed since it was listed.
+        """
+        ...
+
+
+class Source(Protocol):
+    """Where examples come from.
+
+    Attributes:
+        name: What a data set of this source is called, unless the settings say otherwise.
+        reference: The source as the user wrote it.
+    """
+
+    name: str
+    reference: str
+
+    def parts(self) -> list[Any]:
+        """The pieces that are listed apart from each other, by any process, in a fixed order. Each can be pickled."""
+        ...
+
+    def entries(self, part: Any, ignored: Ignored) -> Iterator[Entry]:
+        """The examples of one part, in any order, never all in memory; notes what is no example in `ignored`."""
+        ...
+
+    def reader(self) -> Reader:
+        """A reader for the process that calls."""
+        ...

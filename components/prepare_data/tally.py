@@ -1,0 +1,178 @@
+"""What was seen in images: classes, sizes, encodings, and what was left out; counted by shard, then put together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict
+
+from components.prepare_data.check import Look
+from components.prepare_data.sources.source import readable
+from trainer.errors import UserError
+
+MOST_SIZES = 32
+
+
+class Size(BaseModel):
+    """Images of one size, in pixels: how many, and the key of the first."""
+
+    height: int
+    width: int
+    count: int
+    first: bytes
+
+
+class Tally(BaseModel):
+    """Counts of images.
+
+    `classes` counts by label. `sizes` holds the first sizes met, `other_sizes` counts images of further ones;
+    `smallest` and `largest` are [height, width] by number of pixels. `left_out` holds (key, reason) of images that
+    can not be used, `left_out_count` counts them: they count nowhere else.
+    """
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+    classes: dict[int, int] = {}
+    encodings: dict[str, int] = {}
+    gray: int = 0
+    sizes: list[Size] = []
+    other_sizes: int = 0
+    smallest: tuple[int, int] | None = None
+    largest: tuple[int, int] | None = None
+    left_out_count: int = 0
+    left_out: list[tuple[bytes, str]] = []
+
+    @property
+    def examples(self) -> int:
+        """How many images are counted, without those that were left out."""
+        return sum(self.classes.values())
+
+    def same_size(self, source: str) -> tuple[int, int]:
+        """The size, [height, width], that all images have.
+
+        Raises:
+            UserError: They have several.
+        """
+        if len(self.sizes) > 1:
+            raise sizes_differ(self.sizes[0], self.sizes[1], source)
+        return self.sizes[0].height, self.sizes[0].width
+
+
+class TallyCounter:
+    """Makes the tally of one shard. With `one_size`, an image of a second size ends it.
+
+    `most_left_out` is how many images that were left out are named; the others are only counted.
+    """
+
+    def __init__(self, *, one_size: bool, most_left_out: int, source: str) -> None:
+        self._one_size = one_size
+        self._most_left_out = most_left_out
+        self._source = source
+        self._classes: dict[int, int] = {}
+        self._looks: dict[Look, int] = {}
+        self._sizes: dict[tuple[int, int], Size] = {}
+        self._left_out: list[tuple[bytes, str]] = []
+        self._left_out_count = 0
+        self._other = Tally()
+
+    def add(self, key: bytes, label: int, look: Look) -> None:
+        """Count one image.
+
+        Raises:
+            UserError: It has another size than those before, and all should have one.
+        """
+        self._classes[label] = self._classes.get(label, 0) + 1
+        if look in self._looks:
+            self._looks[look] += 1
+        else:
+            self._add_new(key, look)
+
+    def leave_out(self, key: bytes, reason: str) -> None:
+        """Note an image that can not be used."""
+        self._left_out_count += 1
+        if len(self._left_out) < self._most_left_out:
+            self._left_out.append((key, reason))
+
+    def _add_new(self, key: bytes, look: Look) -> None:
+        size = Size(height=look.height, width=look.width, count=0, first=key)
+        if self._one_size and self._sizes and (look.height, look.width) not in self._sizes:
+            raise sizes_differ(next(iter(self._sizes.values())), size, self._source)
+        if len(self._looks) < MOST_SIZES:
+            self._looks[look] = 1
+            self._sizes.setdefault((look.height, look.width), size)
+            return
+        other = self._other
+        other.other_sizes += 1
+        other.encodings[look.encoding] = other.encodings.get(look.encoding, 0) + 1
+        other.gray += look.gray
+        pair = (look.height, look.width)
+        other.smallest = min(other.smallest or pair, pair, key=_pixels)
+        other.largest = max(other.largest or pair, pair, key=_pixels)
+
+    def tally(self) -> Tally:
+        """What was counted."""
+        encodings = Counter(self._other.encodings)
+        for look, count in self._looks.items():
+            encodings[look.encoding] += count
+            self._sizes[look.height, look.width].count += count
+        ends = [pair for pair in (self._other.smallest, self._other.largest) if pair] + list(self._sizes)
+        return Tally(
+            classes=dict(sorted(self._classes.items())),
+            encodings=dict(sorted(encodings.items())),
+            gray=self._other.gray + sum(count for look, count in self._looks.items() if look.gray),
+            sizes=list(self._sizes.values()),
+            other_sizes=self._other.other_sizes,
+            smallest=min(ends, key=_pixels, default=None),
+            largest=max(ends, key=_pixels, default=None),
+            left_out_count=self._left_out_count,
+            left_out=self._left_out,
+        )
+
+
+def combine(tallies: Iterable[Tally]) -> Tally:
+    """The tallies of several shards as one; they are taken in their order."""
+    classes: Counter[int] = Counter()
+    encodings: Counter[str] = Counter()
+    sizes: dict[tuple[int, int], Size] = {}
+    result = Tally()
+    for tally in tallies:
+        classes.update(tally.classes)
+        encodings.update(tally.encodings)
+        result.gray += tally.gray
+        result.other_sizes += tally.other_sizes
+        result.left_out_count += tally.left_out_count
+        result.left_out += tally.left_out
+        for size in tally.sizes:
+            pair = (size.height, size.width)
+            if pair in sizes:
+                sizes[pair].count += size.count
+            elif len(sizes) < MOST_SIZES:
+                sizes[pair] = size.model_copy()
+            else:
+                result.other_sizes += size.count
+        ends = [pair for pair in (result.smallest, result.largest, tally.smallest, tally.largest) if pair]
+        result.smallest = min(ends, key=_pixels, default=None)
+        result.largest = max(ends, key=_pixels, default=None)
+    result.classes = dict(sorted(classes.items()))
+    result.encodings = dict(sorted(encodings.items()))
+    result.sizes = list(sizes.values())
+    result.left_out.sort()
+    return result
+
+
+def sizes_differ(one: Size, other: Size, source: str) -> UserError:
+    """The error that names two images of different sizes."""
+    first, second = (
+        f"{readable(size.first)} has {size.height}x{size.width} pixels (height x width)" for size in (one, other)
+    )
+    return UserError(
+        f"The images have several sizes: {first}, {second}.",
+        setting="data.image_size",
+        value=None,
+        allowed=f"[height, width] to which all images of {source} are resized when they are read",
+        mend=f"set data.image_size, for instance to [{one.height}, {one.width}]",
+    )
+
+
+def _pixels(size: tuple[int, int]) -> tuple[int, int, int]:
+    return (size[0] * size[1], *size)

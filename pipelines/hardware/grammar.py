@@ -1,0 +1,293 @@
+"""How hardware is written: `l4x8@g2-standard-96*4+spot`, or the same as a mapping with Vertex's own names.
+
+    choice  = base option…
+    base    = "cpu" | GPU "x" count | TPU "-" (count | topology)
+    option  = "@" machine type | "*" replicas | "+spot" | "+flex" | "+restart" | "+timeout=" time | "+wait=" time
+            | "+disk=" [type] [":"] [gigabytes] | "+reservation=" ("any" | "none" | full name {"," full name})
+    time    = whole number, then s, m, h or d
+
+This module knows the form only; which choices exist is for `rules`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipelines.hardware.catalogue import Provisioning, load
+from pipelines.hardware.refusal import Refusal
+from trainer.errors import nearest
+
+EXAMPLES = "cpu, cpu*4, t4x2, l4x8*4, a100x8+spot, h100x8*2+flex, tpu-v3-8, tpu-v5e-2x4"
+OPTIONS = "+spot, +flex, +restart, +timeout=1d, +wait=1h, +disk=pd-ssd:200, +reservation=any"
+PROVISIONING: dict[str, Provisioning] = {
+    "standard": "standard",
+    "spot": "spot",
+    "flex": "flex",
+    "flex_start": "flex",
+    "flex-start": "flex",
+}
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+LARGEST_NUMBER = 9_999_999
+LONGEST_TEXT = 1_000
+TOPOLOGY = r"[0-9]{1,4}(?:x[0-9]{1,4}){1,3}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, not yet held against the catalogue. None: not said.
+
+    `accelerator` is the name as written, None for `cpu`; times are in seconds.
+    """
+
+    accelerator: str | None = None
+    count: int | None = None
+    topology: str | None = None
+    machine: str | None = None
+    replicas: int | None = None
+    provisioning: Provisioning | None = None
+    disk_type: str | None = None
+    disk_gb: int | None = None
+    reservation: tuple[str, ...] = ()
+    timeout: int | None = None
+    wait: int | None = None
+    restart: bool = False
+
+
+def read_text(text: str) -> Request:
+    """The request that `text` writes.
+
+    Raises:
+        Refusal: It does not have the form above.
+    """
+    if len(text) > LONGEST_TEXT:
+        raise Refusal(
+            f"A choice has at most {LONGEST_TEXT:,} letters; this one has {len(text):,}.",
+            value=text[:60],
+            allowed=EXAMPLES,
+        )
+    base, *rest = re.split(r"([*@+])", re.sub(r"\s+", "", text).lower())
+    request = read_base(base)
+    seen: set[str] = set()
+    for sign, word in zip(rest[::2], rest[1::2], strict=True):
+        key, fields = _read_option(sign, word, request)
+        if key in seen:
+            raise Refusal(f"{key} is said twice.", allowed="each option once", candidates=[request])
+        seen.add(key)
+        request = replace(request, **fields)
+    return request
+
+
+def read_base(base: str) -> Request:
+    """The request that a choice without options writes."""
+    if not base:
+        raise Refusal("No hardware is named.", allowed=EXAMPLES, candidates=[Request()])
+    if base == "cpu":
+        return Request()
+    if match := re.fullmatch(rf"(tpu.*?)-({TOPOLOGY})", base):
+        return Request(accelerator=match[1], topology=match[2])
+    if match := re.fullmatch(r"(tpu.*)-([0-9]+)", base) or re.fullmatch(r"(.+)x([0-9]+)", base):
+        return Request(accelerator=match[1], count=_number(match[2], "accelerators", Request()))
+    return Request(accelerator=base)
+
+
+def _read_option(sign: str, word: str, request: Request) -> tuple[str, dict[str, Any]]:
+    """One option: its name, and the request's fields that it sets. `request` is what stands before it."""
+    if sign == "*":
+        return "The number of replicas", {"replicas": _number(word, "replicas", request)}
+    if sign == "@":
+        if not word:
+            raise Refusal("No machine type follows @.", allowed="@ and a machine type", candidates=[request])
+        return "The machine type", {"machine": word}
+    key, equals, value = word.partition("=")
+    if not equals and word in PROVISIONING:
+        return "The provisioning", {"provisioning": PROVISIONING[word]}
+    if not equals and word == "restart":
+        return "+restart", {"restart": True}
+    if equals and key in READERS:
+        return f"+{key}", READERS[key](value, request)
+    raise _unknown_option(word, request)
+
+
+def _unknown_option(word: str, request: Request) -> Refusal:
+    accelerator = read_base(word).accelerator if word else None
+    if accelerator and load().accelerator(accelerator):
+        return Refusal(
+            f"{request.accelerator or 'cpu'} and {accelerator} can not be mixed: a run's replicas share every batch "
+            "evenly, so they are all alike.",
+            allowed="one kind of accelerator",
+            candidates=[request, read_base(word)],
+        )
+    near = nearest(word, ["spot", "flex", "restart"])
+    return Refusal(
+        f"There is no option +{word}.",
+        allowed=OPTIONS,
+        candidates=[replace(request, **_read_option("+", near, request)[1]) if near else request],
+    )
+
+
+def _read_time(field: str) -> Callable[[str, Request], dict[str, Any]]:
+    def read(value: str, request: Request) -> dict[str, Any]:
+        match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", value)
+        if match is None:
+            raise Refusal(
+                f"{value!r} is no length of time.",
+                allowed="a whole number and s, m, h or d: 90m, 12h, 7d",
+                candidates=[request],
+            )
+        return {field: int(match[1]) * UNITS[match[2] or "s"]}
+
+    return read
+
+
+def _read_disk(value: str, request: Request) -> dict[str, Any]:
+    kind, colon, size = value.rpartition(":")
+    if not colon and not re.fullmatch(r"[0-9]+", size):
+        kind, size = size, ""
+    gigabytes = _number(size, "gigabytes", request) if size or not kind else None
+    return {"disk_type": kind or None, "disk_gb": gigabytes}
+
+
+def _read_reservation(value: str, request: Request) -> dict[str, Any]:  # noqa: ARG001
+    return {"reservation": tuple(value.split(","))}
+
+
+READERS: dict[str, Callable[[str, Request], dict[str, Any]]] = {
+    "timeout": _read_time("timeout"),
+    "wait": _read_time("wait"),
+    "disk": _read_disk,
+    "reservation": _read_reservation,
+}
+
+
+def _number(digits: str, what: str, request: Request) -> int:
+    if not re.fullmatch(r"[0-9]{1,7}", digits):
+        raise Refusal(
+            f"{digits!r} is no number of {what}.",
+            allowed=f"a whole number up to {LARGEST_NUMBER:,}",
+            candidates=[request],
+        )
+    return int(digits)
+
+
+# The mapping's keys (Vertex's names for MachineSpec, DiskSpec and Scheduling), and the request's field of each.
+KEYS = {
+    "accelerator_type": "accelerator",
+    "accelerator_count": "count",
+    "tpu_topology": "topology",
+    "machine_type": "machine",
+    "replica_count": "replicas",
+    "strategy": "provisioning",
+    "boot_disk_type": "disk_type",
+    "boot_disk_size_gb": "disk_gb",
+    "reservation": "reservation",
+    "timeout": "timeout",
+    "max_wait_duration": "wait",
+    "restart_job_on_worker_restart": "restart",
+}
+REFUSED_KEYS = {
+    "parameter_server_count": "replicas share their gradients by all-reduce, so there are no parameter servers, and a "
+    "TPU job could have none",
+    "gpu_partition_size": "a replica trains on whole GPUs",
+    "disable_retries": "the pipeline's training step can not pass it on",
+}
+
+
+def read_mapping(mapping: Mapping[Any, Any]) -> Request:
+    """The request that a mapping writes: `choice` (the text, if any), and Vertex's names over it.
+
+    Raises:
+        Refusal: An unknown key, or a value of the wrong type.
+    """
+    values = dict(mapping)
+    choice = values.pop("choice", None)
+    if choice is not None and not isinstance(choice, str):
+        raise _wrong("choice", choice, "the choice as text, such as l4x4*2")
+    request = read_text(choice) if choice is not None else Request()
+    for key, value in values.items():
+        if key not in KEYS:
+            raise _unknown_key(key, value)
+        if value is not None:
+            request = replace(request, **_read_value(key, value))
+    if request.topology and not request.accelerator:
+        # Vertex names these TPUs by machine type and topology alone.
+        machine = load().machine(request.machine or "")
+        request = replace(request, accelerator=machine.tpu if machine else None)
+    return request
+
+
+def _read_value(key: str, value: Any) -> dict[str, Any]:
+    """A key's value as the request's fields."""
+    field = KEYS[key]
+    if key in ("accelerator_count", "replica_count", "boot_disk_size_gb"):
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST_NUMBER:
+            raise _wrong(key, value, f"a whole number up to {LARGEST_NUMBER:,}")
+        return {field: value or None if field == "count" else value}
+    if key == "restart_job_on_worker_restart":
+        if not isinstance(value, bool):
+            raise _wrong(key, value, "true or false")
+        return {field: value}
+    if field in READERS and isinstance(value, int) and not isinstance(value, bool):
+        value = f"{value}s"
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise _wrong(key, value, "text")
+    words = tuple(name.strip().lower() for name in names)
+    if key == "reservation":
+        return {field: words}
+    if len(words) != 1:
+        raise _wrong(key, value, "one: a run's replicas share every batch evenly, so they are all alike")
+    return _read_word(key, words[0])
+
+
+def _read_word(key: str, word: str) -> dict[str, Any]:
+    field = KEYS[key]
+    if field in READERS:
+        return READERS[field](word, Request())
+    if key == "strategy":
+        if word not in PROVISIONING:
+            names = ["STANDARD", "SPOT", "FLEX_START"]
+            raise _wrong(key, word, ", ".join(names), near=nearest(word, names))
+        return {field: PROVISIONING[word]}
+    if key == "tpu_topology" and not re.fullmatch(TOPOLOGY, word):
+        raise _wrong(key, word, "a topology, such as 2x4")
+    return {field: None if field == "accelerator" and word == "cpu" else word[:LONGEST_TEXT]}
+
+
+def _unknown_key(key: Any, value: Any) -> Refusal:
+    if key in REFUSED_KEYS:
+        return Refusal(
+            f"hardware.{key} can not be set: {REFUSED_KEYS[key]}.",
+            setting=f"hardware.{key}",
+            value=value,
+            allowed=", ".join(["choice", *KEYS]),
+            mend=f"remove {key}",
+        )
+    near = nearest(str(key), [*KEYS, "choice"])
+    return Refusal(
+        f"hardware has the unknown key {key}.",
+        setting=f"hardware.{key}",
+        value=value,
+        allowed=", ".join(["choice", *KEYS]),
+        nearest=near,
+        mend=f"write {near} instead of {key}" if near else f"remove {key}",
+    )
+
+
+def _wrong(key: str, value: Any, allowed: str, *, near: str | None = None) -> Refusal:
+    return Refusal(
+        f"hardware.{key} can not be {value!r}.",
+        setting=f"hardware.{key}",
+        value=value,
+        allowed=allowed,
+        nearest=near,
+        mend=f"set {key} to {near or allowed}",
+    )
+
+
+def write_time(seconds: int) -> str:
+    """Seconds in the largest unit that divides them: 5400 is "90m"."""
+    unit = next((unit for unit in "dhm" if seconds and seconds % UNITS[unit] == 0), "s")
+    return f"{seconds // UNITS[unit]}{unit}"

@@ -1,0 +1,97 @@
+"""Whether a model and its optimizer's state fit the memory of what trains, with the arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipelines.hardware.catalogue import load
+from pipelines.hardware.choice import Hardware
+from pipelines.hardware.parsing import parse
+from pipelines.hardware.placement import alternatives
+from trainer.errors import UserError
+
+GIB = 2**30
+# How many values an optimizer keeps beside each variable that it trains.
+OPTIMIZER_VALUES = {"adam": 2, "adamw": 2, "sgd": 0}
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """What every device holds throughout training, in bytes, whatever the batch: each has a whole copy of the model."""
+
+    variables: int
+    gradients: int
+    optimizer: int
+    optimizer_name: str
+
+    @property
+    def total(self) -> int:
+        """All of it together."""
+        return self.variables + self.gradients + self.optimizer
+
+    def __str__(self) -> str:
+        state = f" + state of {self.optimizer_name} {_gib(self.optimizer)}" if self.optimizer else ""
+        return f"variables {_gib(self.variables)} + gradients {_gib(self.gradients)}{state} = {_gib(self.total)}"
+
+
+def fits_memory(
+    hardware: Hardware,
+    variables_bytes: int,
+    optimizer: str = "adam",
+    *,
+    trainable_bytes: int | None = None,
+    engine: str | None = None,
+) -> MemoryNeed:
+    """What the model needs of every device's memory before the first example; activations come on top.
+
+    Args:
+        hardware: What trains.
+        variables_bytes: The bytes of all the built model's variables.
+        optimizer: adam, adamw or sgd.
+        trainable_bytes: The bytes of those that are trained; without it all are.
+        engine: What executes the training step; hardware that is named in place of this runs it.
+
+    Raises:
+        UserError: It is more than a device has: training could not start.
+    """
+    trainable = variables_bytes if trainable_bytes is None else trainable_bytes
+    need = MemoryNeed(variables_bytes, trainable, trainable * OPTIMIZER_VALUES[optimizer], optimizer)
+    available = device_bytes(hardware)
+    if available is None or need.total <= available:
+        return need
+    row = hardware.accelerator_row
+    part = "the machine" if row is None else f"a {'core' if row.cores_per_chip > 1 else 'chip'} of {row.title}"
+    near = next((str(other) for other in _larger(hardware, engine) if (device_bytes(other) or 0) >= need.total), None)
+    without_state = need.total - need.optimizer <= available and need.optimizer > 0
+    mends = [f"--hardware '{near}'"] if near else ["a smaller model"]
+    raise UserError(
+        f"The model can not fit: {need}, and {part} has {_gib(available)}. Activations come on top.",
+        setting="hardware",
+        value=str(hardware),
+        allowed=f"at least {_gib(need.total)} a device",
+        nearest=near,
+        mend=" or ".join([*mends, *(["--set train.optimizer=sgd, which keeps no state"] if without_state else [])]),
+    )
+
+
+def device_bytes(hardware: Hardware) -> int | None:
+    """The memory of one device: a GPU's, a TPU chip's, a core's share of it, or the machine's; None where unknown."""
+    row = hardware.accelerator_row
+    gigabytes = row.device_memory_gb if row else hardware.machine_row.memory_gb
+    return None if gigabytes is None else int(gigabytes * GIB)
+
+
+def _larger(hardware: Hardware, engine: str | None) -> Iterator[Hardware]:
+    """Other choices of the same kind, then of others, those with the least memory a device first."""
+    if hardware.accelerator:
+        others = alternatives(hardware, engine)
+        yield from sorted(others, key=lambda other: (other.is_tpu != hardware.is_tpu, device_bytes(other) or 0))
+        return
+    for machine in sorted(load().machines, key=lambda machine: (machine.memory_gb or 0, machine.size)):
+        if load().family(machine):
+            yield parse(f"cpu@{machine.name}*{hardware.replicas}")
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.2f} GiB"

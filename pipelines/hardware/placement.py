@@ -1,0 +1,218 @@
+"""The rules that depend on where a choice of hardware is used and with what: region, bucket, engine, image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import date
+
+from pipelines.hardware.catalogue import ENGINES, Accelerator, chips_of, image_ends, load
+from pipelines.hardware.choice import Hardware
+from pipelines.hardware.grammar import Request
+from pipelines.hardware.parsing import working
+from pipelines.hardware.sizes import near_topologies
+from trainer.errors import UserError, nearest
+
+REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
+ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z]")
+PREBUILT_IMAGE = re.compile(r"(?:[a-z0-9-]+-)?docker\.pkg\.dev/vertex-ai/training/([^:@/]+)(?:[:@].*)?")
+OLD_SERVICE_IMAGES = "gcr.io/cloud-ml-public/"
+
+
+def validate_for(
+    hardware: Hardware,
+    *,
+    region: str | None = None,
+    bucket_location: str | None = None,
+    engine: str | None = None,
+    image: str | None = None,
+    today: date | None = None,
+) -> None:
+    """Check what depends on more than the hardware itself; what is not given is not checked.
+
+    Args:
+        hardware: The choice.
+        region: Where the job runs, such as ``us-central1``.
+        bucket_location: Where the job's bucket is, as Cloud Storage says it: ``US-CENTRAL1``, ``EU``, ``NAM4``.
+        engine: What executes the training step: tensorflow, jax or pytorch.
+        image: The training container's image.
+        today: The day by which an image is judged; today where it is not given.
+
+    Raises:
+        UserError: Vertex AI would refuse the job, or it could not train there.
+    """
+    if engine is not None:
+        check_engine(hardware, engine, region)
+    if region is not None:
+        check_region(hardware, region, engine)
+        check_reservation_zone(hardware, region)
+    if bucket_location is not None:
+        check_bucket(bucket_location, region)
+    if image is not None:
+        check_image(image, today or date.today())
+
+
+def check_region(hardware: Hardware, region: str, engine: str | None = None) -> None:
+    """The region has the accelerators; others that are named in their place run the engine."""
+    if not REGION.fullmatch(region):
+        zone = ZONE.fullmatch(region)
+        near = zone[1] if zone else nearest(region, load().regions())
+        raise UserError(
+            f"{region} is a zone: jobs are sent to a region." if zone else f"There is no region {region}.",
+            setting="vertex.region",
+            value=region,
+            allowed="a region, such as us-central1",
+            nearest=near,
+            mend=f"--set vertex.region={near or 'us-central1'}",
+        )
+    regions = hardware.regions
+    if regions is None or region in regions:
+        return
+    near = nearest_region(region, regions)
+    there = next((str(other) for other in alternatives(hardware, engine) if region in (other.regions or ())), None)
+    kind = f"{hardware.accelerator}{' slices' if hardware.machines_per_replica > 1 else ''}"
+    raise UserError(
+        f"Vertex AI has no {kind} for training in {region}.",
+        setting="vertex.region",
+        value=region,
+        allowed=", ".join(regions),
+        nearest=near,
+        mend=f"--set vertex.region={near}" + (f", or --hardware '{there}' in {region}" if there else ""),
+    )
+
+
+def nearest_region(region: str, regions: Iterable[str]) -> str:
+    """The one of `regions` on the same continent that is called most like `region`; else one in the United States."""
+    regions = list(regions)
+    continent = {"northamerica": "us"}.get(region.partition("-")[0], region.partition("-")[0])
+    close = [other for other in regions if other.partition("-")[0] in (region.partition("-")[0], continent)]
+    far = [other for other in regions if other.startswith("us-")]
+    candidates = close or far or regions
+    return nearest(region, candidates) or candidates[0]
+
+
+def check_reservation_zone(hardware: Hardware, region: str) -> None:
+    """Reservations that are named are in the job's region."""
+    for name in hardware.reservation:
+        zone = re.search(r"/zones/([^/]+)/", name)
+        if zone and not zone[1].startswith(f"{region}-"):
+            there = zone[1].rpartition("-")[0]
+            raise UserError(
+                f"The reservation {name} is in {zone[1]}, the job in {region}.",
+                setting="hardware",
+                value=str(hardware),
+                allowed=f"a reservation in a zone of {region}",
+                nearest=there,
+                mend=f"--set vertex.region={there}, or reserve in {region}",
+            )
+
+
+def check_engine(hardware: Hardware, engine: str, region: str | None = None) -> None:
+    """The engine runs on the accelerators."""
+    if engine not in ENGINES:
+        near = nearest(engine, ENGINES)
+        raise UserError(
+            f"There is no engine {engine}.",
+            setting="train.engine",
+            value=engine,
+            allowed=", ".join(ENGINES),
+            nearest=near,
+            mend=f"--set train.engine={near or ENGINES[0]}",
+        )
+    row = hardware.accelerator_row
+    if row is None or engine in row.engines:
+        return
+    fitting = list(alternatives(hardware, engine))
+    here = [other for other in fitting if region is None or region in (other.regions or ())]
+    near = next((str(other) for other in [*here, *fitting]), None)
+    raise UserError(
+        f"{engine} does not run on {row.title}.",
+        setting="train.engine",
+        value=engine,
+        allowed=" or ".join(row.engines),
+        nearest=near,
+        mend=f"--hardware '{near}', or --set train.engine={row.engines[0]}",
+    )
+
+
+def alternatives(hardware: Hardware, engine: str | None = None) -> Iterator[Hardware]:
+    """Other accelerators in the same layout that run `engine`: the most similar kind and memory a device first."""
+    row = hardware.accelerator_row
+    if row is None:
+        return
+    others = [other for other in load().accelerators if other.status == "offered" and other is not row]
+
+    def unlikeness(other: Accelerator) -> tuple[bool, bool, float]:
+        memory = abs(other.device_memory_gb - row.device_memory_gb)
+        return (other.is_tpu != row.is_tpu, (other.slices is None) != (row.slices is None), memory)
+
+    for other in sorted(others, key=unlikeness):
+        if engine is None or engine in other.engines:
+            yield from working(_same_layout(hardware, other))
+
+
+def _same_layout(hardware: Hardware, other: Accelerator) -> Iterator[Request]:
+    """Requests for `other` with as many chips a replica and as many replicas; on one machine where that can be."""
+    mode = hardware.provisioning if hardware.provisioning in other.provisioning else None
+    rest = Request(accelerator=other.name, provisioning=mode, timeout=hardware.timeout, restart=hardware.restart)
+    if other.is_tpu and not other.slices:
+        chips = hardware.chips * hardware.replicas
+        for topology in near_topologies(other, chips):
+            if abs(chips_of(topology) - chips) <= chips:
+                yield replace(rest, topology=topology)
+    elif other.is_tpu:
+        yield replace(rest, count=hardware.chips * hardware.replicas * other.cores_per_chip)
+    else:
+        yield replace(rest, count=hardware.chips, replicas=hardware.replicas)
+
+
+def check_bucket(location: str, region: str | None) -> None:
+    """The bucket is in one region, and that is the job's."""
+    place = location.lower()
+    if not REGION.fullmatch(place):
+        raise UserError(
+            f"The bucket is in the multi-region or dual-region {location}; training takes one in a single region.",
+            setting="vertex.bucket",
+            value=location,
+            allowed=f"a bucket in {region}" if region else "a bucket in the job's region",
+            nearest=region,
+            mend=_create_bucket(region),
+        )
+    if region is not None and place != region:
+        raise UserError(
+            f"The bucket is in {place}, the job in {region}: the data would cross regions, and training refuses it.",
+            setting="vertex.bucket",
+            value=location,
+            allowed=f"a bucket in {region}",
+            nearest=region,
+            mend=f"{_create_bucket(region)}, or --set vertex.region={place}",
+        )
+
+
+def _create_bucket(region: str | None) -> str:
+    return f"gcloud storage buckets create gs://NEW_NAME --location={region or 'REGION'}"
+
+
+def check_image(image: str, today: date) -> None:
+    """The image is not one of Google's that is no longer available."""
+    own = "an image of your own; the trainer's is built from containers/"
+    if image.startswith(OLD_SERVICE_IMAGES):
+        raise UserError(
+            f"{image} belongs to AI Platform Training, which was shut down on 2025-01-31.",
+            setting="vertex.image",
+            value=image,
+            allowed=own,
+            mend="--set vertex.image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE@DIGEST",
+        )
+    found = PREBUILT_IMAGE.fullmatch(image)
+    end = image_ends().get(found[1]) if found else None
+    if end is None or today <= end:
+        return
+    raise UserError(
+        f"The prebuilt training image {found[1] if found else image} has not been available since {end.isoformat()}.",
+        setting="vertex.image",
+        value=image,
+        allowed=own,
+        mend="--set vertex.image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE@DIGEST",
+    )

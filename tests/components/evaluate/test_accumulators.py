@@ -1,0 +1,206 @@
+"""The accumulators against scikit-learn, and under any split into batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as reference
+from sklearn.preprocessing import label_binarize
+
+from components.evaluate.accumulators import Measures, Predictions, WrongExample
+
+
+def predictions(labels: np.ndarray, probabilities: np.ndarray) -> Predictions:
+    predicted = probabilities.argmax(axis=1)
+    confidence = probabilities[np.arange(len(labels)), predicted].astype(np.float64)
+    return Predictions(labels, probabilities.astype(np.float64), predicted, confidence)
+
+
+def random_batch(seed: int, examples: int, classes: int, sharpness: float) -> Predictions:
+    """Predictions that are right more often than not; float32, as a model gives them."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, classes, examples)
+    logits = generator.normal(size=(examples, classes)) * sharpness
+    logits[np.arange(examples), labels] += sharpness
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return predictions(labels, (exponentials / exponentials.sum(axis=1, keepdims=True)).astype(np.float32))
+
+
+def part(batch: Predictions, chosen: np.ndarray) -> Predictions:
+    return Predictions(
+        batch.labels[chosen], batch.probabilities[chosen], batch.predicted[chosen], batch.confidence[chosen]
+    )
+
+
+def measured(batches: list[Predictions], classes: int, worst: int = 0) -> Measures:
+    measures = Measures(classes, worst)
+    for batch in batches:
+        measures.update(batch)
+    return measures
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("sharpness", [0.5, 3.0, 12.0])
+def test_figures_are_those_of_scikit_learn(classes: int, sharpness: float) -> None:
+    batch = random_batch(seed=classes, examples=900, classes=classes, sharpness=sharpness)
+    measures = measured([batch], classes)
+    metrics, confusion = measures.metrics(), measures.confusion
+    precision, recall, f1, support = reference.precision_recall_fscore_support(
+        batch.labels, batch.predicted, labels=range(classes), zero_division=0
+    )
+    np.testing.assert_allclose(confusion.precision, precision)
+    np.testing.assert_allclose(confusion.recall, recall)
+    np.testing.assert_allclose(confusion.f1, f1)
+    np.testing.assert_array_equal(confusion.support, support)
+    expected = reference.confusion_matrix(batch.labels, batch.predicted, labels=range(classes))
+    np.testing.assert_array_equal(confusion.counts[:, :-1], expected)
+    assert metrics["accuracy"] == pytest.approx(reference.accuracy_score(batch.labels, batch.predicted))
+    clipped = np.clip(batch.probabilities, np.finfo(np.float32).eps, 1.0)
+    loss = -np.log(clipped[np.arange(900), batch.labels]).mean()
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-12)
+    if sharpness < 12:  # scikit-learn also clips at 1 - eps, and warns of rows that don't make 1
+        rows = batch.probabilities / batch.probabilities.sum(axis=1, keepdims=True)
+        assert metrics["loss"] == pytest.approx(reference.log_loss(batch.labels, rows, labels=range(classes)), rel=1e-5)
+    for name, value in (("macro_precision", precision), ("macro_recall", recall), ("macro_f1", f1)):
+        assert metrics[name] == pytest.approx(value.mean())
+    assert metrics["examples"] == 900
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 3.0, 12.0])
+def test_auc_is_scikit_learns_within_the_stated_uncertainty(sharpness: float) -> None:
+    batch = random_batch(seed=7, examples=900, classes=5, sharpness=sharpness)
+    scores = measured([batch], 5).scores
+    truth = label_binarize(batch.labels, classes=range(5))
+    for index, area in enumerate(scores.areas()):
+        exact = reference.roc_auc_score(truth[:, index], batch.probabilities[:, index])
+        assert abs(area - exact) <= scores.uncertainty(index) + 1e-12
+        assert scores.uncertainty(index) < 0.01
+    macro = reference.roc_auc_score(truth, batch.probabilities, average="macro")
+    assert np.mean(scores.areas()) == pytest.approx(macro, abs=0.001)
+
+
+def test_auc_tells_scores_near_one_apart() -> None:
+    """Bins equally wide in the probability would put all of these into one, and give an AUC of a half."""
+    odds = np.linspace(8, 14, 200)
+    scores = 1 / (1 + np.exp(-odds))
+    labels = (np.arange(200) >= 100).astype(np.int64)
+    batch = Predictions(labels, np.stack([1 - scores, scores], axis=1), np.ones(200, np.int64), scores)
+    assert measured([batch], 2).scores.areas()[1] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_roc_curve_runs_from_corner_to_corner_with_finite_thresholds() -> None:
+    scores = measured([random_batch(3, 400, 4, 2.0)], 4).scores
+    for curve in (scores.curve(0), scores.average_curve(), scores.average_curve().thinned(20)):
+        for rate in (curve.false_positive_rate, curve.true_positive_rate):
+            assert rate[0] == 0
+            assert rate[-1] == pytest.approx(1)
+            assert (np.diff(rate) >= -1e-12).all()
+        assert np.isfinite(curve.thresholds).all()
+        assert (np.diff(curve.thresholds) < 0).all()
+    assert len(scores.average_curve().thinned(20).thresholds) == 20
+
+
+def test_the_threshold_of_a_point_gives_its_rates() -> None:
+    batch = random_batch(3, 400, 4, 2.0)
+    curve = measured([batch], 4).scores.curve(2)
+    middle = len(curve.thresholds) // 2
+    found = batch.probabilities[:, 2] >= curve.thresholds[middle]
+    assert curve.true_positive_rate[middle] == pytest.approx(found[batch.labels == 2].mean())
+    assert curve.false_positive_rate[middle] == pytest.approx(found[batch.labels != 2].mean())
+
+
+def test_a_class_without_examples_is_left_out_of_the_averages() -> None:
+    batch = random_batch(seed=5, examples=300, classes=4, sharpness=2.0)
+    chosen = part(batch, np.flatnonzero(batch.labels != 3))
+    measures = measured([chosen], 4)
+    present = reference.f1_score(chosen.labels, chosen.predicted, labels=[0, 1, 2], average="macro")
+    assert measures.metrics()["macro_f1"] == pytest.approx(present)
+    assert measures.scores.areas()[3] is None
+    assert all(np.isfinite(value) for value in measures.metrics().values())
+
+
+def test_one_class_alone_has_no_roc_curve() -> None:
+    batch = random_batch(seed=5, examples=50, classes=3, sharpness=2.0)
+    measures = measured([part(batch, np.flatnonzero(batch.labels == 1))], 3)
+    assert measures.scores.average_curve() is None
+    assert "macro_auc" not in measures.metrics()
+
+
+def test_a_class_of_another_data_set_counts_as_wrong() -> None:
+    batch = Predictions(
+        labels=np.array([0, 1, 1]),
+        probabilities=np.array([[0.9, 0.1], [0.1, 0.2], [0.2, 0.8]]),
+        predicted=np.array([0, 2, 1]),
+        confidence=np.array([0.9, 0.7, 0.8]),
+    )
+    confusion = measured([batch], 2).confusion
+    assert confusion.accuracy == pytest.approx(2 / 3)
+    assert confusion.counts.tolist() == [[1, 0, 0], [0, 1, 1]]
+    assert confusion.recall.tolist() == [1.0, 0.5]
+    assert confusion.precision.tolist() == [1.0, 1.0]
+
+
+def test_a_probability_of_zero_gives_a_finite_loss() -> None:
+    batch = predictions(np.array([1]), np.array([[1.0, 0.0]], np.float32))
+    assert measured([batch], 2).loss.mean == pytest.approx(-np.log(np.finfo(np.float32).eps))
+
+
+def test_calibration_of_known_bins() -> None:
+    confidence = np.array([0.95, 0.95, 0.95, 0.95, 0.55, 0.55, 1.0])
+    right = np.array([1, 1, 1, 0, 1, 0, 1], bool)
+    labels = np.where(right, 0, 1)
+    batch = Predictions(labels, np.zeros((7, 2)), np.zeros(7, np.int64), confidence)
+    calibration = measured([batch], 2).calibration
+    assert calibration.examples[-1] == 5
+    assert calibration.accuracy[-1] == pytest.approx(4 / 5)
+    assert calibration.confidence[-1] == pytest.approx((4 * 0.95 + 1) / 5)
+    expected = 5 / 7 * abs(4 / 5 - (4 * 0.95 + 1) / 5) + 2 / 7 * abs(0.5 - 0.55)
+    assert calibration.expected_error == pytest.approx(expected)
+
+
+def feed_worst(measures: Measures, batch: Predictions, first: int) -> None:
+    chosen = measures.worst.candidates(batch)
+    measures.worst.add(
+        [
+            WrongExample(
+                f"{first + i:05d}", b"", int(batch.labels[i]), int(batch.predicted[i]), float(batch.confidence[i])
+            )
+            for i in chosen
+        ]
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    examples=st.integers(1, 120),
+    cuts=st.lists(st.integers(1, 119), max_size=6),
+    coarse=st.booleans(),
+    limit=st.integers(0, 9),
+)
+def test_any_split_into_batches_gives_the_same(
+    seed: int, examples: int, cuts: list[int], coarse: bool, limit: int
+) -> None:
+    batch = random_batch(seed, examples, 4, 1.5)
+    if coarse:  # many equal confidences, so that ties decide
+        batch = Predictions(batch.labels, batch.probabilities, batch.predicted, batch.confidence.round(1))
+    whole, split = Measures(4, limit), Measures(4, limit)
+    whole.update(batch)
+    feed_worst(whole, batch, 0)
+    start = 0
+    for end in [*sorted({cut for cut in cuts if cut < examples}), examples]:
+        piece = part(batch, np.arange(start, end))
+        split.update(piece)
+        feed_worst(split, piece, start)
+        start = end
+    assert split.metrics() == pytest.approx(whole.metrics(), rel=1e-12)
+    np.testing.assert_array_equal(split.confusion.counts, whole.confusion.counts)
+    np.testing.assert_array_equal(split.scores.positive, whole.scores.positive)
+    np.testing.assert_array_equal(split.scores.all, whole.scores.all)
+    np.testing.assert_array_equal(split.calibration.correct, whole.calibration.correct)
+    wrong = np.flatnonzero(~batch.correct)
+    order = sorted(wrong, key=lambda index: (-batch.confidence[index], index))[:limit]
+    assert [int(example.key) for example in split.worst.examples] == order
+    assert split.worst.examples == whole.worst.examples

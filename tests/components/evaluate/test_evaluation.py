@@ -1,0 +1,249 @@
+"""Evaluation of model folders on prepared data sets, and the component around it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import metrics as reference
+
+from components.evaluate.evaluation import evaluate
+from components.evaluate.settings import EvaluateSettings, GateSettings
+from trainer.errors import UserError
+
+DEFAULT = EvaluateSettings()
+
+
+def as_version(source: Path, folder: Path, number: int) -> Path:
+    """A model's folder as it stands in the registry."""
+    target = folder / str(number)
+    shutil.copytree(source, target)
+    (target / "metadata.json").write_text(json.dumps({"model": "digits", "version": number}))
+    return target
+
+
+def test_figures_are_those_of_the_model_on_the_test_split(
+    data_set: Path, model_folder: Path, digits: Any, regression: Any
+) -> None:
+    evaluation = evaluate(EvaluateSettings(batch_size=64), model_folder, data_set, None)  # 360 images: a partial batch
+    probabilities = regression.probabilities(digits.test_pixels / 255)
+    predicted = probabilities.argmax(axis=1)
+    metrics = evaluation.model.metrics
+    assert metrics["accuracy"] == pytest.approx(reference.accuracy_score(digits.test_labels, predicted))
+    assert metrics["accuracy"] > 0.93
+    assert metrics["loss"] == pytest.approx(reference.log_loss(digits.test_labels, probabilities), rel=1e-3)
+    assert metrics["macro_f1"] == pytest.approx(reference.f1_score(digits.test_labels, predicted, average="macro"))
+    assert metrics["examples"] == 360
+    wrong = np.flatnonzero(predicted != digits.test_labels)
+    surest = wrong[np.argsort(-probabilities[wrong].max(axis=1))]
+    worst = evaluation.model.measures.worst.examples
+    assert [int(example.key[2:7]) for example in worst] == surest[:24].tolist()
+    assert worst[0].image == digits.test_images[surest[0]]
+    assert evaluation.verdict.decision == "promote"
+    assert evaluation.verdict.reasons == ["There is no champion yet."]
+    assert evaluation.champion is None
+
+
+def test_champion_and_model_are_measured_on_the_same_images(
+    data_set: Path, model_folder: Path, weak_folder: Path, weak_regression: Any, digits: Any, tmp_path: Path
+) -> None:
+    champion = as_version(weak_folder, tmp_path, 3)
+    evaluation = evaluate(DEFAULT, model_folder, data_set, champion)
+    predicted = weak_regression.probabilities(digits.test_pixels / 255).argmax(axis=1)
+    assert evaluation.champion.metrics["accuracy"] == pytest.approx((predicted == digits.test_labels).mean())
+    assert evaluation.verdict.decision == "promote"
+    assert "version 3" in evaluation.verdict.reasons[0]
+    reverse = evaluate(DEFAULT, weak_folder, data_set, as_version(model_folder, tmp_path, 4))
+    assert reverse.verdict.decision == "reject"
+
+
+def test_a_model_does_not_beat_itself(data_set: Path, model_folder: Path, tmp_path: Path) -> None:
+    champion = as_version(model_folder, tmp_path, 2)
+    settings = EvaluateSettings(gate=GateSettings(margin=-0.5))
+    evaluation = evaluate(settings, model_folder, data_set, champion)
+    assert evaluation.verdict.decision == "reject"
+    assert "the registered champion itself, version 2" in evaluation.verdict.reasons[-1]
+
+
+def test_the_champion_is_left_out_on_demand(data_set: Path, model_folder: Path, tmp_path: Path) -> None:
+    evaluation = evaluate(EvaluateSettings(champion="none"), model_folder, data_set, tmp_path / "broken")
+    assert evaluation.champion is None
+    assert evaluation.verdict.reasons == ["No champion was to be beaten (evaluate.champion=none)."]
+
+
+def test_a_champion_with_other_classes_is_compared_by_name(
+    data_set: Path, model_folder: Path, make_model: Callable[..., Path], regression: Any, digits: Any, tmp_path: Path
+) -> None:
+    order = [9, 8, 7, 6, 5, 4, 3, 2, 1]  # turned round, without 0
+    names = [str(digit) for digit in order]
+    weights = np.concatenate([regression.weights[:, order], regression.weights[:, :1]], axis=1)
+    bias = np.append(regression.bias[order], regression.bias[0])
+    champion = make_model(tmp_path / "5", weights, bias, classes=[*names, "letter O"])
+    evaluation = evaluate(DEFAULT, model_folder, data_set, champion)
+    predicted = regression.probabilities(digits.test_pixels / 255).argmax(axis=1)
+    right = (predicted == digits.test_labels) & (digits.test_labels != 0)
+    assert evaluation.champion.metrics["accuracy"] == pytest.approx(right.mean())
+    assert np.isfinite(evaluation.champion.metrics["loss"])
+    taken = evaluation.champion.measures.confusion.counts
+    assert taken[0, -1] == ((predicted == 0) & (digits.test_labels == 0)).sum()
+    assert any("does not know the class 0" in reason for reason in evaluation.verdict.reasons)
+    assert any("letter O" in reason for reason in evaluation.verdict.reasons)
+
+
+def test_a_model_with_its_classes_in_another_order_is_read_by_name(
+    data_set: Path, make_model: Callable[..., Path], regression: Any, digits: Any, tmp_path: Path
+) -> None:
+    order = np.roll(np.arange(10), 3)
+    turned = make_model(tmp_path / "turned", regression.weights[:, order], regression.bias[order], order.astype(str))
+    predicted = regression.probabilities(digits.test_pixels / 255).argmax(axis=1)
+    accuracy = evaluate(DEFAULT, turned, data_set, None).model.metrics["accuracy"]
+    assert accuracy == pytest.approx((predicted == digits.test_labels).mean())
+
+
+def test_a_model_for_other_classes_is_refused(
+    data_set: Path, make_model: Callable[..., Path], regression: Any, tmp_path: Path
+) -> None:
+    names = [*(str(digit) for digit in range(9)), "nine"]
+    other = make_model(tmp_path / "other", regression.weights, regression.bias, names)
+    with pytest.raises(UserError, match="not for the classes of the data set small: it lacks 9, it has nine instead"):
+        evaluate(DEFAULT, other, data_set, None)
+
+
+@pytest.mark.parametrize("damage", ["gone", "no graph", "cut graph", "cut weights"])
+def test_a_champion_that_no_longer_loads_is_named_with_the_ways_out(
+    data_set: Path, model_folder: Path, tmp_path: Path, damage: str
+) -> None:
+    champion = as_version(model_folder, tmp_path, 7)
+    if damage == "gone":
+        shutil.rmtree(champion)
+    elif damage == "no graph":
+        (champion / "saved_model.pb").unlink()
+    elif damage == "cut graph":
+        graph = (champion / "saved_model.pb").read_bytes()
+        (champion / "saved_model.pb").write_bytes(graph[: len(graph) // 2])
+    else:
+        weights = next((champion / "variables").glob("*.data*"))
+        weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(UserError) as caught:
+        evaluate(DEFAULT, model_folder, data_set, champion)
+    assert str(champion) in caught.value.message
+    assert "does not load" in caught.value.message
+    assert "--set evaluate.champion=none" in caught.value.mend
+    assert f"restore {champion}" in caught.value.mend
+    assert len(str(caught.value).splitlines()) < 10
+
+
+def test_a_model_that_does_not_load_is_refused(data_set: Path, model_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    (folder / "saved_model.pb").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match=rf"The model in {folder} does not load"):
+        evaluate(DEFAULT, folder, data_set, None)
+
+
+def test_a_saved_model_without_the_signature_is_refused(data_set: Path, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    tf.saved_model.save(tf.Module(), str(tmp_path / "bare"))
+    with pytest.raises(UserError, match="no signature 'serving_default'"):
+        evaluate(DEFAULT, tmp_path / "bare", data_set, None)
+
+
+def test_probabilities_that_are_not_numbers_are_refused(
+    data_set: Path, make_model: Callable[..., Path], regression: Any, tmp_path: Path
+) -> None:
+    broken = make_model(tmp_path / "broken", regression.weights * np.nan, regression.bias)
+    with pytest.raises(UserError, match="probabilities that are not numbers"):
+        evaluate(DEFAULT, broken, data_set, None)
+
+
+def test_an_image_that_can_not_be_decoded_is_named(
+    make_data_set: Callable[..., Path], model_folder: Path, digits: Any, tmp_path: Path
+) -> None:
+    images = digits.test_images[:20]
+    images[11] = images[11][:40]
+    labels = digits.test_labels[:20].tolist()
+    folder = make_data_set(tmp_path / "data", images, labels, [str(digit) for digit in range(10)])
+    with pytest.raises(UserError, match=f"The image {labels[11]}/00011.png of the test split can not be decoded"):
+        evaluate(DEFAULT, model_folder, folder, None)
+
+
+def test_an_empty_or_missing_test_split_is_refused(
+    make_data_set: Callable[..., Path], model_folder: Path, tmp_path: Path
+) -> None:
+    folder = make_data_set(tmp_path / "data", [], [], [str(digit) for digit in range(10)], shards=1)
+    with pytest.raises(UserError, match="its split 'test' is empty"):
+        evaluate(DEFAULT, model_folder, folder, None)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["splits"] = {}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="its split 'test' does not exist"):
+        evaluate(DEFAULT, model_folder, folder, None)
+
+
+def test_a_damaged_shard_is_named(data_set: Path, model_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(data_set, folder)
+    shard = sorted(folder.glob("*.tfrecord-*"))[1]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match=f"{shard.name} is damaged"):
+        evaluate(DEFAULT, model_folder, folder, None)
+
+
+@pytest.fixture
+def artifacts(data_set: Path, model_folder: Path, tmp_path: Path) -> dict[str, Any]:
+    """The component's artifacts, as kfp hands them in."""
+    from kfp import dsl
+
+    return {
+        "model": dsl.Model(uri=str(model_folder)),
+        "dataset": dsl.Dataset(uri=str(data_set)),
+        "metrics": dsl.Metrics(uri=str(tmp_path / "metrics")),
+        "classification": dsl.ClassificationMetrics(uri=str(tmp_path / "classification")),
+        "report": dsl.HTML(uri=str(tmp_path / "out" / "report")),
+    }
+
+
+def test_the_component_gives_the_verdict_and_fills_its_artifacts(
+    artifacts: dict[str, Any], weak_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from components.evaluate.component import evaluate as component
+
+    monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
+    champion = as_version(weak_folder, tmp_path, 1)
+    settings = EvaluateSettings(gate=GateSettings(minimum=0.9)).model_dump_json()
+    decision = component.python_func(settings=settings, champion=str(champion), **artifacts)
+    assert decision == "promote"
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events][:: len(events) - 1] == ["started", "finished"]
+    progress = [event for event in events if event["event"] == "progress"][-1]
+    assert (progress["done"], progress["total"], progress["unit"]) == (360, 360, "examples")
+    outputs = events[-1]["outputs"]
+    assert outputs["verdict"]["decision"] == "promote"
+    assert outputs["metrics"]["accuracy"] > outputs["champion_metrics"]["accuracy"]
+    assert all(isinstance(value, float) for value in outputs["metrics"].values())
+    assert artifacts["metrics"].metadata == outputs["metrics"]
+    assert Path(outputs["report"]).read_text().startswith("<!doctype html>")
+    logged = json.dumps(artifacts["classification"].metadata, allow_nan=False)
+    assert len(json.loads(logged)["confidenceMetrics"]) > 5
+    rows = artifacts["classification"].metadata["confusionMatrix"]["rows"]
+    assert sum(sum(row["row"]) for row in rows) == 360
+
+
+def test_the_component_ends_with_one_screen_on_a_users_mistake(
+    artifacts: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from components.evaluate.component import evaluate as component
+
+    with pytest.raises(SystemExit) as caught:
+        component.python_func(settings="{}", champion=str(tmp_path / "gone"), **artifacts)
+    assert caught.value.code == 1
+    assert "--set evaluate.champion=none" in capfd.readouterr().err
+    assert not Path(artifacts["report"].path).exists()

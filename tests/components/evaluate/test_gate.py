@@ -1,0 +1,87 @@
+"""The gate's decisions and the sentences that give its reasons."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.evaluate.gate import Opponent, Verdict, decide
+from components.evaluate.settings import GateSettings
+
+NONE_YET = "There is no champion yet."
+
+
+def verdict(value: float, champion: float | None = None, identical: bool = False, **gate: object) -> Verdict:
+    settings = GateSettings(**gate)
+    opponent = None
+    if champion is not None:
+        opponent = Opponent("version 3", {settings.metric: champion}, identical)
+    return decide(settings, {settings.metric: value}, opponent, NONE_YET)
+
+
+def test_without_champion_and_minimum_the_model_is_promoted() -> None:
+    assert verdict(0.1) == Verdict("promote", [NONE_YET])
+
+
+@pytest.mark.parametrize(("value", "decision"), [(0.97, "promote"), (0.9700001, "promote"), (0.96999, "reject")])
+def test_the_minimum_is_inclusive(value: float, decision: str) -> None:
+    found = verdict(value, minimum=0.97)
+    assert found.decision == decision
+    assert ("meets the minimum" in found.reasons[0]) == (decision == "promote")
+    assert found.reasons[1] == NONE_YET
+
+
+@pytest.mark.parametrize(("value", "decision"), [(0.2, "promote"), (0.1999, "promote"), (0.2001, "reject")])
+def test_a_loss_has_to_be_at_most_the_minimum(value: float, decision: str) -> None:
+    assert verdict(value, metric="loss", minimum=0.2).decision == decision
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "champion", "margin", "decision"),
+    [
+        ("accuracy", 0.98, 0.98, 0.0, "promote"),
+        ("accuracy", 0.98, 0.97, 0.01, "promote"),  # in floating point the difference is a little less than 0.01
+        ("accuracy", 0.979, 0.97, 0.01, "reject"),
+        ("accuracy", 0.96, 0.97, 0.0, "reject"),
+        ("accuracy", 0.965, 0.97, -0.01, "promote"),
+        ("macro_f1", 0.98, 0.97, 0.02, "reject"),
+        ("loss", 0.10, 0.12, 0.01, "promote"),
+        ("loss", 0.12, 0.10, 0.0, "reject"),
+        ("loss", 0.105, 0.10, -0.01, "promote"),
+    ],
+)
+def test_the_champion_is_beaten_by_the_margin(
+    metric: str, value: float, champion: float, margin: float, decision: str
+) -> None:
+    found = verdict(value, champion, metric=metric, margin=margin)
+    assert found.decision == decision
+    assert "(version 3)" in found.reasons[0]
+
+
+def test_every_reason_that_fails_is_given() -> None:
+    found = verdict(0.9, 0.95, minimum=0.97)
+    assert found.decision == "reject"
+    assert found.reasons == [
+        "The accuracy on the test split, 0.9000, is below the minimum of 0.9700.",
+        "The accuracy, 0.9000, is worse by 0.0500 than the champion's (version 3) 0.9500: "
+        "the gate asks for at least as good, which does not hold.",
+    ]
+
+
+def test_figures_that_differ_are_shown_as_different() -> None:
+    """A reason like "0.9700 is below the minimum of 0.9700" would explain nothing."""
+    found = verdict(0.96998, minimum=0.97)
+    assert "0.96998, is below the minimum of 0.97000" in found.reasons[0]
+    assert "0.009998 than" in verdict(0.979998, 0.97, margin=0.01).reasons[0]
+
+
+def test_the_champion_itself_is_rejected_whatever_the_margin() -> None:
+    found = verdict(0.98, 0.98, identical=True, margin=-1.0)
+    assert found.decision == "reject"
+    assert found.reasons == ["This is the registered champion itself, version 3: it has the same weights."]
+
+
+def test_other_classes_of_the_champion_are_said() -> None:
+    champion = Opponent("version 3", {"accuracy": 0.5}, unknown=("tulip",), foreign=("rose", "daisy"))
+    reasons = decide(GateSettings(), {"accuracy": 0.9}, champion, NONE_YET).reasons
+    assert reasons[1].startswith("The champion does not know the class tulip:")
+    assert reasons[2].startswith("The champion also knows the classes rose, daisy,")

@@ -1,0 +1,185 @@
+"""The report: self-contained, complete, and safe whatever classes and keys are called."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from components.evaluate.evaluation import Evaluation, evaluate
+from components.evaluate.history import POINTS, read_history
+from components.evaluate.report import _picture, render
+from components.evaluate.settings import EvaluateSettings, GateSettings
+
+
+class Page(HTMLParser):
+    """What the tests look at: elements' names, addresses, ids, and the text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href"):
+                self.addresses.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+
+    def handle_data(self, data: str) -> None:
+        self.text += " ".join(data.split()) + " "
+
+
+@pytest.fixture(scope="module")
+def evaluation(data_set: Path, model_folder: Path, weak_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    champion = tmp_path_factory.mktemp("registry") / "3"
+    shutil.copytree(weak_folder, champion)
+    (champion / "metadata.json").write_text(json.dumps({"version": 3}))
+    settings = EvaluateSettings(gate=GateSettings(minimum=0.9), worst_examples=5)
+    return evaluate(settings, model_folder, data_set, champion)
+
+
+@pytest.fixture(scope="module")
+def html(evaluation: Evaluation) -> str:
+    return render(evaluation)
+
+
+def test_the_page_needs_nothing_but_itself(html: str) -> None:
+    page = Page(html)
+    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert page.addresses
+    assert all(address.startswith(("data:image/", "#")) for address in page.addresses)
+    assert "@import" not in html
+    assert not re.search(r"url\((?!['\"]?#)", html)
+
+
+def test_references_within_the_charts_are_not_mixed_up(html: str) -> None:
+    page = Page(html)
+    inner = [address[1:] for address in page.addresses if address.startswith("#")]
+    inner += re.findall(r"url\(#([^)]+)\)", html)
+    assert set(inner) <= set(page.ids)
+    clips = re.findall(r'<clipPath id="([^"]+)"', html)
+    assert len(clips) == len(set(clips))
+
+
+def test_the_page_says_the_verdict_its_reasons_and_both_models_figures(html: str, evaluation: Evaluation) -> None:
+    text = Page(html).text
+    assert "Promote" in text
+    for reason in evaluation.verdict.reasons:
+        assert reason in text
+    for measured in (evaluation.model, evaluation.champion):
+        for name in ("accuracy", "loss", "macro_f1", "macro_auc", "expected_calibration_error"):
+            assert f"{measured.metrics[name]:.4f}" in text
+    assert "champion, version 3" in text
+    assert "trainer.models.digits:build" in text
+    assert evaluation.manifest.fingerprint in text
+    assert str(evaluation.model.weights_checksum) in text
+
+
+def test_the_most_confidently_wrong_images_are_shown_as_they_are(html: str, evaluation: Evaluation) -> None:
+    examples = evaluation.model.measures.worst.examples
+    assert len(examples) == 5
+    for example in examples:
+        assert f'src="data:image/png;base64,{base64.b64encode(example.image).decode()}"' in html
+        assert example.key in html
+        assert f"{example.label} taken for {example.predicted}" in html
+
+
+def test_the_charts_take_the_pages_colours(html: str) -> None:
+    charts = re.findall(r'<svg class="chart".*?</svg>', html, flags=re.DOTALL)
+    assert len(charts) == 4  # loss, accuracy, calibration, ROC
+    for chart in charts:
+        assert "var(--accent)" in chart
+        assert not re.findall(r"#[0-9a-f]{6}\b", chart)
+
+
+def test_names_are_text_and_not_markup(
+    make_data_set: Callable[..., Path], make_model: Callable[..., Path], digits: Any, regression: Any, tmp_path: Path
+) -> None:
+    names = ["<script>alert(1)</script>", 'a"b', "c&d", "$e$", *"456789"]
+    # Every image's label is off by one: each is confidently wrong, and its key and classes are shown.
+    labels = ((digits.test_labels[:40] + 1) % 10).tolist()
+    data = make_data_set(tmp_path / "data", digits.test_images[:40], labels, names)
+    model = make_model(tmp_path / "model", regression.weights, regression.bias, names)
+    page = Page(render(evaluate(EvaluateSettings(worst_examples=40), model, data, None)))
+    assert "script" not in page.tags
+    assert "<script>alert(1)</script> taken for" in page.text
+
+
+def test_without_history_description_and_mistakes_the_page_says_so(
+    make_data_set: Callable[..., Path], make_model: Callable[..., Path], digits: Any, regression: Any, tmp_path: Path
+) -> None:
+    predicted = regression.probabilities(digits.test_pixels / 255).argmax(axis=1)
+    right = np.flatnonzero(predicted == digits.test_labels)[:50]
+    images, labels = [digits.test_images[index] for index in right], digits.test_labels[right].tolist()
+    data = make_data_set(tmp_path / "data", images, labels, [str(digit) for digit in range(10)])
+    model = make_model(tmp_path / "model", regression.weights, regression.bias)
+    (model / "model.json").unlink()
+    (model / "metrics.jsonl").unlink()
+    text = Page(render(evaluate(EvaluateSettings(), model, data, None))).text
+    assert "without a history" in text
+    assert "without a description" in text
+    assert text.count("every test image is classified right") == 2
+
+
+def test_many_classes_are_a_picture_and_the_weakest_come_first(
+    make_data_set: Callable[..., Path], make_model: Callable[..., Path], digits: Any, regression: Any, tmp_path: Path
+) -> None:
+    """120 classes, of which the model tells ten apart; the others have no test images."""
+    names = [f"class {index:03d}" for index in range(120)]
+    weights = np.concatenate([regression.weights, np.zeros((64, 110))], axis=1)
+    bias = np.concatenate([regression.bias, np.full(110, -30.0)])
+    data = make_data_set(tmp_path / "data", digits.test_images, digits.test_labels.tolist(), names)
+    model = make_model(tmp_path / "model", weights, bias, names)
+    evaluation = evaluate(EvaluateSettings(), model, data, None)
+    html = render(evaluation)
+    page = Page(html)
+    assert "The 20 weakest of 120 classes" in page.text
+    assert "The other 100 classes" in page.text
+    weakest = int(evaluation.model.measures.confusion.f1[:10].argmin())
+    rows = re.findall(r'<th scope="row">(class \d+)</th>', html)
+    assert len(rows) == 120
+    assert rows[0] == names[weakest]
+    picture = re.search(r'alt="confusion matrix of 120 classes" src="data:image/png;base64,([^"]+)"', html)
+    image = Image.open(io.BytesIO(base64.b64decode(picture.group(1))))
+    assert image.size == (120, 120)
+    assert image.getpixel((3, 3))[3] > 200  # the diagonal of a class with images
+    assert image.getpixel((50, 50))[3] == 0  # of one without
+
+
+def test_large_images_are_embedded_smaller() -> None:
+    generator = np.random.default_rng(0)
+    buffer = io.BytesIO()
+    Image.fromarray(generator.integers(0, 255, (1200, 800, 3), dtype=np.uint8)).save(buffer, "PNG")
+    address, pixelated = _picture(buffer.getvalue())
+    assert len(address) < 60_000
+    assert not pixelated
+    small = Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2])))
+    assert small.size == (128, 192)
+
+
+def test_a_history_is_thinned_and_its_broken_line_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"kind": "train", "step": step, "loss": step / 2}) for step in range(10_000)]
+    lines.insert(5, json.dumps({"kind": "train", "step": 5, "loss": float("nan")}))
+    path.write_text("\n".join([*lines, '{"kind": "train", "st']))
+    series = read_history(path).series("train", "loss")
+    assert len(series.steps) == POINTS
+    np.testing.assert_allclose(series.values, np.array(series.steps) / 2)
+    assert series.steps[0] == pytest.approx(12)  # the mean of the first 25 steps
+    assert read_history(tmp_path / "none").records == []

@@ -1,0 +1,78 @@
+"""What a step leaves behind: events, log, error line, exit code; each in a process of its own, as steps run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.errors import ERROR_PREFIX, UserError
+
+
+def run_step(tmp_path: Path, body: str) -> tuple[int, list[dict], str]:
+    """Run a step's body; gives its exit code, its events and its log."""
+    code = "from components.step import *\nfrom trainer.errors import UserError\nimport os, time\n"
+    code += f"with step('train') as outcome:\n    {body}\n"
+    environment = {**os.environ, "SLIPWAY_EVENTS": str(tmp_path / "events"), "SLIPWAY_LOGS": str(tmp_path)}
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert process.stdout + process.stderr == "", "all output belongs in the log"
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    assert {event["step"] for event in events} == {"train"}
+    return process.returncode, events, (tmp_path / "train.log").read_text()
+
+
+def test_a_finished_step_reports_its_outputs(tmp_path):
+    code, events, log = run_step(tmp_path, "outcome.outputs['n'] = 3; outcome.reused = True; os.system('echo from C')")
+    assert code == 0
+    assert [event["event"] for event in events] == ["started", "finished"]
+    assert events[1]["outputs"] == {"n": 3}
+    assert events[1]["reused"] is True
+    assert log == "from C\n"
+
+
+def test_a_users_mistake_is_one_screen_and_one_line_for_programs(tmp_path):
+    code, events, log = run_step(tmp_path, "raise UserError('Bad.', setting='a.b', value=3, mend='do it')")
+    assert code == 1
+    assert events[-1]["event"] == "failed"
+    assert "Traceback" not in log
+    line = next(line for line in log.splitlines() if line.startswith(ERROR_PREFIX))
+    error = UserError.from_dict(json.loads(line.removeprefix(ERROR_PREFIX)))
+    assert error.as_dict() == events[-1]["error"]
+    assert str(error) in log
+
+
+def test_our_mistake_keeps_its_traceback(tmp_path):
+    code, events, log = run_step(tmp_path, "{}['lost']")
+    assert code == 1
+    assert events[-1]["error"]["message"] == "KeyError: 'lost'"
+    assert "Traceback" in events[-1]["error"]["traceback"]
+    assert "KeyError: 'lost'" in log
+
+
+def test_a_failure_elsewhere_brings_that_traceback(tmp_path):
+    _, events, _ = run_step(tmp_path, "raise WorkFailed('It failed.', 'Traceback of the other')")
+    assert events[-1]["error"] == {"message": "It failed.", "traceback": "Traceback of the other"}
+
+
+def test_sigterm_unwinds_the_step(tmp_path):
+    body = """
+    try:
+        os.kill(os.getpid(), 15); time.sleep(5)
+    finally:
+        print("closed")
+    """
+    code, events, log = run_step(tmp_path, body.strip())
+    assert code == 128 + signal.SIGTERM
+    assert [event["event"] for event in events] == ["started", "cancelled"]
+    assert log == "closed\n"
+
+
+@pytest.mark.parametrize("value", [3, None, "text", 1.5, True])
+def test_errors_round_trip(value):
+    error = UserError("Bad.", setting="s", value=value, allowed="a", nearest="n", mend="m")
+    assert UserError.from_dict(json.loads(json.dumps(error.as_dict()))).as_dict() == error.as_dict()

@@ -1,0 +1,93 @@
+"""The catalogue: whole, and refused where a row is wrong."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+
+from pipelines.hardware.catalogue import CATALOGUE_FILE, Catalogue, chips_of, image_ends, load, read_yaml
+from pipelines.hardware.typed_rows import build
+
+
+@pytest.fixture
+def values():
+    return copy.deepcopy(read_yaml(CATALOGUE_FILE))
+
+
+def test_every_machine_and_accelerator_is_there():
+    offers = list(load().offers())
+    assert len(offers) == 183  # and v2's and v3's slices, K80 and TPU_V5_LITEPOD, which have no machine of their own
+    assert sum(offer.accelerator is None for offer in offers) == 80
+    gpus = [offer for offer in offers if offer.accelerator and not offer.accelerator.is_tpu]
+    assert len(gpus) == 92
+    assert all(offer.counts for offer in gpus)
+
+
+def test_what_a_program_sees_of_a_chip():
+    catalogue = load()
+    memory = {row.name: row.device_memory_gb for row in catalogue.accelerators}
+    assert memory["tpu-v2"] == 8  # a core's half of a chip
+    assert memory["tpu-v3"] == 16
+    assert memory["tpu-v5e"] == 16
+    assert memory["l4"] == 24
+
+
+def test_engines_that_run_there():
+    engines = {row.name: set(row.engines) for row in load().accelerators if row.status == "offered"}
+    without_tensorflow = {name for name, runs in engines.items() if "tensorflow" not in runs}
+    assert without_tensorflow == {"tpu-v6e", "tpu7x"}
+    assert all("jax" in runs for runs in engines.values())
+
+
+def test_topologies_are_as_many_machines_as_their_chips_need():
+    for machine in load().machines:
+        for topology, machines in machine.topologies.items():
+            assert chips_of(topology) == machine.chips * machines
+
+
+def test_what_is_no_longer_offered_has_a_successor_that_is():
+    catalogue = load()
+    gone = [row for row in catalogue.accelerators if row.status != "offered"]
+    assert {row.name for row in gone} == {"k80", "p100", "tpu-v4", "tpu-v5p", "tpu-v5-litepod"}
+    for row in gone:
+        assert row.successors
+        assert all(catalogue.accelerator_index[name].status == "offered" for name in row.successors)
+
+
+def test_regions_are_regions():
+    for row in load().accelerators:
+        for region in (*row.regions, *(row.slices.regions if row.slices else ()), *row.default_quota):
+            assert region == "*" or re.fullmatch(r"[a-z]+-[a-z]+\d+", region), (row.name, region)
+
+
+def test_images_end_on_a_day():
+    ends = image_ends()
+    assert len(ends) == 89
+    assert ends["tf-gpu.2-17.py310"].isoformat() == "2026-07-11"
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda v: v["machines"][0].update(vcpu=4), r"n1-standard-4: unknown keys \['vcpu'\]"),
+        (lambda v: v["machines"][0].pop("vcpus"), r"missing keys \['vcpus'\]"),
+        (lambda v: v["machines"][0].update(vcpus="four"), "'four' is not"),
+        (lambda v: v["machines"][0].update(vcpus=True), "True is not"),
+        (lambda v: v["accelerators"][0].update(memory_gb=-16), "-16 is not"),
+        (lambda v: v["accelerators"][0].update(provisioning=["cheap"]), "'cheap' is not"),
+        (lambda v: v["accelerators"][0].update(certainty="quite"), "unknown certainty"),
+        (lambda v: v["accelerators"][0].update(source=["hearsay"]), "unknown certainty or source"),
+        (lambda v: v["accelerators"][0].update(successors=["t5"]), "unknown successor"),
+        (lambda v: v["accelerators"][0].update(aliases=["l4"]), r"two rows are called \['l4'\]"),
+        (lambda v: v["machines"].append(v["machines"][0]), r"two rows are called \['n1-standard-4'\]"),
+        (lambda v: v["machines"][0]["accelerators"].update(t5=[1]), r"\['t5'\]"),
+        (lambda v: v["machines"][-3]["topologies"].update({"2x2x1": 2}), "2x2x1 is not 2 machines of 4 chips"),
+        (lambda v: v.update(cpu_machine="n1-standard-3"), "no machine n1-standard-3"),
+    ],
+)
+def test_a_wrong_row_is_refused(values, break_it, message):
+    break_it(values)
+    with pytest.raises(ValueError, match=message):
+        build(Catalogue, values, "catalogue.yaml")

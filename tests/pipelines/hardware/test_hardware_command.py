@@ -1,0 +1,146 @@
+"""What `slipway hardware` prints, and how fast."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from pipelines.hardware import command
+from trainer.errors import UserError
+
+HEAVY = ("tensorflow", "keras", "kfp", "google.cloud.", "jax", "torch", "numpy", "pydantic")
+
+
+@pytest.fixture
+def printed():
+    def printed(show, *arguments, **options) -> str:
+        console = Console(file=io.StringIO(), width=120)
+        show(console, *arguments, **options)
+        return console.file.getvalue()
+
+    return printed
+
+
+def test_the_list_names_every_kind(printed):
+    text = printed(command.show_list)
+    for name in ("cpu", "t4", "rtx-pro-6000", "h100-mega", "tpu-v5e", "tpu7x"):
+        assert f"\n{name} " in text
+    assert "retired, now t4" in text
+    assert max(len(line) for line in text.splitlines()) <= 120
+
+
+def names(**filters) -> set[str]:
+    return {kind["accelerator"] for kind in command.listing(**filters)}
+
+
+def test_filters():
+    assert names() > {"cpu", "k80", "tpu-v4", "l4"}
+    assert names(engine="tensorflow") >= {"cpu", "l4", "tpu-v5e"}
+    assert not names(engine="tensorflow") & {"tpu-v6e", "tpu7x", "k80"}
+    assert names(region="us-west4") == {"cpu", "t4", "a100", "h100", "h100-mega", "tpu-v5e"}
+    assert names(accelerator="NVIDIA_L4") == {"l4"}
+    [cpu] = command.listing(accelerator="cpu")
+    assert len(cpu["offers"]) == 80
+
+
+def test_one_kind_lists_its_machines(printed):
+    text = printed(command.show_list, accelerator="l4")
+    assert "g2-standard-96" in text
+    assert "n1-standard-4" not in text
+    assert "slipway hardware 'l4x1@g2-standard-4'" in text
+
+
+@pytest.mark.parametrize(
+    ("filters", "setting", "nearest"),
+    [
+        ({"region": "us-centrall1"}, "--region", "us-central1"),
+        ({"accelerator": "l40"}, "--accelerator", "l4"),
+        ({"accelerator": "k80"}, "--accelerator", None),
+        ({"accelerator": "tpu-v6e", "engine": "tensorflow"}, "--accelerator", "tpu-v5e"),
+        ({"engine": "tf"}, "--engine", "tensorflow"),
+    ],
+)
+def test_filters_that_are_refused(filters, setting, nearest):
+    with pytest.raises(UserError) as caught:
+        command.listing(**filters)
+    assert (caught.value.setting, caught.value.nearest) == (setting, nearest)
+
+
+def test_a_choice_is_shown_whole(printed):
+    text = printed(command.show_choice, "l4x4*2", region="us-central1")
+    for words in (
+        "2 x g2-standard-48: 48 vCPUs, 192 GB each",
+        "4 NVIDIA L4 a replica, 8 chips in all, 24 GB a chip",
+        '1: {"replica_count": 1',
+        "8 of aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus",
+        "a new project has 0 in us-central1",
+        "standard, spot, flex",
+        "tensorflow, jax, pytorch",
+    ):
+        assert words in " ".join(text.split())
+
+
+def test_a_choice_as_data():
+    facts = json.loads(command.choice_as_json("tpu-v3-8"))
+    assert (facts["chips"], facts["chip_memory_gb"], facts["device_memory_gb"]) == (4, 32, 16)
+    assert facts["accelerators_per_replica"] == 8
+    assert facts["worker_pools"][0]["machine_spec"]["machine_type"] == "cloud-tpu"
+    assert facts["regions"] == ["europe-west4", "us-central1"]
+    assert "general knowledge" in facts["certainty"]
+    assert command.describe("tpu7x-2x2x1")["vcpus"] is None
+
+
+def test_advice_where_the_machine_is_small():
+    assert "4 vCPUs have to feed 4 accelerators; @n1-highcpu-16 has 16" in command.describe("t4x4")["advice"]
+    assert command.describe("t4x4@n1-standard-16")["advice"] is None
+    assert command.describe("l4x4")["advice"] is None
+
+
+def test_a_choice_is_refused_with_its_region_and_engine():
+    with pytest.raises(UserError, match="no tpu-v5e for training in europe-west4"):
+        command.describe("tpu-v5e-2x4", region="europe-west4")
+    with pytest.raises(UserError, match="tensorflow does not run"):
+        command.describe("tpu-v6e-2x4", engine="tensorflow")
+
+
+def test_the_list_as_data():
+    kinds = json.loads(command.list_as_json())
+    machines = {offer["machine"] for kind in kinds for offer in kind["offers"]}
+    assert {"n1-standard-4", "a3-ultragpu-8g", "tpu7x-standard-4t"} <= machines
+    assert all(offer["certainty"] and offer["sources"] for kind in kinds for offer in kind["offers"])
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        "command.show_list(Console())",
+        "command.show_choice(Console(), 'l4x4*2')",
+        "command.show_choice(Console(), 'p100x4@n1-standard-8+flex')",
+    ],
+)
+def test_it_answers_at_once_and_imports_nothing_heavy(do):
+    """The command line adds typer to this; the whole has to stay under 0.7 seconds."""
+    program = f"""
+import sys
+from rich.console import Console
+from pipelines.hardware import command
+from trainer.errors import UserError
+try:
+    {do}
+except UserError as error:
+    print(error)
+print([name for name in sys.modules if name.startswith({HEAVY!r})])
+"""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - start)
+        assert done.stdout.splitlines()[-1] == "[]"
+    assert min(seconds) < 0.7

@@ -1,0 +1,153 @@
+"""Every rule: what is refused, why, and the nearest choice that works."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from pipelines.hardware import parse
+from trainer.errors import UserError
+
+COMPATIBILITY = Path(__file__).parents[1] / "gpu_compatibility.csv"
+RETIRED = {"k80", "p100"}
+
+
+def compatibility():
+    """(machine, accelerator, the counts that it takes) of the old service's published table."""
+    with COMPATIBILITY.open() as file:
+        for row in csv.DictReader(file):
+            machine = row.pop("machine")
+            for accelerator, counts in row.items():
+                yield machine, accelerator, {int(count) for count in counts.split()}
+
+
+def refusal(choice) -> UserError:
+    with pytest.raises(UserError) as caught:
+        parse(choice)
+    return caught.value
+
+
+@pytest.mark.parametrize(("machine", "accelerator", "allowed"), compatibility())
+def test_compatibility_table(machine, accelerator, allowed):
+    """Counts in the published table are accepted on that machine, all others refused; retired GPUs always."""
+    for count in (1, 2, 3, 4, 8, 16):
+        choice = f"{accelerator}x{count}@{machine}"
+        if accelerator in RETIRED:
+            error = refusal(choice)
+            assert "is retired" in error.message
+            assert parse(error.nearest).accelerator in ("t4", "v100", "l4")
+        elif count in allowed:
+            [pool] = parse(choice).worker_pools()
+            assert pool["machine_spec"]["machine_type"] == machine
+            assert pool["machine_spec"]["accelerator_count"] == count
+        else:
+            error = refusal(choice)
+            assert error.setting == "hardware"
+            assert error.value == choice
+            assert parse(error.nearest).accelerator == accelerator
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason", "nearest"),
+    [
+        # a count that no machine takes, or not this one
+        ("t4x3", "No machine takes 3 t4", "t4x4"),
+        ("t4x8", "No machine takes 8 t4", "t4x4*2"),
+        ("t4x16*2", "No machine takes 16 t4", "t4x4*8"),
+        ("t4x0", "No machine takes 0 t4", "t4x1"),
+        ("v100x2@n1-standard-32", "too large for 2 v100: its 32 vCPUs and 120 GB need 4 or 8", "v100x2@n1-standard-16"),
+        ("l4x4@g2-standard-24", "too small for 4 l4: it takes 2", "l4x4"),
+        ("l4x1@n1-standard-8", "n1-standard-8 does not take l4: it takes t4 (1, 2 or 4)", "l4x1"),
+        ("t4x1@e2-standard-4", "e2-standard-4 does not take t4: it takes none", "t4x1"),
+        ("cpu@g2-standard-24", "comes with accelerators only: l4 (2)", "l4x2"),
+        ("cpu@n1-standrd-8", "no machine type n1-standrd-8", "cpu@n1-standard-8"),
+        # type and count go together
+        ("t4", "without a count", "t4x1"),
+        ("t4@n1-standard-64", "without a count", "t4x4@n1-standard-64"),
+        ({"machine_type": "n1-standard-8", "accelerator_type": "NVIDIA_L4"}, "without a count", "l4x1"),
+        ({"machine_type": "n1-standard-8", "accelerator_count": 2}, "but not which", "t4x2@n1-standard-8"),
+        ("tpu-v3", "without a count", "tpu-v3-8"),
+        ("tpu-v5e", "without a topology", "tpu-v5e-1x1"),
+        # retired, or never offered for training
+        ("k80x1", "NVIDIA K80 is retired", "t4x1"),
+        ("k80x8", "NVIDIA K80 is retired", "v100x8"),
+        ("k80x8@n1-standard-32*2", "NVIDIA K80 is retired", "v100x8@n1-standard-32*2"),
+        ("p100x4@n1-highcpu-64", "end of support for 2026-09-15", "t4x4@n1-highcpu-64"),
+        ("p100x4+flex", "NVIDIA P100 is retired", "l4x4+flex"),
+        ("tpu-v4-8", "TPU v4 is not offered for training", "tpu-v5e-2x2"),
+        ("tpu-v5p-2x2x2", "TPU v5p is not offered for training", "tpu-v5e-2x4"),
+        ("cpu@ct5p-hightpu-4t", "TPU v5p is not offered for training", "tpu-v5e-1x1"),
+        ({"accelerator_type": "TPU_V5_LITEPOD", "accelerator_count": 4}, "they give a topology", "tpu-v5e-2x2"),
+        # TPUs: sizes, one pool of one replica
+        ("tpu-v5e-3x3", "no topology 3x3", "tpu-v5e-2x4"),
+        ("tpu-v5e-4x2", "no topology 4x2", "tpu-v5e-2x4"),
+        ("tpu-v5e-8", "chosen by topology, not by its number of chips", "tpu-v5e-2x4"),
+        ("tpu7x-2x2", "no topology 2x2", "tpu7x-2x2x1"),
+        ("tpu-v3-16", "no TPU v3 of 16 cores", "tpu-v3-8"),
+        ("tpu-v2-2x2", "by its number of cores, not by topology", "tpu-v2-8"),
+        ("tpu-v2-1024", "no TPU v2 of 1024 cores", "tpu-v2-512"),
+        ("tpu-v5e-2x4@ct5lp-hightpu-1t", "not what TPU v5e 2x4 is made of", "tpu-v5e-2x4"),
+        ("tpu-v3-8@ct5lp-hightpu-4t", "ct5lp-hightpu-4t does not take tpu-v3", "tpu-v3-8"),
+        ("tpu-v3-8*4", "exactly one worker pool of one replica; 4 were asked for", "tpu-v3-32"),
+        ("tpu-v5e-2x4*2", "exactly one worker pool of one replica", "tpu-v5e-4x4"),
+        ("tpu-v5e-2x2*0", "exactly one worker pool", "tpu-v5e-2x2"),
+        ("l4x2x2", "No hardware is called l4x2x2", "l4x2"),
+        (
+            {"accelerator_type": "l4", "accelerator_count": 2, "tpu_topology": "2x2"},
+            "chosen by count, not by topology",
+            "l4x4",
+        ),
+        (
+            {"accelerator_type": "tpu-v5e", "accelerator_count": 4, "tpu_topology": "2x4"},
+            "has 8 chips, not 4",
+            "tpu-v5e-2x4",
+        ),
+        # provisioning and its times
+        ("t4x2+flex", "FLEX_START is not offered for t4, only for l4", "t4x2+spot"),
+        ("gb200x4+flex", "FLEX_START is not offered for gb200", "gb200x4+spot"),
+        ("cpu+flex", "FLEX_START is not offered for n1-standard-4", "cpu+spot"),
+        ("tpu-v3-32+spot", "Spot is not offered for TPUs of several machines; tpu-v3-32 has 4", "tpu-v3-32"),
+        ("tpu-v5e-4x4+spot", "Spot is not offered for TPUs of several machines", "tpu-v5e-4x4"),
+        ("h100x8+wait=1h", "for FLEX_START only", "h100x8+flex+wait=1h"),
+        ("t4x1+wait=1h", "for FLEX_START only", "t4x1"),
+        ("l4x1+flex+wait=400d", "can not wait for 400d", "l4x1+flex+wait=365d"),
+        ("l4x1+timeout=8d", "can not run for 8d", "l4x1+timeout=7d"),
+        ("l4x1+timeout=0", "can not run for 0s", "l4x1"),
+        ("l4x1+timeout=soon", "no length of time", "l4x1"),
+        # one kind of accelerator
+        ("t4x2+v100x1", "t4 and v100 can not be mixed", "t4x2"),
+        ("t4x3+v100x1", "t4 and v100 can not be mixed", "v100x1"),
+        # disks, reservations, replicas
+        ("cpu+disk=pd-balanced", "no boot disk pd-balanced", "cpu+disk=pd-ssd"),
+        ("cpu+disk=pd-standrd:200", "no boot disk pd-standrd", "cpu+disk=pd-standard:200"),
+        ("cpu+disk=50", "no 50 GB", "cpu+disk=100"),
+        ("cpu+disk=70000", "no 70,000 GB", "cpu+disk=64000"),
+        ("cpu+reservation=mine", "does not name a reservation", "cpu+reservation=any"),
+        ("cpu*0", "no 0 replicas", "cpu"),
+        ("cpu*9999", "no 9999 replicas", "cpu*1000"),
+        # spelling
+        ("", "No hardware is named", "cpu"),
+        ("4xl4", "No hardware is called 4xl4", "l4x4"),
+        ("cpux4", "No hardware is called cpux4", "cpu*4"),
+        ("v3-8", "No hardware is called v3-8", "tpu-v3-8"),
+        ("v5e-2x4", "No hardware is called v5e-2x4", "tpu-v5e-2x4"),
+        ("n1-standard-8*2", "n1-standard-8 is a machine type", "cpu@n1-standard-8*2"),
+        ("a2-highgpu-4g", "a2-highgpu-4g is a machine type", "a100x4"),
+        ("a100x8+spt", "no option +spt", "a100x8+spot"),
+        ("l4x1@", "No machine type follows @", "l4x1"),
+        ("cpu*2*3", "The number of replicas is said twice", "cpu*2"),
+        ("cpu*two", "'two' is no number of replicas", "cpu"),
+        ("quantum", "No hardware is called quantum", None),
+    ],
+)
+def test_refusals(choice, reason, nearest):
+    error = refusal(choice)
+    assert reason in error.message
+    assert error.nearest == nearest
+    assert error.allowed
+    assert error.mend
+    if nearest is not None:
+        assert str(parse(nearest)) == nearest
+        assert nearest in error.mend

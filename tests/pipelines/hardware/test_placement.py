@@ -1,0 +1,122 @@
+"""What depends on where and with what the hardware is used: region, bucket, engine, image."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from pipelines.hardware import parse, validate_for
+from trainer.errors import UserError
+
+TODAY = date(2026, 11, 20)
+IMAGES = "us-docker.pkg.dev/vertex-ai/training"
+
+
+@pytest.mark.parametrize(
+    ("choice", "circumstances", "reason", "nearest", "mend"),
+    [
+        ("tpu-v3-8", {"region": "us-east1"}, "no tpu-v3 for", "us-central1", "'tpu-v5e-2x2' in us-east1"),
+        ("tpu-v3-32", {"region": "us-central1"}, "no tpu-v3 slices", "europe-west4", "'tpu-v2-32' in us-central1"),
+        ("tpu-v5e-4x4", {"region": "europe-west4"}, "no tpu-v5e slices", "us-west4", "'tpu-v6e-4x4' in europe-west4"),
+        ("l4x4*2", {"region": "asia-east1"}, "no l4 for", "asia-southeast1", "'t4x4*2' in asia-east1"),
+        ("h100x8", {"region": "europe-west9"}, "no h100 for", "europe-west4", "vertex.region=europe-west4"),
+        ("l4x1", {"region": "africa-south1"}, "no l4 for", "us-central1", "vertex.region=us-central1"),
+        ("t4x2", {"region": "us-central1-a"}, "is a zone", "us-central1", "vertex.region=us-central1"),
+        ("cpu", {"region": "global"}, "no region global", None, "vertex.region=us-central1"),
+        (
+            "tpu-v5e-2x4",  # v6e is nearer, but does not run the engine
+            {"region": "europe-west4", "engine": "tensorflow"},
+            "no tpu-v5e for",
+            "us-west4",
+            "'v100x8' in europe-west4",
+        ),
+    ],
+)
+def test_regions_that_are_refused(choice, circumstances, reason, nearest, mend):
+    check_refusal(choice, circumstances, "vertex.region", reason, nearest, mend)
+
+
+@pytest.mark.parametrize(
+    ("choice", "circumstances", "reason", "nearest", "mend"),
+    [
+        ("tpu-v6e-4x4", {"engine": "tensorflow"}, "does not run on TPU v6e", "tpu-v5e-4x4", "train.engine=jax"),
+        ("tpu7x-2x2x1", {"engine": "pytorch"}, "does not run on TPU7x", "tpu-v6e-2x2", "train.engine=jax"),
+        ("cpu", {"engine": "tensorfow"}, "no engine tensorfow", "tensorflow", "train.engine=tensorflow"),
+    ],
+)
+def test_engines_that_are_refused(choice, circumstances, reason, nearest, mend):
+    check_refusal(choice, circumstances, "train.engine", reason, nearest, mend)
+
+
+@pytest.mark.parametrize(
+    ("location", "region", "reason", "nearest", "mend"),
+    [
+        ("US", "us-central1", "multi-region", "us-central1", "--location=us-central1"),
+        ("NAM4", None, "dual-region NAM4", None, "--location=REGION"),
+        (
+            "EUROPE-WEST4",
+            "us-central1",
+            "in europe-west4, the job in us-c",
+            "us-central1",
+            "vertex.region=europe-west4",
+        ),
+    ],
+)
+def test_buckets_that_are_refused(location, region, reason, nearest, mend):
+    check_refusal("cpu", {"region": region, "bucket_location": location}, "vertex.bucket", reason, nearest, mend)
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (f"{IMAGES}/tf-gpu.2-17.py310:latest", "not been available since 2026-07-11"),
+        ("europe-docker.pkg.dev/vertex-ai/training/pytorch-gpu.2-4.py310", "not been available since 2026-07-24"),
+        ("gcr.io/cloud-ml-public/training/pytorch-xla.1-7", "shut down on 2025-01-31"),
+    ],
+)
+def test_images_that_are_refused(image, reason):
+    check_refusal("cpu", {"image": image, "today": TODAY}, "vertex.image", reason, None, "vertex.image=")
+
+
+def test_a_reservation_elsewhere_is_refused():
+    choice = "l4x1+reservation=projects/p/zones/us-east1-b/reservations/r"
+    reason = "is in us-east1-b, the job in us-central1"
+    check_refusal(choice, {"region": "us-central1"}, "hardware", reason, "us-east1", "vertex.region=us-east1")
+
+
+def check_refusal(choice, circumstances, setting, reason, nearest, mend):
+    with pytest.raises(UserError) as caught:
+        validate_for(parse(choice), **circumstances)
+    error = caught.value
+    assert (error.setting, error.nearest) == (setting, nearest)
+    assert reason in error.message
+    assert mend in error.mend
+    assert error.allowed
+
+
+@pytest.mark.parametrize(
+    ("choice", "circumstances"),
+    [
+        ("tpu-v3-8", {"region": "us-central1", "engine": "tensorflow", "bucket_location": "US-CENTRAL1"}),
+        ("tpu-v6e-4x4", {"region": "us-central1", "engine": "jax"}),
+        ("l4x4", {"region": "us-east4", "engine": "pytorch"}),
+        ("cpu*4", {"region": "africa-south1", "engine": "tensorflow"}),  # no table says which regions have no CPUs
+        ("l4x1+reservation=projects/p/zones/us-east1-b/reservations/r", {"region": "us-east1"}),
+        ("cpu", {"image": f"{IMAGES}/ray-cpu.2-47.py311:latest", "today": TODAY}),
+        ("cpu", {"image": f"{IMAGES}/tf-gpu.2-17.py310:latest", "today": date(2026, 7, 11)}),
+        ("cpu", {"image": "us-docker.pkg.dev/project/repository/trainer@sha256:0"}),
+        ("cpu", {}),
+    ],
+)
+def test_accepted(choice, circumstances):
+    validate_for(parse(choice), **circumstances)
+
+
+def test_the_nearest_region_has_it():
+    for choice in ("l4x1", "tpu-v5e-2x2", "gb200x4", "tpu-v3-32"):
+        hardware = parse(choice)
+        for region in ("europe-west9", "us-west8", "me-central1", "asia-east2", "northamerica-south1"):
+            with pytest.raises(UserError) as caught:
+                validate_for(hardware, region=region)
+            validate_for(hardware, region=caught.value.nearest)

@@ -1,0 +1,113 @@
+"""The spec that `slipway compile --target vertex` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+
+IMAGE = "europe-west4-docker.pkg.dev/p/slipway/trainer@sha256:" + "0" * 64
+VERTEX = {
+    "project": "p",
+    "region": "europe-west4",
+    "bucket": "gs://p-slipway",
+    "image": IMAGE,
+    "serving_image": "europe-docker.pkg.dev/p/serving@sha256:" + "1" * 64,
+    "service_account": "runner@p.iam.gserviceaccount.com",
+}
+
+
+@pytest.fixture(scope="module")
+def specification(tmp_path_factory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("spec")
+    values = yaml.safe_load(Path("configs/digits.yaml").read_text()) | {"vertex": VERTEX}
+    (folder / "run.yaml").write_text(yaml.safe_dump(values))
+    arguments = [
+        "-c",
+        str(folder / "run.yaml"),
+        "--target",
+        "vertex",
+        "--hardware",
+        "cpu*3",
+        "-o",
+        str(folder / "spec.yaml"),
+    ]
+    result = CliRunner().invoke(app, ["compile", *arguments])
+    assert result.exit_code == 0, result.output
+    return yaml.safe_load((folder / "spec.yaml").read_text())
+
+
+def executors(specification: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each component's executor by the component's name."""
+    found = specification["deploymentSpec"]["executors"]
+    return {
+        name: found[component["executorLabel"]]
+        for name, component in specification["components"].items()
+        if "executorLabel" in component
+    }
+
+
+def test_it_is_a_pipeline_spec_that_vertex_reads(specification):
+    from google.protobuf import json_format
+    from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec
+
+    message = json_format.ParseDict(specification, PipelineSpec())
+    assert message.pipeline_info.name == "digits"
+    assert set(message.root.input_definitions.parameters) == {"champion"}
+
+
+def test_train_is_a_custom_job_fed_by_the_plan(specification):
+    command = executors(specification)["comp-custom-training-job"]["container"]
+    assert command["command"][-1] == "google_cloud_pipeline_components.container.v1.custom_job.launcher"
+    inputs = specification["root"]["dag"]["tasks"]["custom-training-job"]["inputs"]["parameters"]
+    assert inputs["worker_pool_specs"]["taskOutputParameter"] == {
+        "producerTask": "plan-training",
+        "outputParameterKey": "Output",
+    }
+    assert specification["components"]["comp-plan-training"]["outputDefinitions"]["parameters"]["Output"] == {
+        "parameterType": "LIST"
+    }
+    assert inputs["location"]["runtimeValue"]["constant"] == "europe-west4"
+    assert inputs["base_output_directory"]["runtimeValue"]["constant"].startswith(
+        "gs://p-slipway/runs/{{$.pipeline_job_name}}"
+    )
+
+
+def test_the_pools_are_the_hardwares(specification):
+    inputs = specification["root"]["dag"]["tasks"]["plan-training"]["inputs"]["parameters"]
+    pools = inputs["pools"]["runtimeValue"]["constant"]
+    assert [pool["replica_count"] for pool in pools] == [1, 2]
+
+
+def test_our_steps_run_in_the_configured_image(specification):
+    ours = {name: executor for name, executor in executors(specification).items() if "custom-training" not in name}
+    images = {
+        executor["container"]["image"]
+        for name, executor in ours.items()
+        if "container" in executor and "upload" not in name
+    }
+    assert images == {IMAGE}
+
+
+def test_the_model_is_uploaded_only_on_promote_in_the_runs_region(specification):
+    condition = next(
+        task for name, task in specification["root"]["dag"]["tasks"].items() if name.startswith("condition")
+    )
+    assert "== 'promote'" in condition["triggerPolicy"]["condition"]
+    inner = next(c for name, c in specification["components"].items() if name.startswith("comp-condition"))
+    upload = inner["dag"]["tasks"]["model-upload"]["inputs"]["parameters"]
+    assert upload["location"]["runtimeValue"]["constant"] == "europe-west4"
+    assert upload["project"]["runtimeValue"]["constant"] == "p"
+
+
+def test_without_a_place_on_vertex_it_is_refused(tmp_path):
+    output = tmp_path / "spec.yaml"
+    result = CliRunner().invoke(app, ["compile", "-c", "configs/digits.yaml", "--target", "vertex", "-o", str(output)])
+    assert result.exit_code == 2
+    assert "vertex" in result.stderr
+    assert not output.exists()

@@ -1,0 +1,139 @@
+"""A training worker: `python -m trainer --config JSON`, one process a replica, with the environment that Vertex gives.
+
+Exit status: 0 trained and exported; 1 failed; 143 stopped by SIGTERM, saved if possible.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from trainer import cluster as clusters
+from trainer import manifest as manifests
+from trainer.checkpoints import Checkpoints
+from trainer.cluster import Cluster
+from trainer.config import JobConfig
+from trainer.engines import PeerLost
+from trainer.errors import UserError, report
+from trainer.export import export
+from trainer.metrics import Metrics
+from trainer.places import Places, local_path, places
+from trainer.quick_import import import_tensorflow
+from trainer.resume import identity, resume
+from trainer.share import Share, verify
+from trainer.stopping import StopRequest
+
+logger = logging.getLogger("trainer")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one worker to its end; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="One training worker.")
+    parser.add_argument("--config", required=True, metavar="JSON", help="the job: trainer.config.JobConfig")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
+    stop = StopRequest()
+    stop.install()
+    try:
+        _work(options.config, stop)
+    except UserError as error:
+        if error.__cause__ is not None:  # what the user's own code raised
+            traceback.print_exception(error.__cause__)
+        report(error)
+        return 1
+    except SystemExit as request:
+        return request.code if isinstance(request.code, int) else 1
+    except KeyboardInterrupt:
+        return 130
+    except PeerLost as error:
+        logger.error("another replica is gone (its log says why); this one can not go on alone: %s", error)
+        return 1
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _work(config: str, stop: StopRequest) -> None:
+    """Everything that can be checked without TensorFlow, which takes seconds to import; then the training."""
+    job = _job(config)
+    where = places(os.environ)
+    cluster = clusters.read(os.environ)
+    logger.info("%s", cluster.describe())
+    _check_replicas(job, cluster)
+    share = Share(local_path(job.data), manifests.read(local_path(job.data)), cluster.rank, cluster.replicas)
+    verify(share)
+    import_tensorflow()
+    clusters.wait_for_peers(cluster, _peer_seconds())
+    _train(job, where, cluster, share, stop)
+
+
+def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: StopRequest) -> None:
+    from trainer import data, engines, loop  # only now: they import TensorFlow
+
+    engine = engines.load(job.train.engine)
+    logger.info("%s", engine.open(cluster))
+    stop.install()  # TensorFlow's server has put a handler of its own in its place
+    engine.build(job, share.manifest)
+    checkpoints = Checkpoints(where.checkpoints, job.train.checkpoint.keep)
+    origin = identity(job, share.manifest.fingerprint)
+    progress = resume(checkpoints, cluster, engine, origin, job.plan.steps)
+    metrics = Metrics(where.logs, progress.step) if cluster.is_chief else None
+    if progress.step < job.plan.steps:
+        batch = job.plan.batch_per_replica
+        training = data.training(share, batch, job.plan.steps_per_epoch, job.train.seed)
+        validation = data.evaluation(share, "validation", batch) if share.has("validation") else None
+        run = loop.Loop(
+            job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress
+        )  # fmt: skip
+        run.train()
+    checksum = engine.weights_checksum()
+    if metrics:
+        metrics.close()
+        export(engine, job, share.manifest, checksum, metrics.path, where.model)
+    engine.close()
+    logger.info("weights checksum %s", checksum)
+
+
+def _job(config: str) -> JobConfig:
+    try:
+        return JobConfig.model_validate_json(config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UserError(
+            f"--config is not a job: {first['msg']}.",
+            setting=name or "--config",
+            value=first.get("input"),
+            allowed="the JSON of trainer.config.JobConfig, as plan_training writes it",
+        ) from None
+
+
+def _check_replicas(job: JobConfig, cluster: Cluster) -> None:
+    if job.plan.replicas != cluster.replicas:
+        raise UserError(
+            f"The job was planned for {job.plan.replicas} replicas, and {cluster.source} tells of {cluster.replicas}.",
+            setting="plan.replicas",
+            value=job.plan.replicas,
+            nearest=str(cluster.replicas),
+            mend="plan the training for the hardware that it runs on",
+        )
+
+
+def _peer_seconds() -> float:
+    return float(os.environ.get(clusters.PEER_SECONDS_VARIABLE) or clusters.DEFAULT_PEER_SECONDS)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status:
+        # Not sys.exit: on the way out TensorFlow's server would wait for peers that may be gone.
+        os._exit(status)

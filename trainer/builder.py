@@ -1,0 +1,125 @@
+"""From `model.builder`, an importable "module:function", to what it returns; its mistakes told to the user."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+from trainer.config import ModelSettings
+from trainer.errors import UserError, nearest
+
+_CONTRACT = "a function of (image_shape, classes, …) that returns a network from images to logits [batch, classes]"
+
+
+def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
+    """Call the builder with [height, width, channels], the number of classes, and `model.arguments` by name.
+
+    Raises:
+        UserError: It does not import, does not take these arguments, or raises; then that exception is its cause.
+    """
+    function = load(settings.builder)
+    _check_arguments(function, settings, image_shape, classes)
+    try:
+        return function(image_shape, classes, **settings.arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"The builder {settings.builder} raised {type(error).__name__}: {error}",
+            setting="model.arguments" if settings.arguments else "model.builder",
+            value=settings.arguments or settings.builder,
+            allowed=_CONTRACT,
+            mend="mend the function, whose traceback is above, or choose other model.arguments",
+        ) from error
+
+
+def load(builder: str) -> Callable[..., Any]:
+    """The function that "module:function" names.
+
+    Raises:
+        UserError: There is no such module or function, or the module's own import fails (then with that cause).
+    """
+    module_name, _, function_name = builder.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _import_failed(builder, module_name, error) from error
+        raise UserError(
+            f"There is no module {error.name!r}.",
+            setting="model.builder",
+            value=builder,
+            allowed='"module:function", the module importable from the working directory or installed',
+            nearest=_nearest_module(module_name, function_name),
+            mend="correct the module's name, or start from the folder that holds it",
+        ) from None
+    except Exception as error:
+        raise _import_failed(builder, module_name, error) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        names = _functions(module)
+        close = nearest(function_name, names)
+        raise UserError(
+            f"The module {module_name} has no function {function_name!r}.",
+            setting="model.builder",
+            value=builder,
+            allowed=", ".join(f"{module_name}:{name}" for name in names) or _CONTRACT,
+            nearest=f"{module_name}:{close}" if close else None,
+            mend="correct the function's name",
+        )
+    return function
+
+
+def _import_failed(builder: str, module_name: str, error: Exception) -> UserError:
+    return UserError(
+        f"The module {module_name} can not be imported: {type(error).__name__}: {error}",
+        setting="model.builder",
+        value=builder,
+        mend="mend the module, whose traceback is above, or install what it needs",
+    )
+
+
+def _check_arguments(
+    function: Callable[..., Any], settings: ModelSettings, image_shape: tuple[int, int, int], classes: int
+) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a function written in C has none; its call will tell
+        return
+    try:
+        signature.bind(image_shape, classes, **settings.arguments)
+    except TypeError as error:
+        names = [name for name in list(signature.parameters)[2:] if not name.startswith("_")]
+        unknown = [name for name in settings.arguments if name not in signature.parameters]
+        raise UserError(
+            f"The builder {settings.builder} does not take what it is given: {error}.",
+            setting="model.arguments" if settings.arguments else "model.builder",
+            value=settings.arguments or settings.builder,
+            allowed=f"arguments by the names {', '.join(names)}" if names else "no arguments",
+            nearest=nearest(unknown[0], names) if unknown else None,
+            mend="the function is called with (image_shape, classes, **model.arguments)",
+        ) from None
+
+
+def _functions(module: Any) -> list[str]:
+    """The public functions that `module` itself defines."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    ]
+
+
+def _nearest_module(module_name: str, function_name: str) -> str | None:
+    """The sibling module whose name is most like the one that is missing."""
+    parent, _, own = module_name.rpartition(".")
+    try:
+        path = importlib.import_module(parent).__path__ if parent else None
+    except (ImportError, AttributeError):
+        return None
+    close = nearest(own, [module.name for module in pkgutil.iter_modules(path)])
+    return f"{parent}.{close}:{function_name}".lstrip(".") if close else None

@@ -1,0 +1,142 @@
+"""Checkpoints: one folder a step, complete or ignored, and a pointer to the newest.
+
+`step-00000120/` holds `state.npz`, the arrays, and `checkpoint.json`, written last: the arrays' checksum and what the
+loop must know. `latest` names the newest complete folder and is replaced atomically. So wherever a process is killed,
+the folder that `latest` names is whole. No folder is ever renamed, since a mounted bucket can not do that atomically.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+POINTER = "latest"
+STATE_FILE = "state.npz"
+RECORD_FILE = "checkpoint.json"
+_FOLDER = re.compile(r"step-(\d{8,})")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved after `step` steps: `state`, arrays by name, and `record`, plain values."""
+
+    step: int
+    state: dict[str, NDArray[Any]]
+    record: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in one folder. On a job of several replicas one writes and all read."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    def save(self, checkpoint: Checkpoint) -> bool:
+        """Write it, point to it, remove those beyond `keep`. False, with a warning, where it can not be written."""
+        folder = self._folder / _name(checkpoint.step)
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            _write(folder, checkpoint)
+            _replace(self._folder / POINTER, folder.name)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            logger.warning(
+                "could not save a checkpoint at step %d: %s; training goes on and the next one is tried again",
+                checkpoint.step,
+                f"no space left in {self._folder}" if full else error,
+            )
+            return False
+        self._remove_all_but(checkpoint.step)
+        return True
+
+    def newest(self, at_most: int | None = None) -> Checkpoint | None:
+        """The newest whole checkpoint (of at most that step), or None; says aloud when a damaged one is passed over.
+
+        One that `latest` does not name yet is not taken, unless that pointer itself is unreadable.
+        """
+        pointed = self._pointed()
+        limits = [step for step in (pointed, at_most) if step is not None]
+        for step in sorted(self._steps(), reverse=True):
+            if limits and step > min(limits):
+                continue
+            try:
+                return self._read(step)
+            except (OSError, ValueError, KeyError) as error:
+                logger.warning("the checkpoint of step %d is damaged (%s); trying the one before", step, error)
+        return None
+
+    def _read(self, step: int) -> Checkpoint:
+        folder = self._folder / _name(step)
+        content = json.loads((folder / RECORD_FILE).read_text())
+        with (folder / STATE_FILE).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != content["sha256"]:
+                raise ValueError(f"{STATE_FILE} does not have the checksum that was recorded")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                # An archive's names must not look like paths.
+                state = {name: arrays[f"array{number}"] for number, name in enumerate(content["names"])}
+        return Checkpoint(step, state, content["record"])
+
+    def _pointed(self) -> int | None:
+        try:
+            match = _FOLDER.fullmatch((self._folder / POINTER).read_text().strip())
+        except FileNotFoundError:
+            return None
+        return int(match[1]) if match else None
+
+    def _steps(self) -> list[int]:
+        if not self._folder.is_dir():
+            return []
+        matches = (_FOLDER.fullmatch(path.name) for path in self._folder.iterdir())
+        return [int(match[1]) for match in matches if match]
+
+    def _remove_all_but(self, newest: int) -> None:
+        """Keep the last `keep` up to `newest`; those after it belong to a past that was given up."""
+        steps = sorted(self._steps())
+        kept = [step for step in steps if step <= newest][-self._keep :]
+        for step in steps:
+            if step not in kept:
+                shutil.rmtree(self._folder / _name(step), ignore_errors=True)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    state = folder / STATE_FILE
+    with state.open("wb") as file:
+        arrays: dict[str, Any] = {f"array{number}": array for number, array in enumerate(checkpoint.state.values())}
+        np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    with state.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    content = {"sha256": digest, "names": list(checkpoint.state), "record": checkpoint.record}
+    _replace(folder / RECORD_FILE, json.dumps(content))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put `text` into `path` whole."""
+    beside = path.with_name(f".{path.name}.new")
+    with beside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

@@ -1,0 +1,237 @@
+"""What a worker reads of a prepared data set: its own shards, as batches of uint8 pixels, in an order of steps.
+
+Each worker takes every n-th shard. A training split whose decoded pixels fit in memory is decoded once
+(`MemoryTraining`), and an epoch's order is a permutation drawn from seed and epoch; a larger one is streamed
+(`StreamTraining`) through a shuffle buffer seeded the same way. Either way the batch of any step follows from the seed
+and the step's number alone, so a resumed run sees what an undisturbed one would have seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from trainer.manifest import Manifest
+from trainer.pixels import decode_images
+from trainer.share import Share
+
+# Decoded pixels of one split that a worker may keep, in bytes. A constant and not a share of the memory at hand, so
+# that a run resumed on another machine reads in the same order.
+MEMORY_BUDGET = 2 * 1024**3
+# Encoded examples in the shuffle buffer of a streamed split.
+SHUFFLE_EXAMPLES = 16_384
+_PARSED_TOGETHER = 256
+_SHARDS_TOGETHER = 8
+
+logger = logging.getLogger(__name__)
+
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class MemoryTraining:
+    """A training split in memory: `images` uint8 [examples, height, width, channels], `labels` int32 [examples]."""
+
+    images: Images
+    labels: Labels
+    batch: int
+    steps_per_epoch: int
+    seed: int
+    rank: int
+
+    def order(self, step: int, count: int) -> NDArray[np.int32]:
+        """The examples of `count` steps from `step` (from 0) on, as indices [count, batch]."""
+        rows = []
+        while count > 0:
+            epoch, position = divmod(step, self.steps_per_epoch)
+            taken = min(count, self.steps_per_epoch - position)
+            rows.append(self._epoch_order(epoch)[position : position + taken])
+            step, count = step + taken, count - taken
+        return np.concatenate(rows)
+
+    def _epoch_order(self, epoch: int) -> NDArray[np.int32]:
+        """One epoch's indices [steps_per_epoch, batch].
+
+        Shards differ by a few examples, so a worker may have fewer than its share of the epoch; it then begins its
+        examples anew, in another order.
+        """
+        needed = self.steps_per_epoch * self.batch
+        passes = -(-needed // len(self.labels))
+        orders = [
+            np.random.default_rng([self.seed, epoch, self.rank, number]).permutation(len(self.labels))
+            for number in range(passes)
+        ]
+        return np.concatenate(orders)[:needed].astype(np.int32).reshape(self.steps_per_epoch, self.batch)
+
+
+@dataclass(frozen=True)
+class StreamTraining:
+    """A training split read from its shards, epoch after epoch."""
+
+    share: Share
+    batch: int
+    steps_per_epoch: int
+    seed: int
+
+    def batches(self, step: int) -> Any:
+        """An endless tf.data.Dataset of the batches from `step` (from 0) on.
+
+        Its elements are images uint8 [batch, height, width, channels] and labels int32 [batch]. What lies before
+        `step` in its epoch is read and skipped, but not decoded.
+        """
+        epoch, position = divmod(step, self.steps_per_epoch)
+        records = tf.data.Dataset.range(epoch, np.iinfo(np.int64).max).flat_map(self._epoch)
+        shape = self.share.manifest.image_shape
+        batches = (
+            records.skip(position * self.batch)
+            .batch(self.batch, drop_remainder=True)
+            .map(lambda raw: _parse(raw, self.share.manifest), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            .prefetch(tf.data.AUTOTUNE)
+        )
+        return batches.map(
+            lambda images, labels: (
+                tf.ensure_shape(images, (self.batch, *shape)),
+                tf.ensure_shape(labels, (self.batch,)),
+            )
+        )
+
+    def _epoch(self, epoch: Any) -> Any:
+        """One epoch's encoded records, exactly as many as its steps take."""
+        needed = self.steps_per_epoch * self.batch
+        passes = -(-needed // self.share.examples("train"))
+        return tf.data.Dataset.range(passes).flat_map(lambda number: self._pass(epoch * passes + number)).take(needed)
+
+    def _pass(self, number: Any) -> Any:
+        """All of the worker's encoded records once, shuffled; `number` counts the passes since the run began."""
+        paths = self.share.paths("train")
+        seed = tf.cast(number, tf.int64) * 7919 + self.seed * 104_729 + self.share.rank
+        records = (
+            tf.data.Dataset.from_tensor_slices(paths)
+            .shuffle(len(paths), seed=seed)
+            .interleave(
+                tf.data.TFRecordDataset,
+                cycle_length=min(len(paths), _SHARDS_TOGETHER),
+                block_length=16,
+                num_parallel_calls=tf.data.AUTOTUNE,
+                deterministic=True,
+            )
+        )
+        return records.shuffle(SHUFFLE_EXAMPLES, seed=seed + 1)
+
+
+TrainingData = MemoryTraining | StreamTraining
+
+
+def training(share: Share, batch: int, steps_per_epoch: int, seed: int, *, budget: int = MEMORY_BUDGET) -> TrainingData:
+    """The training split's batches, `batch` examples each on this worker; says in the log how they are read and why."""
+    size = share.decoded_bytes("train")
+    shards = len(share.shards("train"))
+    what = f"{share.examples('train')} training examples in {shards} shard{'s' if shards > 1 else ''}"
+    if size > budget:
+        logger.info(
+            "streaming %s: decoded they would take %s, more than the %s kept in memory",
+            what, _megabytes(size), _megabytes(budget),
+        )  # fmt: skip
+        return StreamTraining(share, batch, steps_per_epoch, seed)
+    logger.info("keeping %s decoded in memory: they take %s of at most %s", what, _megabytes(size), _megabytes(budget))
+    images, labels = _decode_all(share, "train")
+    return MemoryTraining(images, labels, batch, steps_per_epoch, seed, share.rank)
+
+
+Batch = tuple[Images, Labels, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A split to be measured: every worker gets the same number of batches, each of the same size.
+
+    What is missing to that is filled with examples of weight 0, so every example of the split counts once.
+    """
+
+    share: Share
+    split: str
+    batch: int
+    decoded: tuple[Images, Labels] | None
+
+    @property
+    def steps(self) -> int:
+        """How many batches every worker goes through."""
+        most = max(self.share.examples(self.split, rank) for rank in range(self.share.workers))
+        return -(-most // self.batch)
+
+    def batches(self) -> Iterator[Batch]:
+        """Images uint8 [batch, height, width, channels], labels int32 [batch], weights float32 [batch] (1 or 0)."""
+        shape = self.share.manifest.image_shape
+        given = 0
+        for images, labels in self._decoded_batches():
+            yield _padded(images, labels, self.batch)
+            given += 1
+        nothing = np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32)
+        for _ in range(self.steps - given):
+            yield _padded(*nothing, self.batch)
+
+    def _decoded_batches(self) -> Iterator[tuple[Images, Labels]]:
+        if self.decoded is None:
+            yield from _read(self.share, self.split, self.batch)
+            return
+        images, labels = self.decoded
+        for start in range(0, len(labels), self.batch):
+            yield images[start : start + self.batch], labels[start : start + self.batch]
+
+
+def evaluation(share: Share, split: str, batch: int, *, budget: int = MEMORY_BUDGET) -> Evaluation:
+    """The batches by which `split` is measured, `batch` examples each on this worker; kept decoded where they fit."""
+    fits = share.decoded_bytes(split) <= budget
+    return Evaluation(share, split, batch, _decode_all(share, split) if fits else None)
+
+
+def _padded(images: Images, labels: Labels, batch: int) -> Batch:
+    missing = batch - len(labels)
+    weights = np.concatenate([np.ones(len(labels), np.float32), np.zeros(missing, np.float32)])
+    if missing:
+        images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.uint8)])
+        labels = np.concatenate([labels, np.zeros(missing, np.int32)])
+    return images, labels, weights
+
+
+def _decode_all(share: Share, split: str) -> tuple[Images, Labels]:
+    """All of the worker's examples of `split`, in the shards' order."""
+    count = share.examples(split)
+    images = np.empty((count, *share.manifest.image_shape), np.uint8)
+    labels = np.empty(count, np.int32)
+    position = 0
+    for some_images, some_labels in _read(share, split, _PARSED_TOGETHER):
+        end = position + len(some_labels)
+        images[position:end], labels[position:end] = some_images, some_labels
+        position = end
+    return images, labels
+
+
+def _read(share: Share, split: str, batch: int) -> Iterator[tuple[Images, Labels]]:
+    """The worker's examples of `split` in the shards' order, the last batch a partial one."""
+    if not share.shards(split):
+        return
+    records = tf.data.TFRecordDataset(share.paths(split)).batch(batch)
+    decoded = records.map(
+        lambda raw: _parse(raw, share.manifest), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    )
+    yield from decoded.prefetch(2).as_numpy_iterator()
+
+
+def _parse(raw: Any, manifest: Manifest) -> tuple[Any, Any]:
+    """Serialized examples, string [n], as images uint8 [n, height, width, channels] and labels int32 [n]."""
+    features = tf.io.parse_example(
+        raw, {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+    )
+    return decode_images(features["image"], manifest), tf.cast(features["label"], tf.int32)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

@@ -1,0 +1,108 @@
+"""The engines: what executes the training step. All take the same data, and give back plain numbers and arrays.
+
+An engine's life is open, build, load_state (when resuming), then run, evaluate and agree as often as the loop asks,
+export, close. On a job of several replicas every one makes the same calls in the same order, since most are collective:
+all replicas meet in them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.cluster import Cluster
+from trainer.config import JobConfig
+from trainer.errors import UserError
+from trainer.manifest import Manifest
+
+State = dict[str, NDArray[Any]]
+
+
+class PeerLost(Exception):
+    """Another replica is gone; nothing is wrong with this one, but it can not go on alone."""
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What a call's steps gave, float64 [steps]: mean loss and accuracy over the global batch, before its update."""
+
+    losses: NDArray[np.float64]
+    accuracies: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A split's mean loss and accuracy, and how many examples they are means of."""
+
+    loss: float
+    accuracy: float
+    examples: int
+
+
+class Engine(Protocol):
+    """What the loop asks of an engine."""
+
+    def open(self, cluster: Cluster) -> str:
+        """Take the devices and join the cluster; says in a few words on what it runs. Nothing else comes before."""
+
+    def build(self, job: JobConfig, manifest: Manifest) -> None:
+        """Make the network and its optimizer, seeded.
+
+        Raises:
+            UserError: The builder's or its network's mistakes, or a batch that the devices do not divide.
+        """
+
+    def run(self, data: Any, step: int, count: int) -> StepFigures:
+        """Train exactly `count` steps, the first of them number `step` (from 0), on a trainer.data.TrainingData."""
+
+    def evaluate(self, data: Any) -> Measured:
+        """Measure a trainer.data.Evaluation over all replicas, each example once."""
+
+    def agree(self, values: Sequence[float]) -> list[float]:
+        """The greatest of each value over all replicas."""
+
+    def state(self) -> State:
+        """All that training needs to go on, by name: weights, optimizer, random state. Equal on every replica."""
+
+    def load_state(self, state: State) -> None:
+        """Take over what `state` gave.
+
+        Raises:
+            UserError: It is another network's or optimizer's.
+        """
+
+    def weights_checksum(self) -> str:
+        """SHA-256 (hex) over all weights in order."""
+
+    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
+        """Write the SavedModel at the root of `folder`, and model.keras. On the chief only."""
+
+    def close(self) -> None:
+        """Leave the cluster, together."""
+
+
+def load(name: str) -> Engine:
+    """The engine of that name; imports its libraries.
+
+    Raises:
+        UserError: They are not installed.
+    """
+    try:
+        module = importlib.import_module(f"trainer.engines.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("trainer"):
+            raise
+        raise UserError(
+            f"The engine {name} needs {error.name}, which is not installed.",
+            setting="train.engine",
+            value=name,
+            mend="pip install 'slipway[training]'",
+        ) from None
+    engine: Engine = module.make()
+    return engine

@@ -1,0 +1,81 @@
+"""A Keras network as a builder gave it: whether it is a classifier of these images, and fit for several replicas."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import keras
+import numpy as np
+
+from trainer import builder
+from trainer.config import ModelSettings
+from trainer.errors import UserError
+
+
+def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
+    """The builder's keras.Model, built, from images [batch, *image_shape] to logits [batch, classes].
+
+    Raises:
+        UserError: The builder's own mistakes (`trainer.builder`), or its network is not such a classifier.
+    """
+    model = builder.build(settings, image_shape, classes)
+    if not isinstance(model, keras.Model):
+        raise _wrong(settings, f"returned {type(model).__name__} instead of a keras.Model", "return a keras.Model")
+    try:
+        outputs = model(keras.Input(image_shape))
+    except Exception as error:
+        size = " x ".join(map(str, image_shape))
+        raise UserError(
+            f"The network of {settings.builder} can not take images of {size}: {type(error).__name__}: {error}",
+            setting="model.builder",
+            value=settings.builder,
+            allowed=f"a network whose input has the shape [batch, {', '.join(map(str, image_shape))}]",
+            mend="let the builder use image_shape for its input",
+        ) from error
+    shape = getattr(outputs, "shape", None)
+    if shape is None or list(shape) != [None, classes]:
+        given = f"[batch, {', '.join(map(str, shape[1:]))}]" if shape is not None else f"a {type(outputs).__name__}"
+        raise _wrong(
+            settings, f"gives {given}; the data set has {classes} classes", f"end in keras.layers.Dense({classes})"
+        )
+    if getattr(model.layers[-1] if model.layers else None, "activation", None) is keras.activations.softmax:
+        raise _wrong(settings, "ends in a softmax; logits are wanted", "leave the last layer's activation out")
+    return model
+
+
+def refuse_batch_normalization(model: Any, settings: ModelSettings, replicas: int) -> None:
+    """Raise UserError where the moving statistics of several replicas would diverge, which nothing would tell."""
+    layers = [
+        layer.name
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
+    ]
+    if replicas > 1 and layers:
+        raise UserError(
+            f"The network of {settings.builder} has BatchNormalization ({', '.join(layers[:5])}"
+            f"{', …' if len(layers) > 5 else ''}), whose moving statistics would differ on each of {replicas} devices.",
+            setting="model.builder",
+            value=settings.builder,
+            allowed="on several devices: normalization that does not look across the batch",
+            nearest="keras.layers.GroupNormalization or keras.layers.LayerNormalization",
+            mend="replace those layers, or train on one device (hardware: cpu)",
+        )
+
+
+def checksum(model: Any) -> str:
+    """SHA-256 (hex) over all weights in order."""
+    digest = hashlib.sha256()
+    for weight in model.weights:
+        digest.update(np.ascontiguousarray(weight.numpy()).tobytes())
+    return digest.hexdigest()
+
+
+def _wrong(settings: ModelSettings, what: str, mend: str) -> UserError:
+    return UserError(
+        f"The network of {settings.builder} {what}.",
+        setting="model.builder",
+        value=settings.builder,
+        allowed="a keras.Model from images to logits [batch, classes]",
+        mend=mend,
+    )

@@ -1,0 +1,353 @@
+"""The tensorflow engine: Keras networks in a training loop of our own, inside one tf.function.
+
+One device, several devices of one machine (MirroredStrategy) or several machines (MultiWorkerMirroredStrategy).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+from trainer import saved_model
+from trainer.cluster import Cluster
+from trainer.config import JobConfig, TrainSettings
+from trainer.data import Evaluation, MemoryTraining, TrainingData
+from trainer.engines import Engine, Measured, PeerLost, State, StepFigures, keras_model
+from trainer.errors import UserError
+from trainer.manifest import Manifest
+from trainer.pixels import scale
+
+VIRTUAL_DEVICES_VARIABLE = "SLIPWAY_VIRTUAL_DEVICES"
+
+logger = logging.getLogger(__name__)
+
+
+def make() -> Engine:
+    """The engine."""
+    return TensorFlowEngine()
+
+
+class TensorFlowEngine:
+    """See `trainer.engines.Engine`."""
+
+    def __init__(self) -> None:
+        self._strategy: Any = None
+        self._workers = 1
+        self._model: Any = None
+        self._optimizer: Any = None
+        self._batch = 0  # examples that this worker takes a step
+        self._steps: Callable[[int, int], Any] | None = None
+
+    @property
+    def _devices(self) -> int:
+        """This worker's devices."""
+        return int(self._strategy.num_replicas_in_sync) // self._workers
+
+    def open(self, cluster: Cluster) -> str:
+        self._workers = cluster.replicas
+        devices = _devices()
+        if cluster.replicas > 1:
+            self._strategy = _multi_worker_strategy(cluster, devices)
+            kind = "MultiWorkerMirroredStrategy"
+        elif len(devices) > 1:
+            self._strategy = tf.distribute.MirroredStrategy(devices)
+            kind = "MirroredStrategy"
+        else:
+            self._strategy = tf.distribute.get_strategy()
+            kind = "one device"
+        return f"TensorFlow {tf.__version__}, {kind}, {self._devices} of {devices[0].partition(':')[0]} here"
+
+    def build(self, job: JobConfig, manifest: Manifest) -> None:
+        self._batch = job.plan.batch_per_replica
+        if self._batch % self._devices:
+            near = max(1, round(self._batch / self._devices)) * self._devices * job.plan.replicas
+            raise UserError(
+                f"A replica's {self._batch} examples a step can not be shared evenly by its {self._devices} devices.",
+                setting="train.batch_size",
+                value=job.train.batch_size,
+                allowed=f"a multiple of {self._devices * job.plan.replicas}",
+                nearest=str(near),
+                mend=f"--set train.batch_size={near}",
+            )
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(job.train.seed)
+        tf.config.experimental.enable_op_determinism()  # no measurable cost on a CPU
+        with self._strategy.scope():
+            self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+            keras_model.refuse_batch_normalization(self._model, job.model, self._strategy.num_replicas_in_sync)
+            self._optimizer = _optimizer(job.train)
+            self._optimizer.build(self._model.trainable_variables)
+
+    def run(self, data: TrainingData, step: int, count: int) -> StepFigures:
+        if self._steps is None:
+            self._steps = self._from_memory(data) if isinstance(data, MemoryTraining) else self._from_stream(data, step)
+        with _peers():
+            figures = self._steps(step, count).numpy().astype(np.float64)
+        return StepFigures(losses=figures[:, 0], accuracies=figures[:, 1])
+
+    def evaluate(self, data: Evaluation) -> Measured:
+        measure = self._measuring_function(data)
+        sums = np.zeros(3)
+        for images, labels, weights in data.batches():
+            sums += measure(images, labels, weights).numpy()
+        loss, correct, examples = self._over_workers(sums, "SUM")
+        return Measured(loss / examples, correct / examples, round(examples))
+
+    def agree(self, values: Sequence[float]) -> list[float]:
+        return self._over_workers(values, "MAX")
+
+    def state(self) -> State:
+        return {name: variable.numpy() for name, variable in self._variables().items()}
+
+    def load_state(self, state: State) -> None:
+        variables = self._variables()
+        expected = {name: (variable.shape, variable.dtype) for name, variable in variables.items()}
+        found = {name: (array.shape, array.dtype.name) for name, array in state.items()}
+        for name in [*expected, *found]:
+            if expected.get(name) != found.get(name):
+                raise _other_state(name, found.get(name), expected.get(name))
+        for name, variable in variables.items():
+            variable.assign(state[name])
+
+    def weights_checksum(self) -> str:
+        return keras_model.checksum(self._model)
+
+    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
+        # A network of plain variables, made anew: the trained one's belong to the strategy, and saving those would
+        # need every worker.
+        with tf.distribute.get_strategy().scope() if self._workers == 1 else contextlib.nullcontext():
+            model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+        for own, trained in zip(model.weights, self._model.weights, strict=True):
+            own.assign(trained.numpy())
+        saved_model.write(folder, model, [variable.value for variable in model.variables], manifest)
+        model.save(folder / "model.keras")
+
+    def close(self) -> None:
+        self.agree([0.0])
+
+    # Training
+
+    def _from_memory(self, data: MemoryTraining) -> Callable[[int, int], Any]:
+        """The training function on decoded examples: it is told their order and gathers them in the graph."""
+        with tf.device("CPU:0"):
+            images, labels = tf.constant(data.images), tf.constant(data.labels)
+        share = self._batch // self._devices
+
+        def batch(replica: Any, indices: Any) -> tuple[Any, Any]:
+            return tf.gather(images, indices[replica]), tf.gather(labels, indices[replica])
+
+        @tf.function(input_signature=[tf.TensorSpec([None, self._devices, share], tf.int32)])
+        def steps(order: Any) -> Any:
+            return self._loop(tf.shape(order)[0], lambda number: (order[number],), batch)
+
+        return lambda step, count: steps(data.order(step, count).reshape(count, self._devices, share))
+
+    def _from_stream(self, data: Any, first: int) -> Callable[[int, int], Any]:
+        """The training function on streamed batches, from step `first` on."""
+        iterator = iter(data.batches(first))
+        share = self._batch // self._devices
+        position = first
+
+        def batch(replica: Any, images: Any, labels: Any) -> tuple[Any, Any]:
+            start = replica * share
+            return images[start : start + share], labels[start : start + share]
+
+        @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])
+        def steps(count: Any) -> Any:
+            return self._loop(count, lambda _number: next(iterator), batch)
+
+        def go_on(step: int, count: int) -> Any:
+            nonlocal position
+            if step != position:
+                raise ValueError(f"the stream is at step {position}, not {step}")
+            position += count
+            return steps(count)
+
+        return go_on
+
+    def _loop(self, count: Any, fetch: Callable[[Any], Any], batch: Callable[..., Any]) -> Any:
+        """`count` steps in the graph: float32 [count, 2], each step's loss and accuracy over the global batch.
+
+        Args:
+            count: How many, int32 scalar.
+            fetch: From the step's number within the call to the worker's batch, or what names it.
+            batch: From a device's number on this worker and what `fetch` gave to its images and labels.
+        """
+
+        def replica_step(*fetched: Any) -> Any:
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group % self._devices
+            with tf.device("CPU:0"):
+                images, labels = batch(replica, *fetched)
+            return self._train_step(images, labels)
+
+        figures = tf.TensorArray(tf.float32, size=count, element_shape=[2])
+        for number in tf.range(count):
+            by_device = self._strategy.run(replica_step, args=tuple(fetch(number)))
+            figures = figures.write(number, tf.add_n(self._strategy.experimental_local_results(by_device)))
+        return self._reduce(figures.stack(), "SUM")
+
+    def _train_step(self, images: Any, labels: Any) -> Any:
+        """One device's part of a step: its share of the global batch's mean loss and accuracy, float32 [2]."""
+        global_batch = self._batch * self._workers
+        with tf.GradientTape() as tape:
+            logits = tf.cast(self._model(scale(images), training=True), tf.float32)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+            loss = tf.reduce_sum(losses) / global_batch
+            if self._model.losses:  # the regularizers', the same on every device
+                loss += tf.add_n(self._model.losses) / self._strategy.num_replicas_in_sync
+        variables = self._model.trainable_variables
+        # The optimizer sums the gradients over the devices.
+        self._optimizer.apply(tape.gradient(loss, [variable.value for variable in variables]), variables)
+        return tf.stack([loss, tf.reduce_sum(_correct(logits, labels)) / global_batch])
+
+    # Measuring
+
+    def _measuring_function(self, data: Evaluation) -> Callable[..., Any]:
+        share = data.batch // self._devices
+        shape = data.share.manifest.image_shape
+
+        def replica_sums(images: Any, labels: Any, weights: Any) -> Any:
+            start = share * (tf.distribute.get_replica_context().replica_id_in_sync_group % self._devices)
+            with tf.device("CPU:0"):
+                images, labels, weights = (part[start : start + share] for part in (images, labels, weights))
+            logits = tf.cast(self._model(scale(images), training=False), tf.float32)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+            sums = tf.stack(
+                [
+                    tf.reduce_sum(losses * weights),
+                    tf.reduce_sum(_correct(logits, labels) * weights),
+                    tf.reduce_sum(weights),
+                ]
+            )
+            return tf.cast(sums, tf.float64)
+
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec([data.batch, *shape], tf.uint8),
+                tf.TensorSpec([data.batch], tf.int32),
+                tf.TensorSpec([data.batch], tf.float32),
+            ]
+        )
+        def measure(images: Any, labels: Any, weights: Any) -> Any:
+            by_device = self._strategy.run(replica_sums, args=(images, labels, weights))
+            return tf.add_n(self._strategy.experimental_local_results(by_device))
+
+        return measure
+
+    # Between workers
+
+    def _over_workers(self, values: Any, how: str) -> list[float]:
+        with _peers():
+            return [float(value) for value in self._reduce(tf.constant(values, tf.float64), how)]
+
+    @tf.function(reduce_retracing=True)
+    def _reduce(self, values: Any, how: str) -> Any:
+        """The sum or the maximum over the workers of each worker's `values`, a vector or a matrix."""
+        if self._workers == 1:
+            return values
+        if how == "MAX":
+            # The strategies can only sum: each worker writes its values into a row of its own.
+            own = tf.one_hot(self._strategy.extended._id_in_cluster, self._workers, dtype=values.dtype)
+            return tf.reduce_max(self._reduce(own[:, tf.newaxis] * values[tf.newaxis, :], "SUM"), axis=0)
+
+        def everywhere() -> Any:
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values / self._devices)
+
+        return self._strategy.experimental_local_results(self._strategy.run(everywhere))[0]
+
+    def _variables(self) -> dict[str, Any]:
+        """All variables by a name that tells their place; two builds of one network give the same names."""
+        groups = {"model": self._model.variables, "optimizer": self._optimizer.variables}
+        return {
+            f"{group}/{number:04d}/{variable.name}": variable
+            for group, variables in groups.items()
+            for number, variable in enumerate(variables)
+        }
+
+
+@contextlib.contextmanager
+def _peers() -> Iterator[None]:
+    """Tell the loss of a peer from other errors."""
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+        raise PeerLost(error.message.partition("\n")[0]) from error
+
+
+def _correct(logits: Any, labels: Any) -> Any:
+    """1.0 where the most probable class is the label, else 0.0: float32 [batch]."""
+    return tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels), tf.float32)
+
+
+def _optimizer(settings: TrainSettings) -> Any:
+    kinds = {"adam": keras.optimizers.Adam, "adamw": keras.optimizers.AdamW, "sgd": keras.optimizers.SGD}
+    return kinds[settings.optimizer](learning_rate=settings.learning_rate)
+
+
+def _devices() -> list[str]:
+    """The devices to train on, such as GPU:0; as many virtual ones of the CPU as SLIPWAY_VIRTUAL_DEVICES asks for."""
+    virtual = int(os.environ.get(VIRTUAL_DEVICES_VARIABLE) or 0)
+    if virtual:
+        tf.config.set_visible_devices([], "GPU")
+        processor = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * virtual)
+        return [f"CPU:{number}" for number in range(virtual)]
+    accelerators = tf.config.list_physical_devices("GPU")
+    for accelerator in accelerators:
+        tf.config.experimental.set_memory_growth(accelerator, True)
+    return [f"GPU:{number}" for number in range(len(accelerators))] or ["CPU:0"]
+
+
+def _multi_worker_strategy(cluster: Cluster, devices: Sequence[str]) -> Any:
+    # The cluster is handed over, not read by TensorFlow: it knows no `master`, and Vertex's TF_CONFIG may have one.
+    tasks: dict[str, list[str]] = {}
+    for task in cluster.tasks:
+        tasks.setdefault(_job(task.type), []).append(task.address)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(tasks),
+        task_type=_job(cluster.task.type),
+        task_id=cluster.task.index,
+        num_accelerators={"GPU": len(devices)} if devices[0].startswith("GPU") else {},
+        rpc_layer="grpc",
+    )
+    with _several_processors(devices) if devices[0].startswith("CPU") else contextlib.nullcontext():
+        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+
+
+def _job(task_type: str) -> str:
+    return "chief" if task_type == "master" else task_type
+
+
+@contextlib.contextmanager
+def _several_processors(devices: Sequence[str]) -> Iterator[None]:
+    """Let the strategy take all of the CPU's virtual devices; it would take the first only, whatever it is told."""
+    original = CollectiveAllReduceExtended._initialize_local_devices
+
+    def initialize(_self: Any, _resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        return tuple(f"{worker_device}/device:{device}" for device in devices), "CPU"
+
+    CollectiveAllReduceExtended._initialize_local_devices = initialize
+    try:
+        yield
+    finally:
+        CollectiveAllReduceExtended._initialize_local_devices = original
+
+
+def _other_state(name: str, found: Any, expected: Any) -> UserError:
+    def words(entry: Any) -> str:
+        return "nothing" if entry is None else f"{entry[1]} {list(entry[0])}"
+
+    return UserError(
+        f"The checkpoint is another network's: for {name} it has {words(found)}, the network {words(expected)}.",
+        setting="model.builder",
+        mend="train with the settings that the checkpoint was made with, or start anew in an empty checkpoint folder",
+    )

@@ -1,0 +1,93 @@
+"""The trained model's folder: written by the chief, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.config import JobConfig
+from trainer.engines import Engine
+from trainer.manifest import Manifest
+from trainer.metrics import FILE_NAME as METRICS_FILE
+
+RECORD_FILE = "model.json"
+
+logger = logging.getLogger(__name__)
+
+
+def export(engine: Engine, job: JobConfig, manifest: Manifest, checksum: str, metrics: Path, folder: Path) -> None:
+    """Write `folder`: a SavedModel at its root, model.keras, model.json, metrics.jsonl. Leaves it when it is there.
+
+    Args:
+        engine: Holds the trained network.
+        job: What was trained, and for how long.
+        manifest: The data set's.
+        checksum: Of the trained weights.
+        metrics: The run's history, to be copied.
+        folder: AIP_MODEL_DIR.
+    """
+    record = _record(job, manifest, checksum)
+    if _read_record(folder) == record:
+        logger.info("the model in %s has these weights already", folder)
+        return
+    with _whole(folder) as beside:
+        engine.export(beside, job, manifest)
+        shutil.copyfile(metrics, beside / METRICS_FILE)
+        (beside / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n")
+    logger.info("model written to %s", folder)
+
+
+def _record(job: JobConfig, manifest: Manifest, checksum: str) -> dict[str, Any]:
+    return {
+        "classes": manifest.classes,
+        "image_size": list(manifest.image_size),
+        "channels": manifest.channels,
+        "builder": job.model.builder,
+        "arguments": job.model.arguments,
+        "engine": job.train.engine,
+        "optimizer": job.train.optimizer,
+        "learning_rate": job.train.learning_rate,
+        "batch_size": job.train.batch_size,
+        "replicas": job.plan.replicas,
+        "steps": job.plan.steps,
+        "epochs": round(job.plan.steps / job.plan.steps_per_epoch, 6),
+        "seed": job.train.seed,
+        "weights_checksum": checksum,
+        "data_fingerprint": manifest.fingerprint,
+    }
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    try:
+        record: dict[str, Any] = json.loads((folder / RECORD_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return record
+
+
+@contextlib.contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` to write into, which takes its place at the end; nothing is left of it on an error."""
+    beside = folder.with_name(f".{folder.name}.new")
+    earlier = folder.with_name(f".{folder.name}.old")
+    for leftover in (beside, earlier):
+        shutil.rmtree(leftover, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        if folder.exists():
+            folder.rename(earlier)
+        try:
+            beside.rename(folder)
+        except OSError:
+            if earlier.exists():
+                earlier.rename(folder)
+            raise
+    finally:
+        for leftover in (beside, earlier):
+            shutil.rmtree(leftover, ignore_errors=True)

@@ -1,0 +1,223 @@
+"""The training loop, the same for every engine: steps, epochs, log points, validation, checkpoints, stopping."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainer import events
+from trainer.checkpoints import Checkpoints
+from trainer.cluster import Cluster
+from trainer.config import JobConfig
+from trainer.data import Evaluation, TrainingData
+from trainer.engines import Engine, StepFigures
+from trainer.errors import UserError
+from trainer.metrics import Metrics
+from trainer.resume import Interval, Progress, checkpoint_of
+from trainer.stopping import EXIT_CODE, StopRequest
+
+# A call of the engine is made shorter than `steps_per_call` where it would take longer than this: what is watched,
+# saved or stopped waits for its end.
+CALL_SECONDS = 1.0
+PROGRESS_SECONDS = 0.5
+LOG_POINTS_PER_EPOCH = 10
+MOST_STEPS_BETWEEN_LOG_POINTS = 100
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Speed:
+    """Steps and seconds inside of engine calls since the epoch began: no warm-up, no validation, no saving."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """None before the first call that counts."""
+        return self.steps / self.seconds if self.seconds else None
+
+
+class Loop:
+    """One run from where `progress` stands to the plan's last step. `metrics` is the chief's; others have None."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        cluster: Cluster,
+        engine: Engine,
+        training: TrainingData,
+        validation: Evaluation | None,
+        checkpoints: Checkpoints,
+        identity: dict[str, Any],
+        metrics: Metrics | None,
+        stop: StopRequest,
+        progress: Progress,
+    ) -> None:
+        self._job, self._plan, self._cluster = job, job.plan, cluster
+        self._engine, self._training, self._validation = engine, training, validation
+        self._checkpoints, self._identity, self._metrics = checkpoints, identity, metrics
+        self._stop_request, self._progress = stop, progress
+        self._warm = False
+        self._speed = Speed()
+        self._saved_step = progress.step
+        self._saved_at = self._shown_at = time.monotonic()
+
+    def train(self) -> None:
+        """Run the steps that are left.
+
+        Raises:
+            UserError: The loss is no longer a finite number.
+            SystemExit: With status 143, when asked to stop; saved first.
+        """
+        with self._stop_request.deferred():
+            while self._step < self._plan.steps:
+                stop, save, count = self._agree()
+                if stop or save:
+                    self._save()
+                if stop:
+                    logger.info("asked to stop: ended at step %d of %d", self._step, self._plan.steps)
+                    raise SystemExit(EXIT_CODE)
+                self._call(count)
+                if self._ends_epoch(self._step):
+                    self._validate()
+                if self._ends_epoch(self._step) or self._is_saving_step():
+                    self._save()
+
+    @property
+    def _step(self) -> int:
+        return self._progress.step
+
+    def _epoch(self) -> float:
+        """Epochs done."""
+        return self._step / self._plan.steps_per_epoch
+
+    def _ends_epoch(self, step: int) -> bool:
+        return step % self._plan.steps_per_epoch == 0 or step == self._plan.steps
+
+    def _is_saving_step(self) -> bool:
+        every = self._job.train.checkpoint.every_steps
+        return every is not None and self._step % every == 0
+
+    def _agree(self) -> tuple[bool, bool, int]:
+        """What all replicas do next: whether to stop and to save, how many steps to run; the chief's clock rules."""
+        every = self._job.train.checkpoint.every_seconds
+        due = every is not None and time.monotonic() - self._saved_at >= every
+        mine = [float(self._stop_request.requested)]
+        mine += [float(due), float(self._count())] if self._cluster.is_chief else [0.0, 0.0]
+        stop, save, count = self._engine.agree(mine)
+        return stop > 0, save > 0, round(count)
+
+    def _count(self) -> int:
+        """How many steps the next call runs: `steps_per_call`, or fewer up to the next step with something to do."""
+        if not self._warm:
+            return 1
+        ends = [self._plan.steps, _next_multiple(self._step, self._plan.steps_per_epoch)]
+        every = self._job.train.checkpoint.every_steps
+        if every is not None:
+            ends.append(_next_multiple(self._step, every))
+        count = min(self._job.train.steps_per_call, min(ends) - self._step)
+        rate = self._speed.steps_per_second
+        return count if rate is None else max(1, min(count, int(rate * CALL_SECONDS)))
+
+    def _call(self, count: int) -> None:
+        started = time.perf_counter()
+        figures = self._engine.run(self._training, self._step, count)
+        if self._warm:
+            self._speed.steps += count
+            self._speed.seconds += time.perf_counter() - started
+        self._warm = True
+        _check_finite(figures, self._step, self._job)
+        self._log(figures)
+        self._show(figures)
+
+    def _log(self, figures: StepFigures) -> None:
+        """Count the call's steps, and write a line for each log point among them."""
+        every = max(1, min(self._plan.steps_per_epoch // LOG_POINTS_PER_EPOCH, MOST_STEPS_BETWEEN_LOG_POINTS))
+        rate = self._speed.steps_per_second
+        for loss, accuracy in zip(figures.losses.tolist(), figures.accuracies.tolist(), strict=True):
+            self._progress.step += 1
+            interval = self._progress.interval
+            interval.add(loss, accuracy)
+            if self._step % every and not self._ends_epoch(self._step):
+                continue
+            if self._metrics:
+                self._metrics.write(
+                    "train",
+                    self._step,
+                    self._epoch(),
+                    loss=interval.loss / interval.steps,
+                    accuracy=interval.accuracy / interval.steps,
+                    learning_rate=self._job.train.learning_rate,
+                    steps_per_second=rate and round(rate, 3),
+                    examples_per_second=rate and round(rate * self._job.train.batch_size, 1),
+                )
+            self._progress.interval = Interval()
+
+    def _show(self, figures: StepFigures) -> None:
+        """Tell whoever watches how far the run is."""
+        now = time.monotonic()
+        done = self._step == self._plan.steps
+        if not self._metrics or not (done or now - self._shown_at >= PROGRESS_SECONDS):
+            return
+        self._shown_at = now
+        values = {"loss": float(figures.losses.mean()), "accuracy": float(figures.accuracies.mean())}
+        rate = self._speed.steps_per_second
+        if rate is not None:
+            values["steps_per_second"] = rate
+        events.progress(self._step, self._plan.steps, "steps", **values)
+        self._metrics.flush()
+
+    def _validate(self) -> None:
+        """Measure the validation split, and say how the epoch went."""
+        rate = self._speed.steps_per_second
+        line = f"epoch {self._epoch():.2f}, step {self._step} of {self._plan.steps}"
+        line += f", {rate:.1f} steps/s" if rate else ""
+        if self._validation is not None:
+            measured = self._engine.evaluate(self._validation)
+            line += f": validation loss {measured.loss:.4f}, accuracy {measured.accuracy:.4f}"
+            if self._metrics:
+                values = {"loss": measured.loss, "accuracy": measured.accuracy}
+                self._metrics.write("validation", self._step, self._epoch(), **values)
+        logger.info("%s", line)
+        self._speed = Speed()
+
+    def _save(self) -> None:
+        """Save the run as it stands, unless that was done at this step; every replica takes part, the chief writes."""
+        if self._step == self._saved_step:
+            return
+        checkpoint = checkpoint_of(self._progress, self._engine, self._identity)
+        if self._metrics:  # first the history, so that it reaches as far as the checkpoint
+            self._metrics.flush()
+        if self._cluster.is_chief:
+            self._checkpoints.save(checkpoint)
+        self._saved_step = self._step  # after a failure too: it is tried again when the next one is due
+        self._saved_at = time.monotonic()
+
+
+def _check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:
+    """Stop at a loss that is NaN or infinite: what follows would be too, and nothing of it is worth saving."""
+    bad = np.flatnonzero(~np.isfinite(figures.losses))
+    if not bad.size:
+        return
+    step = first + int(bad[0]) + 1
+    what = "not a number (NaN)" if math.isnan(figures.losses[bad[0]]) else "infinite"
+    lower = job.train.learning_rate / 10
+    raise UserError(
+        f"The loss is {what} at step {step} of {job.plan.steps} (epoch {step / job.plan.steps_per_epoch:.2f}).",
+        setting="train.learning_rate",
+        value=job.train.learning_rate,
+        allowed="one at which the loss stays finite",
+        nearest=f"{lower:g}",
+        mend=f"--set train.learning_rate={lower:g}; else look for divisions and logarithms in the network",
+    )
+
+
+def _next_multiple(step: int, of: int) -> int:
+    return (step // of + 1) * of

@@ -1,0 +1,37 @@
+"""From an image's encoded bytes to pixels: one way for training, evaluation and the exported model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.manifest import Manifest
+
+
+def decode_images(encoded: Any, manifest: Manifest) -> Any:
+    """Encoded PNG or JPEG images, string [n], as pixels uint8 [n, height, width, channels].
+
+    An image of another size than `manifest.image_size` is resized (bilinear, with antialiasing); one with more or fewer
+    channels is converted.
+    """
+    height, width, channels = manifest.image_shape
+
+    def decode(image: Any) -> Any:
+        pixels = tf.io.decode_image(image, channels=channels, expand_animations=False)
+        pixels.set_shape([None, None, channels])
+        fits = tf.reduce_all(tf.equal(tf.shape(pixels)[:2], [height, width]))
+        pixels = tf.cond(fits, lambda: pixels, lambda: _resize(pixels, height, width))
+        return tf.ensure_shape(pixels, [height, width, channels])
+
+    return tf.map_fn(decode, encoded, fn_output_signature=tf.TensorSpec([height, width, channels], tf.uint8))
+
+
+def _resize(pixels: Any, height: int, width: int) -> Any:
+    resized = tf.image.resize(pixels, [height, width], method="bilinear", antialias=True)
+    return tf.cast(tf.clip_by_value(tf.round(resized), 0.0, 255.0), tf.uint8)
+
+
+def scale(pixels: Any) -> Any:
+    """Pixels uint8 as float32 in [0, 1], what a model is given."""
+    return tf.cast(pixels, tf.float32) * (1.0 / 255.0)

@@ -1,0 +1,40 @@
+"""Where a worker writes: the folders that AIP_MODEL_DIR, AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Places:
+    """The job's folders: `model` is written once, at the end; `checkpoints` and `logs` grow."""
+
+    model: Path
+    checkpoints: Path
+    logs: Path
+
+
+def local_path(uri: str) -> Path:
+    """The folder that `uri` names; gs://bucket/object is mounted at /gcs/bucket/object on Vertex."""
+    return Path("/gcs") / uri.removeprefix("gs://") if uri.startswith("gs://") else Path(uri)
+
+
+def places(environment: Mapping[str, str]) -> Places:
+    """The folders that the environment names.
+
+    Raises:
+        UserError: One is not named.
+    """
+    names = ("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
+    missing = [name for name in names if not environment.get(name)]
+    if missing:
+        raise UserError(
+            f"The job has no place for what it makes: {' and '.join(missing)} not set.",
+            mend="give the job a base output directory, or set the variables to folders",
+        )
+    model, checkpoints, logs = (local_path(environment[name]) for name in names)
+    return Places(model, checkpoints, logs)

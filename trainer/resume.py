@@ -1,0 +1,101 @@
+"""Where a run stands, and going on from a checkpoint: the same on every replica, and never from another run's."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.checkpoints import Checkpoint, Checkpoints
+from trainer.cluster import Cluster
+from trainer.config import JobConfig
+from trainer.engines import Engine
+from trainer.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Interval:
+    """The sums since the last log point; saved with a checkpoint, so that a resumed history is exact."""
+
+    steps: int = 0
+    loss: float = 0.0
+    accuracy: float = 0.0
+
+    def add(self, loss: float, accuracy: float) -> None:
+        """Take one step's figures."""
+        self.steps += 1
+        self.loss += loss
+        self.accuracy += accuracy
+
+
+@dataclass
+class Progress:
+    """Steps done, and the figures since the last log point. Data order and epoch follow from the step."""
+
+    step: int = 0
+    interval: Interval = field(default_factory=Interval)
+
+
+def identity(job: JobConfig, data_fingerprint: str) -> dict[str, Any]:
+    """What a checkpoint and the run that goes on from it must have in common, by the setting's name."""
+    return {
+        "train.engine": job.train.engine,
+        "model.builder": job.model.builder,
+        "model.arguments": job.model.arguments,
+        "train.optimizer": job.train.optimizer,
+        "train.batch_size": job.train.batch_size,
+        "train.seed": job.train.seed,
+        "data": data_fingerprint,
+    }
+
+
+def checkpoint_of(progress: Progress, engine: Engine, identity: dict[str, Any]) -> Checkpoint:
+    """The run as it stands, to be saved."""
+    record = {"identity": identity, "interval": dict(vars(progress.interval))}
+    return Checkpoint(progress.step, engine.state(), record)
+
+
+def resume(
+    checkpoints: Checkpoints, cluster: Cluster, engine: Engine, identity: dict[str, Any], steps: int
+) -> Progress:
+    """Bring the engine to the newest whole checkpoint's state; a fresh start where there is none.
+
+    Raises:
+        UserError: It was made with other settings, its state is another network's, or it is past the run's `steps`.
+    """
+    # The chief chooses: on a mounted bucket another replica may not see the newest one yet.
+    checkpoint = checkpoints.newest() if cluster.is_chief else None
+    (agreed,) = engine.agree([checkpoint.step if checkpoint else -1])
+    step = round(agreed)
+    if step < 0:
+        return Progress()
+    if checkpoint is None:
+        checkpoint = checkpoints.newest(at_most=step)
+    if checkpoint is None or checkpoint.step != step:
+        raise RuntimeError(f"the chief goes on from step {step}, whose checkpoint this replica can not read")
+    _check(checkpoint, identity, steps)
+    engine.load_state(checkpoint.state)
+    logger.info("going on from the checkpoint at step %d of %d", step, steps)
+    return Progress(step, Interval(**checkpoint.record["interval"]))
+
+
+def _check(checkpoint: Checkpoint, identity: dict[str, Any], steps: int) -> None:
+    saved = checkpoint.record["identity"]
+    for setting, value in identity.items():
+        if saved.get(setting) != value:
+            raise UserError(
+                f"The checkpoint to go on from was made with another {setting}: {saved.get(setting)!r}.",
+                setting=setting,
+                value=value,
+                allowed="the setting that the checkpoint was made with",
+                nearest=str(saved.get(setting)),
+                mend="go back to that setting, or start anew in an empty checkpoint folder",
+            )
+    if checkpoint.step > steps:
+        raise UserError(
+            f"The checkpoint to go on from is at step {checkpoint.step}, past this run's last step {steps}.",
+            allowed=f"a run of at least {checkpoint.step} steps",
+            mend="train for longer (train.epochs, train.steps or train.examples), or start anew in an empty folder",
+        )
