@@ -32,7 +32,7 @@ class StepRecord(BaseModel):
 
 
 class ErrorRecord(BaseModel):
-    """Why a run failed: in which step, in one sentence, and what mends it; `traceback` where it is no user's mistake."""
+    """Why a run failed: in which step, in one sentence, and what mends it; a traceback unless the user erred."""
 
     model_config = ConfigDict(extra="forbid")
     step: str | None
@@ -62,7 +62,7 @@ class ProcessRecord(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """What is known of a run; see `steps` for each step's part."""
+    """What is known of a run. `champion` is what its steps are told of the registered model to beat."""
 
     model_config = ConfigDict(extra="forbid")
     run_id: str
@@ -76,6 +76,7 @@ class RunRecord(BaseModel):
     seconds: float | None = None
     process: ProcessRecord | None = None
     steps: list[StepRecord] = []
+    champion: str | None = None
     metrics: dict[str, float] = {}
     verdict: dict[str, Any] | None = None
     model: str | None = None

@@ -15,8 +15,10 @@ class Platform(Protocol):
     """Which op does each step on one platform. A step that a platform leaves out gives None.
 
     A step's task gives its outputs by name, as kfp tasks do: prepare_data `dataset`; train `model`; evaluate `Output`
-    (the verdict) and `metrics`.
+    (the verdict) and `metrics`. `registers` is false where nothing is to be registered.
     """
+
+    registers: bool
 
     def build_image(self, config: RunConfig) -> Any: ...
     def setup_access(self, config: RunConfig) -> Any: ...
@@ -45,5 +47,6 @@ def training_steps(config: RunConfig, platform: Platform, run_id: Any, output: A
     if access is not None:
         trained.after(access)
     evaluation = platform.evaluate(config, trained.outputs["model"], prepared.outputs["dataset"], champion)
-    with dsl.If(evaluation.outputs["Output"] == PROMOTE):
-        platform.register_model(config, trained, evaluation, run_id, champion)
+    if platform.registers:
+        with dsl.If(evaluation.outputs["Output"] == PROMOTE):
+            platform.register_model(config, trained, evaluation, run_id, champion)

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from components.prepare_data.sources.source import Ignored, Source
 from components.prepare_data.split import Amount, Group
@@ -24,20 +24,17 @@ from components.prepare_data.split import Amount, Group
 ROW = struct.Struct(">QQQI")
 RANK_BYTES = 8
 HASH_BYTES = 12
+LABEL_BYTES = 4
+ROW_SIZE = struct.Struct(">Q").unpack_from
 ROW_AFTER_RANK = struct.Struct(">IQQQI")
 # How many rows are in memory: while a part is listed, in a piece of a file, and before shards' lists are appended to.
-MOST_ROWS_LISTED = 16_384
+MOST_ROWS_LISTED = 8192
 PIECE_ROWS = 1024
-MOST_ROWS_DEALT = 16_384
+MOST_ROWS_DEALT = 8192
 
 
-class Example(NamedTuple):
-    """One example as a shard's writer sees it; see `Entry`."""
-
-    key: bytes
-    label: int
-    size: int
-    place: int
+# One example as a shard's writer sees it: its key, its label, its bytes, its place; see `Entry`.
+Example = tuple[bytes, int, int, int]
 
 
 @dataclass
@@ -63,22 +60,21 @@ def list_part(source: Source, part: Any, seed: int, path: Path) -> PartList:
     """List one part into the file `path`; the digest is the same in whatever order the source gives the entries."""
     hash_key = struct.pack(">Q", seed)
     ignored = Ignored()
-    groups: dict[Group, GroupList] = {}
     rows: dict[Group, list[bytes]] = {}
-    listed = 0
+    groups: dict[Group, GroupList] = {}
+    group: Group | None = None
+    held = 0
     blake2b, pack = hashlib.blake2b, ROW.pack
     with path.open("w+b") as file:
         for key, label, split, size, stamp, place in source.entries(part, ignored):
-            row = blake2b(key, digest_size=HASH_BYTES, key=hash_key).digest() + pack(size, place, stamp, len(key)) + key
-            group = (split, label)
-            if group not in rows:
-                rows[group] = []
-                groups[group] = GroupList()
-            rows[group].append(row)
-            groups[group].bytes += size
-            listed += 1
-            if listed % MOST_ROWS_LISTED == 0:
+            if group is None or group[1] != label or group[0] != split:
+                group = (split, label)
+                add = rows.setdefault(group, []).append
+            add(blake2b(key, digest_size=HASH_BYTES, key=hash_key).digest() + pack(size, place, stamp, len(key)) + key)
+            held += 1
+            if held == MOST_ROWS_LISTED:
                 _write_runs(file, rows, groups)
+                held, group = 0, None
         _write_runs(file, rows, groups)
         digest = hashlib.sha256()
         for group in sorted(groups, key=_group_order):
@@ -94,11 +90,12 @@ def list_part(source: Source, part: Any, seed: int, path: Path) -> PartList:
 def _write_runs(file: BinaryIO, rows: dict[Group, list[bytes]], groups: dict[Group, GroupList]) -> None:
     """Write each group's rows as one sorted run, and forget them."""
     for group, found in rows.items():
-        if found:
-            found.sort()
-            groups[group].examples += len(found)
-            groups[group].runs.append(_append_run(file, iter(found)))
-            rows[group] = []
+        found.sort()
+        listed = groups.setdefault(group, GroupList())
+        listed.examples += len(found)
+        listed.bytes += sum(ROW_SIZE(row, HASH_BYTES)[0] for row in found)
+        listed.runs.append(_append_run(file, iter(found)))
+    rows.clear()
 
 
 def _append_run(file: BinaryIO, rows: Iterator[bytes]) -> list[int]:
@@ -216,7 +213,7 @@ class Dealer:
         self._shards = shards
         self._left_out = left_out
         self._labels = {label: index for index, label in enumerate(classes)}
-        self._rows: dict[tuple[str, int], list[tuple[int, list[bytes]]]] = {}
+        self._rows: dict[tuple[str, int], list[tuple[bytes, list[bytes]]]] = {}
 
     def deal(self, folder: Path) -> None:
         """Write the lists: every split's shards differ by one example at most, in all and in each class."""
@@ -254,7 +251,7 @@ class Dealer:
         shards = self._shards[split]
         for turn in range(min(shards, len(rows))):
             shard = (dealt + turn) % shards
-            self._rows.setdefault((split, shard), []).append((label, rows[turn::shards]))
+            self._rows.setdefault((split, shard), []).append((label.to_bytes(LABEL_BYTES), rows[turn::shards]))
 
     def _append(self, folder: Path) -> None:
         for (split, shard), rows in self._rows.items():
@@ -275,13 +272,13 @@ def list_path(folder: Path, split: str, shard: int) -> Path:
 
 def read_list(path: Path) -> Iterator[Example]:
     """One shard's examples, in the order in which they are written."""
-    rows: list[tuple[bytes, int]] = []
+    rows: list[bytes] = []
     with path.open("rb") as file:
         while file.peek(1):
             for label, found in marshal.load(file):
-                rows += [(row[RANK_BYTES:], label) for row in found]
+                rows += [row[RANK_BYTES:] + label for row in found]
     rows.sort()
-    unpack, start = ROW_AFTER_RANK.unpack_from, ROW_AFTER_RANK.size
-    for row, label in rows:
+    unpack, start, number = ROW_AFTER_RANK.unpack_from, ROW_AFTER_RANK.size, int.from_bytes
+    for row in rows:
         _, size, place, _, _ = unpack(row)
-        yield Example(row[start:], label, size, place)
+        yield row[start:-LABEL_BYTES], number(row[-LABEL_BYTES:]), size, place

@@ -11,20 +11,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from components.prepare_data import split as splitting
 from components.prepare_data.dataset_info import write_dataset_info
 from components.prepare_data.index import Dealer, Listing, PartList, list_part, list_path
 from components.prepare_data.left_out import LeftOutImages, refuse_too_many
 from components.prepare_data.settings import DataSettings
-from components.prepare_data.shards import ShardResult, ShardTask, write_durably, write_shard
+from components.prepare_data.shards import ShardResult, ShardTask, ShardWriter, write_durably
 from components.prepare_data.sources import open_source
-from components.prepare_data.sources.source import SPLITS, Reader, Source, readable
+from components.prepare_data.sources.source import SPLITS, Source, readable
 from components.prepare_data.split import Amount, Group
 from components.prepare_data.statistics import write_statistics
 from components.prepare_data.store import Store, require_room, store_errors_named
 from components.prepare_data.tally import Tally, combine
 from components.prepare_data.workers import Tick, Workers, available_cores
 from trainer import events, manifest
+from trainer.errors import UserError
 from trainer.manifest import LeftOut, Manifest, Split
 
 # Part of every fingerprint: to be raised when other bytes would be written for the same source and settings.
@@ -240,7 +243,7 @@ class SetWriter:
             self._deal(plan)
         progress = Progress(plan.examples())
         progress.advance(sum(found.tally.examples + found.tally.left_out_count for found in results.values()))
-        with Workers(ShardWork(self._source), worker_count(self._settings)) as workers:
+        with Workers(ShardWriter(self._source), worker_count(self._settings)) as workers:
             for position, result in workers.run([tasks[index] for index in missing], progress.advance):
                 results[missing[position]] = result
         by_split: dict[str, list[ShardResult]] = {split: [] for split in SPLITS}
@@ -313,26 +316,14 @@ class ListWork:
         return list_part(self.source, part, self.seed, path)
 
 
-class ShardWork:
-    """What a worker does with a shard; the source's reader is opened once in each process."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._reader: Reader | None = None
-
-    def __call__(self, task: ShardTask, tick: Tick) -> ShardResult:
-        if self._reader is None:
-            self._reader = self._source.reader()
-        return write_shard(task, self._reader, tick)
-
-
 def finished(task: ShardTask) -> ShardResult | None:
-    """The result of a shard that an earlier run finished before it was killed."""
+    """The result of a shard that an earlier run finished before it was killed, or None where it must be written."""
     try:
         result = ShardResult.model_validate_json(task.result.read_bytes())
-        return result if task.path.stat().st_size == result.shard.bytes else None
-    except FileNotFoundError:
+        manifest.verify_shard(task.path, result.shard)
+    except (FileNotFoundError, ValidationError, UserError):
         return None
+    return result
 
 
 def _split_record(results: list[ShardResult], classes: list[str]) -> Split:

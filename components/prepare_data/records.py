@@ -67,31 +67,35 @@ class RecordEncoder:
     """Makes records; one for each process."""
 
     def __init__(self) -> None:
-        self._layouts: dict[tuple[int, int, int], tuple[bytes, bytes, bytes, bytes]] = {}
+        self._layouts: dict[tuple[int, int, int], tuple[bytes, bytes, bytes]] = {}
+        self._labels: dict[int, bytes] = {}
 
     def encode(self, image: bytes, key: bytes, label: int) -> bytes:
         """One example as a framed record. `label` is not negative."""
-        shape = (len(image), len(key), label)
-        layout = self._layouts.get(shape) or self._layout(shape)
-        frame, before_image, before_key, after_key = layout
+        after_key = self._labels.get(label) or self._label(label)
+        lengths = (len(image), len(key), len(after_key))
+        frame, before_image, before_key = self._layouts.get(lengths) or self._layout(lengths)
         example = b"".join((before_image, image, before_key, key, after_key))
         crc = _crc32c(example)
         crc = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-        return b"%b%b%b" % (frame, example, crc.to_bytes(4, "little"))
+        return frame + example + crc.to_bytes(4, "little")
 
-    def _layout(self, shape: tuple[int, int, int]) -> tuple[bytes, bytes, bytes, bytes]:
-        """What stands around the image and the key of an example of these lengths and this label."""
+    def _label(self, label: int) -> bytes:
+        self._labels[label] = _label_entry(label)
+        return self._labels[label]
+
+    def _layout(self, lengths: tuple[int, int, int]) -> tuple[bytes, bytes, bytes]:
+        """The frame, what stands before the image, and what stands before the key, where these lengths are used."""
         if len(self._layouts) >= MOST_KEPT:
             self._layouts.clear()
-        image, key, label = shape
+        image, key, label = lengths
         before_image, image_length = _bytes_entry(b"image", image)
         before_key, key_length = _bytes_entry(b"key", key)
-        after_key = _label_entry(label)
-        features = image_length + key_length + len(after_key)
+        features = image_length + key_length + label
         before_image = _field(1, features) + before_image
         length = LENGTH.pack(len(_field(1, features)) + features)
-        layout = (length + CHECKSUM.pack(masked_crc32c(length)), before_image, before_key, after_key)
-        self._layouts[shape] = layout
+        layout = (length + CHECKSUM.pack(masked_crc32c(length)), before_image, before_key)
+        self._layouts[lengths] = layout
         return layout
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from components.prepare_data.check import Inspector
 from components.prepare_data.index import read_list
 from components.prepare_data.records import RecordEncoder
-from components.prepare_data.sources.source import Reader, Unusable
+from components.prepare_data.sources.source import Reader, Source, Unusable
 from components.prepare_data.tally import Tally, TallyCounter
 from components.prepare_data.workers import Tick
 from trainer.manifest import Shard
@@ -54,56 +54,67 @@ class ShardTask:
     source: str
 
 
-def write_shard(task: ShardTask, reader: Reader, tick: Tick) -> ShardResult:
-    """Write one shard and its result. The file has its name only when it is complete and on the disk.
+class ShardWriter:
+    """Writes shards in one process: calling it with a task writes one and its result."""
 
-    Raises:
-        UserError: Images have several sizes, or the source changed.
-        OSError: The shard can not be written.
-    """
-    counter = TallyCounter(one_size=task.one_size, most_left_out=task.most_left_out, source=task.source)
-    writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
-    size, digest = _write_records(task, writing, reader, counter, tick)
-    writing.replace(task.path)
-    tally = counter.tally()
-    result = ShardResult(
-        shard=Shard(file=task.path.name, examples=tally.examples, bytes=size, sha256=digest), tally=tally
-    )
-    write_durably(task.result, result.model_dump_json().encode())
-    return result
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._reader: Reader | None = None
+        self._encoder = RecordEncoder()
 
+    def __call__(self, task: ShardTask, tick: Tick) -> ShardResult:
+        """Write one shard. The file has its name only when it is complete and on the disk.
 
-def _write_records(task: ShardTask, path: Path, reader: Reader, counter: TallyCounter, tick: Tick) -> tuple[int, str]:
-    """Write the records to `path`; the bytes written and their SHA-256."""
-    inspector = Inspector(whole=task.whole)
-    read, look, encode, count = reader.read, inspector.look, RecordEncoder().encode, counter.add
-    digest = hashlib.sha256()
-    waiting: list[bytes] = []
-    size, waiting_bytes = 0, 0
-    done, told, last = 0, 0, time.monotonic()
-    with path.open("wb") as file:
-        for key, label, listed_size, place in read_list(task.examples):
-            done += 1
-            if done % EXAMPLES_BETWEEN_TICKS == 0 and time.monotonic() - last > SECONDS_BETWEEN_TICKS:
-                tick(done - told)
-                told, last = done, time.monotonic()
-            try:
-                image = read(key, place, listed_size)
-                count(key, label, look(image))
-            except Unusable as reason:
-                counter.leave_out(key, str(reason))
-                continue
-            record = encode(image, key, label)
-            waiting.append(record)
-            waiting_bytes += len(record)
-            if waiting_bytes > BUFFER_BYTES:
-                size += _flush(waiting, file, digest)
-                waiting_bytes = 0
-        size += _flush(waiting, file, digest)
-        file.flush()
-        os.fsync(file.fileno())
-    tick(done - told)
-    return size, digest.hexdigest()
+        Raises:
+            UserError: Images have several sizes, or the source changed.
+            OSError: The shard can not be written.
+        """
+        if self._reader is None:
+            self._reader = self._source.reader()
+        counter = TallyCounter(one_size=task.one_size, most_left_out=task.most_left_out, source=task.source)
+        writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
+        size, digest = self._write_records(task, writing, self._reader, counter, tick)
+        writing.replace(task.path)
+        tally = counter.tally()
+        result = ShardResult(
+            shard=Shard(file=task.path.name, examples=tally.examples, bytes=size, sha256=digest), tally=tally
+        )
+        task.result.write_text(result.model_dump_json())
+        return result
+
+    def _write_records(
+        self, task: ShardTask, path: Path, reader: Reader, counter: TallyCounter, tick: Tick
+    ) -> tuple[int, str]:
+        """Write the records to `path`; the bytes written and their SHA-256."""
+        read, look = reader.read, Inspector(whole=task.whole).look
+        encode, count = self._encoder.encode, counter.add
+        digest = hashlib.sha256()
+        waiting: list[bytes] = []
+        size, waiting_bytes = 0, 0
+        done, told, last = 0, 0, time.monotonic()
+        with path.open("wb") as file:
+            for key, label, listed_size, place in read_list(task.examples):
+                done += 1
+                if done % EXAMPLES_BETWEEN_TICKS == 0 and time.monotonic() - last > SECONDS_BETWEEN_TICKS:
+                    tick(done - told)
+                    told, last = done, time.monotonic()
+                try:
+                    image = read(key, place, listed_size)
+                    count(key, label, look(image))
+                except Unusable as reason:
+                    counter.leave_out(key, str(reason))
+                    continue
+                record = encode(image, key, label)
+                waiting.append(record)
+                waiting_bytes += len(record)
+                if waiting_bytes > BUFFER_BYTES:
+                    size += _flush(waiting, file, digest)
+                    waiting_bytes = 0
+            size += _flush(waiting, file, digest)
+            file.flush()
+            os.fsync(file.fileno())
+        tick(done - told)
+        return size, digest.hexdigest()
 
 
 def _flush(records: list[bytes], file: BinaryIO, digest: hashlib._Hash) -> int:

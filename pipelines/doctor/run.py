@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.machinery
+import importlib.util
 import pkgutil
-import sys
 from pathlib import Path
 
 from components.prepare_data.sources import open_source
@@ -50,13 +50,13 @@ class ModelBuilder:
 
 
 def _source(module: str, folder: Path) -> Path | None:
-    """The file of a module, without running it; None where there is no such module."""
-    path = [str(folder), *sys.path]
-    for part in module.split("."):
-        spec = importlib.machinery.PathFinder.find_spec(part, path)
-        if spec is None:
-            return None
-        path = list(spec.submodule_search_locations or [])
+    """The file of a module, without running it or its packages; None where there is no such module."""
+    package, *parts = module.split(".")
+    # Only a top-level name can be asked for without importing what it is in.
+    spec = importlib.machinery.PathFinder.find_spec(package, [str(folder)]) or importlib.util.find_spec(package)
+    for part in parts:
+        locations = list(spec.submodule_search_locations or []) if spec else []
+        spec = importlib.machinery.PathFinder.find_spec(part, locations)
     return Path(spec.origin) if spec and spec.origin else None
 
 

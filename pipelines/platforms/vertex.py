@@ -23,6 +23,8 @@ from trainer.errors import UserError
 class VertexPlatform:
     """Containers of one image on Vertex AI; training is a custom job with the hardware's worker pools."""
 
+    registers = True
+
     def __init__(self, settings: VertexSettings) -> None:
         self.settings = settings
 

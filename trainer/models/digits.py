@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 
-def build(image_shape: tuple[int, int, int], classes: int, width: int = 32, dropout: float = 0.3) -> keras.Model:
+def build(image_shape: tuple[int, int, int], classes: int, width: int = 16, dropout: float = 0.3) -> keras.Model:
     """Two convolutions of `width` and 2 `width` filters, then a dense layer; logits."""
     return keras.Sequential(
         [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -77,18 +76,15 @@ class ImagesSource:
                 if name.rpartition(b".")[2].lower() not in ENDINGS:
                     self._pass_over(file, part, prefix, ignored)
                     continue
-                size, stamp = 0, 0
-                try:
-                    status = file.stat()
-                except OSError:
-                    pass  # a link that leads nowhere or in a circle: reading it will say so
-                else:
-                    if not stat.S_ISREG(status.st_mode):
-                        self._pass_over(file, part, prefix, ignored)
-                        continue
-                    size, stamp = status.st_size, status.st_mtime_ns
                 empty = False
-                yield Entry(prefix + name, label, split, size, stamp)
+                if file.is_file():
+                    status = file.stat()
+                    yield prefix + name, label, split, status.st_size, status.st_mtime_ns, 0
+                elif file.is_symlink() and not file.is_dir():
+                    # It leads nowhere or in a circle: reading it will say so.
+                    yield prefix + name, label, split, 0, 0, 0
+                else:
+                    self._pass_over(file, part, prefix, ignored)
         if empty:
             raise UserError(
                 f"There are no images in the class folder {self.root / part.path}.",

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 SPLITS = ("train", "validation", "test")
 MOST_IGNORED = 20
 
 
-class Entry(NamedTuple):
-    """One example as it is listed.
-
-    `key` is its name in the source, unique; `split` the source's own, None where it has none; `size` its bytes;
-    `stamp` changes when the content does (a file's modification time in nanoseconds); `place` is where the source's
-    reader finds it, where the key alone does not say.
-    """
-
-    key: bytes
-    label: str
-    split: str | None
-    size: int
-    stamp: int
-    place: int = 0
+# One example as it is listed: its key (its name in the source, unique), its class, the source's own split (None where
+# it has none), its bytes, a stamp that changes when the content does (a file's modification time in nanoseconds), and
+# the place where the source's reader finds it, where the key alone does not say. A plain tuple, as there are many.
+Entry = tuple[bytes, str, str | None, int, int, int]
 
 
 @dataclass

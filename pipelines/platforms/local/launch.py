@@ -64,6 +64,10 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
 
     A stop by SIGINT or SIGTERM ends every process of the run and gives a record with the status cancelled.
     """
+    # What happened after the last look of a watcher that was killed is still in the events.
+    seen = _follow(folder, record, None, 0)
+    if record.champion is None or record.step("evaluate").status != "succeeded":
+        record.champion = champion_folder(config, rehearsal=record.rehearsal)
     record.status, record.error, record.ended = "running", None, None
     record.process = ProcessRecord.current()
     for step in record.steps:
@@ -73,10 +77,9 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
             step.status = "pending"
     folder.write(record)
     started = time.monotonic()
-    seen = folder.events_file.stat().st_size if folder.events_file.exists() else 0
     try:
         with _stop_signals():
-            finished = _execute(folder, config, record, watcher, seen)
+            finished = _execute(folder, record, watcher, seen)
         _conclude(folder, record, finished)
     except Interrupted:
         record.status = "cancelled"
@@ -90,11 +93,10 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     return record
 
 
-def _execute(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watcher, seen: int) -> bool:
+def _execute(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int) -> bool:
     """Start the executing process and follow its events until it ends; whether it ended well."""
-    champion = champion_folder(config, rehearsal=record.rehearsal)
     command = [sys.executable, "-m", "pipelines.platforms.local.execute", str(folder.path)]
-    command += ["--output", str(folder.path / "train"), "--champion", champion]
+    command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
     command += ["--rehearsal"] if record.rehearsal else []
     environment = {
         **os.environ,
@@ -172,7 +174,7 @@ def _session(leader: int) -> list[psutil.Process]:
     return members
 
 
-def _follow(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int) -> int:
+def _follow(folder: RunFolder, record: RunRecord, watcher: Watcher | None, seen: int) -> int:
     """Take in the events after byte `seen`; gives the byte to go on from."""
     if not folder.events_file.exists():
         return seen
@@ -182,9 +184,10 @@ def _follow(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int) -
     whole = data[: data.rfind(b"\n") + 1]
     for line in whole.splitlines():
         event = json.loads(line)
-        if _apply(record, event):
+        if _apply(record, event) and watcher:
             folder.write(record)
-        watcher.event(record, event)
+        if watcher:
+            watcher.event(record, event)
     return seen + len(whole)
 
 

@@ -21,6 +21,7 @@ class LocalPlatform:
 
     def __init__(self, *, rehearsal: bool = False) -> None:
         self.rehearsal = rehearsal
+        self.registers = not rehearsal
 
     def build_image(self, config: RunConfig) -> Any:  # noqa: ARG002
         return None
@@ -49,8 +50,6 @@ class LocalPlatform:
         return evaluate(settings=config.evaluate.model_dump_json(), model=model, dataset=dataset, champion=champion)
 
     def register_model(self, config: RunConfig, trained: Any, evaluation: Any, run_id: Any, champion: Any) -> Any:
-        if self.rehearsal:
-            return None
         return register_model(
             settings=config.register_.model_dump_json(),
             model_name=config.model_name,

@@ -1,0 +1,248 @@
+"""Reading an AI Platform Training job: YAML or JSON, with or without `trainingInput`, counts as text or as numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from trainer.errors import UserError, nearest
+
+REPLICA_KEYS = ("acceleratorConfig", "imageUri", "diskConfig", "containerCommand", "containerArgs", "tpuTfVersion")
+ROLES = ("master", "worker", "parameterServer", "evaluator")
+INPUT_KEYS = (
+    "scaleTier",
+    *(f"{role}{part}" for role in ROLES for part in ("Type", "Config", "Count") if (role, part) != ("master", "Count")),
+    "packageUris",
+    "pythonModule",
+    "args",
+    "hyperparameters",
+    "region",
+    "jobDir",
+    "runtimeVersion",
+    "pythonVersion",
+    "encryptionConfig",
+    "scheduling",
+    "network",
+    "serviceAccount",
+    "useChiefInTfConfig",
+    "enableWebAccess",
+)
+# What `gcloud ai-platform jobs describe` prints beside the input: it was never asked for, so it is not carried over.
+ANSWER_KEYS = (
+    "createTime", "startTime", "endTime", "state", "errorMessage", "etag", "trainingOutput", "jobPosition",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldReplica:
+    """What one role of the old job ran on. `machine` is as written; `accelerator` as the old API names it."""
+
+    role: str
+    machine: str | None = None
+    count: int = 0
+    accelerator: str | None = None
+    accelerator_count: int = 0
+    image: str | None = None
+    tpu_version: str | None = None
+    disk_type: str | None = None
+    disk_gb: int | None = None
+    command: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> bool:
+        """Whether anything at all was said of this role."""
+        return self != OldReplica(role=self.role)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldJob:
+    """An AI Platform Training job, read and not yet judged."""
+
+    job_id: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    scale_tier: str = "BASIC"
+    scale_tier_given: bool = False
+    replicas: dict[str, OldReplica] = field(default_factory=dict)
+    region: str | None = None
+    job_dir: str | None = None
+    runtime_version: str | None = None
+    python_version: str | None = None
+    package_uris: tuple[str, ...] = ()
+    python_module: str | None = None
+    arguments: tuple[str, ...] = ()
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    use_chief: str | None = None
+    max_running_time: str | None = None
+    max_wait_time: str | None = None
+    priority: str | None = None
+    network: str | None = None
+    service_account: str | None = None
+    kms_key: str | None = None
+    web_access: str | None = None
+    # Said by gcloud's flags alone.
+    staging_bucket: str | None = None
+    package_path: str | None = None
+    project: str | None = None
+
+    def replica(self, role: str) -> OldReplica:
+        """One role's machines; empty where nothing was said of it."""
+        return self.replicas.get(role, OldReplica(role=role))
+
+
+class Section:
+    """A mapping of the old job: what is asked for by key, unknown keys refused by name."""
+
+    def __init__(self, values: Any, where: str, known: tuple[str, ...]) -> None:
+        self.where = where
+        if values in (None, ""):
+            values = {}
+        if not isinstance(values, Mapping):
+            raise UserError(f"{where} holds no settings.", setting=where, value=values, allowed=", ".join(known))
+        self.values = values
+        for key in values:
+            if key not in known:
+                near = nearest(str(key), known)
+                raise UserError(
+                    f"AI Platform Training knew no {key} in {where}.",
+                    setting=f"{where}.{key}",
+                    value=str(values[key]),
+                    allowed=", ".join(known),
+                    nearest=near,
+                    mend=f"write {near} instead of {key}" if near else f"remove {key}",
+                )
+
+    def text(self, key: str) -> str | None:
+        """A setting's text; None where it is not set."""
+        value = self.values.get(key)
+        if value in (None, ""):
+            return None
+        if isinstance(value, bool):
+            return str(value).lower()
+        if not isinstance(value, str):
+            raise self.wrong(key, "text")
+        return value
+
+    def number(self, key: str) -> int | None:
+        """A setting's whole number, which may be written as text."""
+        text = self.text(key)
+        if text is not None and not (text.isascii() and text.isdigit() and len(text) <= 6):
+            raise self.wrong(key, "a whole number")
+        return None if text is None else int(text)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A setting's list of text."""
+        value = self.values.get(key)
+        if value in (None, ""):
+            return ()
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.wrong(key, "a list of text")
+        return tuple(value)
+
+    def section(self, key: str, known: tuple[str, ...]) -> Section:
+        """A mapping in it."""
+        return Section(self.values.get(key), f"{self.where}.{key}", known)
+
+    def wrong(self, key: str, allowed: str) -> UserError:
+        """The mistake that a setting is not what it has to be."""
+        return UserError(
+            f"{self.where}.{key} is not {allowed}.",
+            setting=f"{self.where}.{key}",
+            value=str(self.values[key]),
+            allowed=allowed,
+            mend=f"correct {key}",
+        )
+
+
+def parse_text(text: str, source: str) -> Mapping[str, Any]:
+    """The mapping that YAML or JSON holds; all its numbers are left as text, so that 2.10 does not become 2.1.
+
+    Raises:
+        UserError: It is neither.
+    """
+    try:
+        if text.lstrip().startswith("{"):
+            values = json.loads(text, parse_int=str, parse_float=str)
+        else:
+            values = yaml.load(text, Loader=yaml.BaseLoader)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{source}, line {error.lineno} is not JSON: {error.msg}.", mend=f"correct {source}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"{source}{line} is not YAML.", mend=f"correct {source}{line}") from None
+    if not isinstance(values, Mapping):
+        raise UserError(
+            f"{source} holds no settings.", allowed="trainingInput and what is in it", mend=f"correct {source}"
+        )
+    return values
+
+
+def read_job(values: Mapping[str, Any]) -> OldJob:
+    """The job that a mapping describes: a whole job with `trainingInput`, or what is in it.
+
+    Raises:
+        UserError: The old service knew no such key, or the value is of another type.
+    """
+    wrapped = "trainingInput" in values or "jobId" in values
+    outer = Section(
+        values, "the job", ("jobId", "trainingInput", "labels", *ANSWER_KEYS) if wrapped else (*INPUT_KEYS, "labels")
+    )
+    inner = outer.section("trainingInput", INPUT_KEYS) if wrapped else outer
+    given = Section({key: inner.values[key] for key in inner.values if key != "labels"}, "trainingInput", INPUT_KEYS)
+    labels = outer.values.get("labels") or {}
+    if not isinstance(labels, Mapping) or not all(isinstance(value, str) for value in labels.values()):
+        raise outer.wrong("labels", "a mapping of text to text")
+    scheduling = given.section("scheduling", ("maxRunningTime", "maxWaitTime", "priority"))
+    hyperparameters = given.values.get("hyperparameters") or {}
+    if not isinstance(hyperparameters, Mapping):
+        raise given.wrong("hyperparameters", "a mapping")
+    return OldJob(
+        job_id=outer.text("jobId"),
+        labels=dict(labels),
+        scale_tier=(given.text("scaleTier") or "BASIC").upper().replace("-", "_"),
+        scale_tier_given=given.text("scaleTier") is not None,
+        replicas={role: _replica(given, role) for role in ROLES},
+        region=given.text("region"),
+        job_dir=given.text("jobDir"),
+        runtime_version=given.text("runtimeVersion"),
+        python_version=given.text("pythonVersion"),
+        package_uris=given.texts("packageUris"),
+        python_module=given.text("pythonModule"),
+        arguments=given.texts("args"),
+        hyperparameters=dict(hyperparameters),
+        use_chief=given.text("useChiefInTfConfig"),
+        max_running_time=scheduling.text("maxRunningTime"),
+        max_wait_time=scheduling.text("maxWaitTime"),
+        priority=scheduling.text("priority"),
+        network=given.text("network"),
+        service_account=given.text("serviceAccount"),
+        kms_key=given.section("encryptionConfig", ("kmsKeyName",)).text("kmsKeyName"),
+        web_access=given.text("enableWebAccess"),
+    )
+
+
+def _replica(given: Section, role: str) -> OldReplica:
+    config = given.section(f"{role}Config", REPLICA_KEYS)
+    accelerator = config.section("acceleratorConfig", ("type", "count"))
+    disk = config.section("diskConfig", ("bootDiskType", "bootDiskSizeGb"))
+    kind = accelerator.text("type")
+    count = 1 if role == "master" else given.number(f"{role}Count") or 0
+    machine = given.text(f"{role}Type")
+    return OldReplica(
+        role=role,
+        machine=machine,
+        count=count if machine or role != "master" or config.values else 0,
+        accelerator=kind.upper().replace("-", "_") if kind else None,
+        accelerator_count=accelerator.number("count") or 0,
+        image=config.text("imageUri"),
+        tpu_version=config.text("tpuTfVersion"),
+        disk_type=disk.text("bootDiskType"),
+        disk_gb=disk.number("bootDiskSizeGb"),
+        command=config.texts("containerCommand"),
+        arguments=config.texts("containerArgs"),
+    )

@@ -1,0 +1,55 @@
+"""Folders of small images for the tests of prepare_data."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from components.prepare_data.settings import DataSettings
+
+
+def encoded(seed: int, size: tuple[int, int] = (6, 5), mode: str = "L", encoding: str = "PNG") -> bytes:
+    """An image of random pixels; `size` is (height, width)."""
+    height, width = size
+    bands = len(Image.new(mode, (1, 1)).getbands())
+    pixels = random.Random(seed).randbytes(height * width * bands)
+    buffer = io.BytesIO()
+    Image.frombytes(mode, (width, height), pixels).save(buffer, encoding)
+    return buffer.getvalue()
+
+
+MakeFolder = Callable[..., Path]
+MakeSettings = Callable[..., DataSettings]
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path) -> MakeFolder:
+    """Makes a source: folders, relative to it, with so many images each."""
+
+    def make(folders: Mapping[str, int], name: str = "pictures", **image: object) -> Path:
+        root = tmp_path / name
+        for place, (folder, count) in enumerate(folders.items()):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            for number in range(count):
+                (root / folder / f"image {number}.png").write_bytes(encoded(place * 10_000 + number, **image))  # type: ignore[arg-type]
+        return root
+
+    return make
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path) -> MakeSettings:
+    """Makes settings for a folder of images, with a store of the test's own."""
+
+    def make(source: Path | str, **settings: object) -> DataSettings:
+        reference = source if isinstance(source, str) else f"images:{source}"
+        return DataSettings.model_validate(
+            {"source": reference, "store": str(tmp_path / "store"), "workers": 2, **settings}
+        )
+
+    return make

@@ -1,0 +1,122 @@
+"""Which images are accepted, and why others are not."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import zlib
+
+import pytest
+from PIL import Image
+
+from components.prepare_data.check import Inspector
+from components.prepare_data.sources.source import Unusable
+
+
+def saved(image: Image.Image, encoding: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, encoding, **options)
+    return buffer.getvalue()
+
+
+def noise(mode: str, size: tuple[int, int] = (23, 17)) -> Image.Image:
+    image = Image.frombytes("RGB", size, random.Random(7).randbytes(size[0] * size[1] * 3))
+    return image.convert(mode)
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(width: int, height: int, content: bytes, *, depth: int = 8, color: int = 0, interlace: int = 0) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, interlace)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+GOOD = {
+    **{f"png {mode}": saved(noise(mode), "PNG") for mode in ("1", "L", "LA", "P", "RGB", "RGBA")},
+    "png 16 bits": saved(Image.frombytes("I;16", (5, 4), bytes(40)), "PNG"),
+    "png with text": saved(noise("L"), "PNG", optimize=True, dpi=(70, 70)),
+    "png in many chunks": saved(noise("RGB", (300, 200)), "PNG"),
+    "png interlaced": png(1, 1, zlib.compress(b"\0\x40"), interlace=1),
+    **{f"jpeg {mode}": saved(noise(mode), "JPEG") for mode in ("L", "RGB", "CMYK")},
+    "jpeg progressive": saved(noise("RGB", (60, 40)), "JPEG", progressive=True),
+    "jpeg and more": saved(noise("RGB"), "JPEG") + b"what a camera appends",
+    "png and more": saved(noise("RGB"), "PNG") + b"what a tool appends",
+}
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "header"])
+@pytest.mark.parametrize("name", GOOD)
+def test_good_images_are_accepted_as_what_they_are(name: str, whole: bool) -> None:
+    data = GOOD[name]
+    look = Inspector(whole=whole).look(data)
+    with Image.open(io.BytesIO(data)) as image:
+        assert (look.encoding.upper(), look.width, look.height) == (image.format, *image.size)
+        assert look.gray == (image.mode in ("1", "L", "LA", "I;16"))
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_an_image_that_is_cut_short_is_refused(name: str) -> None:
+    data = GOOD[name].removesuffix(b"what a camera appends").removesuffix(b"what a tool appends")
+    inspector = Inspector(whole=True)
+    inspector.look(data)
+    # A JPEG without its end marker may have all its pixels.
+    for end in range(0, len(data) - 2, max(len(data) // 50, 1)):
+        with pytest.raises(Unusable):
+            inspector.look(data[:end])
+        with pytest.raises(Unusable):
+            Inspector(whole=False).look(data[:end])
+
+
+@pytest.mark.parametrize("name", [name for name in GOOD if name.startswith("png") and name != "png and more"])
+def test_a_flipped_bit_in_a_png_is_found(name: str) -> None:
+    data = GOOD[name]
+    inspector = Inspector(whole=True)
+    generator = random.Random(3)
+    ancillary = data.find(b"pHYs")
+    for _ in range(50):
+        place = generator.randrange(len(data) - 12)
+        if 0 <= ancillary - 4 <= place < ancillary + 17:
+            continue  # what a decoder skips
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << generator.randrange(8)
+        with pytest.raises(Unusable):
+            inspector.look(bytes(flipped))
+
+
+BAD = {
+    "empty": (b"", "empty"),
+    "text": (b"no image at all", "neither PNG nor JPEG"),
+    "gif": (saved(noise("P"), "GIF"), "neither PNG nor JPEG"),
+    "bomb": (png(10_000, 10_000, zlib.compress(b"\0")), "10000x10000 pixels"),
+    "no pixels": (png(0, 5, b""), "not valid"),
+    "too few rows": (png(4, 4, zlib.compress(b"\0aaaa" * 3)), "cut short"),
+    "too many rows": (png(4, 4, zlib.compress(b"\0aaaa" * 5)), "more or fewer"),
+    "no zlib": (png(4, 4, b"garbage"), "inflated"),
+    "wrong filter": (png(4, 4, zlib.compress(b"\7aaaa" * 4)), "damaged"),
+    "small zlib bomb": (png(4, 4, zlib.compress(bytes(10**7))), "more or fewer"),
+    "lossless jpeg": (GOOD["jpeg L"].replace(b"\xff\xc0\x00\x0b\x08", b"\xff\xc3\x00\x0b\x0c"), "12 bits"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_images_are_refused_with_the_reason(name: str) -> None:
+    data, reason = BAD[name]
+    with pytest.raises(Unusable, match=reason):
+        Inspector(whole=True).look(data)
+
+
+def test_a_bomb_is_refused_by_its_header() -> None:
+    with pytest.raises(Unusable, match="pixels"):
+        Inspector(whole=False).look(BAD["bomb"][0])
+
+
+def test_an_equal_header_does_not_hide_damage() -> None:
+    inspector = Inspector(whole=True)
+    good = GOOD["png L"]
+    inspector.look(good)
+    with pytest.raises(Unusable):
+        inspector.look(good[:-20])

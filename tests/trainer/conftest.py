@@ -1,0 +1,278 @@
+"""Tiny data sets made here, and training workers started as processes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainer import manifest as manifests
+from trainer.config import JobConfig
+from trainer.manifest import Manifest, Shard, Split
+from trainer.quick_import import import_tensorflow
+
+ROOT = Path(__file__).parents[2]
+NETWORKS = Path(__file__).parent / "networks"
+CLASSES = ["left", "right", "both"]
+DEADLINE = 120.0
+
+
+def picture(label: int, number: int, size: tuple[int, int] = (8, 8)) -> np.ndarray[Any, Any]:
+    """A grey picture, uint8, whose bright half tells its class."""
+    pixels = np.random.default_rng([label, number]).integers(0, 120, size, np.uint8)
+    half = size[1] // 2
+    if label in (0, 2):
+        pixels[:, :half] += 100
+    if label in (1, 2):
+        pixels[:, half:] += 100
+    return pixels
+
+
+def encode(pixels: np.ndarray[Any, Any], kind: str = "png") -> bytes:
+    """Pixels as a file's bytes."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+class DataSets:
+    """Writes prepared data sets as prepare_data does: shards, then the manifest."""
+
+    def write(
+        self,
+        folder: Path,
+        train: list[int],
+        validation: list[int] | None = None,
+        size: tuple[int, int] = (8, 8),
+        written_size: tuple[int, int] | None = None,
+        kind: str = "png",
+    ) -> Manifest:
+        """A data set of grey pictures; `train` and `validation` give the examples of each shard."""
+        import tensorflow as tf
+
+        folder.mkdir(parents=True)
+        splits = {}
+        number = 0
+        for name, counts in (("train", train), ("validation", validation or [])):
+            shards, per_class = [], dict.fromkeys(CLASSES, 0)
+            for index, count in enumerate(counts):
+                path = folder / f"tiny-{name}.tfrecord-{index:05d}-of-{len(counts):05d}"
+                with tf.io.TFRecordWriter(str(path)) as writer:
+                    for _ in range(count):
+                        label = number % len(CLASSES)
+                        image = encode(picture(label, number, written_size or size), kind)
+                        writer.write(_example(image, label, f"{name}/{number}"))
+                        per_class[CLASSES[label]] += 1
+                        number += 1
+                content = path.read_bytes()
+                digest = hashlib.sha256(content).hexdigest()
+                shards.append(Shard(file=path.name, examples=count, bytes=len(content), sha256=digest))
+            splits[name] = Split(examples=sum(counts), classes=per_class, shards=shards)
+        manifest = Manifest(
+            name="tiny",
+            fingerprint=f"{train}{validation}{size}",
+            source="images:tiny",
+            settings={},
+            classes=CLASSES,
+            image_size=size,
+            channels=1,
+            resize=written_size is not None,
+            encodings=[kind],
+            splits=splits,
+        )
+        (folder / manifests.FILE_NAME).write_text(manifest.model_dump_json())
+        return manifest
+
+
+def _example(image: bytes, label: int, key: str) -> bytes:
+    import tensorflow as tf
+
+    features = {
+        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+        "key": tf.train.Feature(bytes_list=tf.train.BytesList(value=[key.encode()])),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def job(
+    data: Path,
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    batch: int = 8,
+    replicas: int = 1,
+    builder: str = "sample_networks:dense",
+    arguments: dict[str, Any] | None = None,
+    **train: Any,
+) -> JobConfig:
+    """A job on the data set in `data`."""
+    return JobConfig.model_validate(
+        {
+            "data": str(data),
+            "model": {"builder": builder, "arguments": arguments or {}},
+            "train": {"steps": steps, "batch_size": batch, "learning_rate": 0.01, **train},
+            "plan": {
+                "replicas": replicas,
+                "batch_per_replica": batch // replicas,
+                "steps_per_epoch": steps_per_epoch,
+                "steps": steps,
+            },
+        }
+    )
+
+
+@dataclass
+class Finished:
+    """A worker that ended."""
+
+    status: int
+    output: str
+    errors: str
+
+    @property
+    def checksum(self) -> str:
+        """What it printed as its weights' checksum."""
+        lines = [line for line in self.output.splitlines() if line.startswith("weights checksum ")]
+        assert len(lines) == 1, self.output + self.errors
+        return lines[0].split()[2]
+
+    @property
+    def user_error(self) -> dict[str, Any]:
+        """What it reported for programs to read."""
+        line = next(text for text in self.errors.splitlines() if text.startswith("slipway-error: "))
+        return json.loads(line.removeprefix("slipway-error: "))
+
+
+@dataclass
+class Worker:
+    """A running `python -m trainer`."""
+
+    process: subprocess.Popen[str]
+    place: Path
+
+    def wait(self) -> Finished:
+        """Its end."""
+        output, errors = self.process.communicate(timeout=DEADLINE)
+        return Finished(self.process.returncode, output, errors)
+
+    def wait_for_checkpoint(self, step: int) -> None:
+        """Until the run has saved at `step` or later."""
+        pointer = self.place / "checkpoints" / "latest"
+        deadline = time.monotonic() + DEADLINE
+        while not pointer.exists() or int(pointer.read_text().removeprefix("step-")) < step:
+            assert self.process.poll() is None, self.wait()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@dataclass
+class Workers:
+    """Starts workers; ends those that a test left behind."""
+
+    started: list[Worker] = field(default_factory=list)
+
+    def start(self, config: JobConfig, place: Path, **environment: str) -> Worker:
+        """One worker of a job whose outputs go into `place`."""
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("TF_CONFIG", "CLUSTER_SPEC") and not name.startswith("SLIPWAY_")
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trainer", "--config", config.model_dump_json()],
+            cwd=ROOT,
+            env={
+                **inherited,
+                "PYTHONPATH": str(NETWORKS),
+                "AIP_MODEL_DIR": str(place / "model"),
+                "AIP_CHECKPOINT_DIR": str(place / "checkpoints"),
+                "AIP_TENSORBOARD_LOG_DIR": str(place / "logs"),
+                **environment,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        worker = Worker(process, place)
+        self.started.append(worker)
+        return worker
+
+    def start_two(self, config: JobConfig, place: Path) -> list[Worker]:
+        """A chief and a worker on loopback, with the environment that Vertex would give."""
+        with socket.socket() as first, socket.socket() as second:
+            for listener in (first, second):
+                listener.bind(("127.0.0.1", 0))
+            addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in (first, second)]
+        cluster = {"chief": addresses[:1], "worker": addresses[1:]}
+        return [
+            self.start(config, place, TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}}))
+            for kind in cluster
+        ]
+
+    def stop(self) -> None:
+        """End what still runs."""
+        for worker in self.started:
+            if worker.process.poll() is None:
+                worker.process.send_signal(signal.SIGKILL)
+                worker.process.communicate()
+
+
+@pytest.fixture(scope="session")
+def tensorflow() -> None:
+    """TensorFlow is imported, the quick way."""
+    import_tensorflow()
+
+
+@pytest.fixture(scope="session")
+def data_sets(tensorflow: None) -> DataSets:
+    return DataSets()
+
+
+@pytest.fixture(scope="session")
+def tiny(data_sets: DataSets, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 training examples in 4 shards of different sizes, 50 of validation in 2."""
+    folder = tmp_path_factory.mktemp("data") / "tiny"
+    data_sets.write(folder, train=[150, 149, 151, 150], validation=[26, 24])
+    return folder
+
+
+@pytest.fixture
+def workers() -> Any:
+    workers = Workers()
+    yield workers
+    workers.stop()
+
+
+@pytest.fixture
+def networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample networks are importable in this process."""
+    monkeypatch.syspath_prepend(str(NETWORKS))
+
+
+@pytest.fixture
+def make_job() -> Any:
+    return job
+
+
+@pytest.fixture
+def make_picture() -> Any:
+    return picture
+
+
+@pytest.fixture
+def encoded() -> Any:
+    return encode

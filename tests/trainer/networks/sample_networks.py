@@ -1,0 +1,60 @@
+"""Networks, good and bad, as a user might write them."""
+
+import keras
+
+
+def dense(image_shape, classes, units=16):
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Flatten(),
+            keras.layers.Dense(units, activation="relu"),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+def dropout(image_shape, classes):
+    """Holds random state, which a checkpoint must keep."""
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Conv2D(4, 3, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+def normalized(image_shape, classes, synchronized=False):
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Flatten(),
+            keras.layers.BatchNormalization(synchronized=synchronized),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+def raises(image_shape, classes):
+    return {}["no such layer"]
+
+
+def returns_nothing(image_shape, classes):
+    return None
+
+
+def too_few_outputs(image_shape, classes):
+    return dense(image_shape, classes - 1)
+
+
+def probabilities(image_shape, classes):
+    return keras.Sequential(
+        [keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Dense(classes, activation="softmax")]
+    )
+
+
+def other_size(image_shape, classes):
+    return dense((5, 5, 1), classes)

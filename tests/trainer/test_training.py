@@ -1,0 +1,193 @@
+"""Whole runs of `python -m trainer`: alone, two together, stopped, killed, resumed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+# Long enough to be stopped in the middle; 150 steps an epoch, so that 50 and 500 are within one.
+LONG = {"steps": 3000, "steps_per_epoch": 150, "batch": 4, "builder": "sample_networks:dropout"}
+SAVING = {"checkpoint": {"every_steps": 500, "every_seconds": None}}
+
+
+def history(place: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (place / "model" / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    clock = ("time", "steps_per_second", "examples_per_second")
+    return [{name: value for name, value in line.items() if name not in clock} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
+    """A run from start to end: where its outputs are, and how it ended."""
+    conftest = request.config.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
+    place = tmp_path_factory.mktemp("undisturbed")
+    events = place / "events.jsonl"
+    worker = conftest.Workers().start(conftest.job(tiny, **LONG), place, SLIPWAY_EVENTS=str(events))
+    return place, worker.wait()
+
+
+def test_a_run_learns_and_leaves_a_whole_model_folder(undisturbed: Any, tiny: Path) -> None:
+    place, end = undisturbed
+    assert end.status == 0, end.errors
+    record = json.loads((place / "model" / "model.json").read_text())
+    assert record["weights_checksum"] == end.checksum
+    assert record["classes"] == ["left", "right", "both"]
+    assert (record["image_size"], record["channels"], record["steps"]) == ([8, 8], 1, 3000)
+    assert {path.name for path in (place / "model").iterdir()} >= {
+        "saved_model.pb",
+        "variables",
+        "model.keras",
+        "model.json",
+        "metrics.jsonl",
+    }
+    assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
+    lines = history(place)
+    validation = [line for line in lines if line["kind"] == "validation"]
+    assert [line["step"] for line in validation] == list(range(150, 3001, 150))
+    assert validation[-1]["accuracy"] == 1.0
+    assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(15, 3001, 15))
+    assert all(np.isfinite(line["loss"]) for line in lines)
+
+
+def test_its_progress_can_be_watched(undisturbed: Any) -> None:
+    place, _ = undisturbed
+    events = [json.loads(line) for line in (place / "events.jsonl").read_text().splitlines()]
+    assert {(event["event"], event["total"], event["unit"]) for event in events} == {("progress", 3000, "steps")}
+    done = [event["done"] for event in events]
+    assert done == sorted(done)
+    assert done[-1] == 3000
+    assert set(events[-1]["values"]) == {"loss", "accuracy", "steps_per_second"}
+
+
+def test_stopped_then_killed_it_ends_with_the_same_weights_and_history(
+    undisturbed: Any, tiny: Path, tmp_path: Path, workers: Any, make_job: Any
+) -> None:
+    config = make_job(tiny, **LONG, **SAVING)
+    first = workers.start(config, tmp_path)
+    first.wait_for_checkpoint(150)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait().status == 143
+    saved = int((tmp_path / "checkpoints" / "latest").read_text().removeprefix("step-"))
+    assert 150 <= saved < 3000
+    assert not (tmp_path / "model").exists()
+
+    second = workers.start(config, tmp_path)
+    second.wait_for_checkpoint(saved + 500)
+    second.process.kill()
+    assert second.wait().status == -signal.SIGKILL
+    assert not (tmp_path / "model").exists()
+
+    end = workers.start(config, tmp_path).wait()
+    assert end.status == 0, end.errors
+    assert "going on from the checkpoint at step" in end.output
+    place, whole = undisturbed
+    assert end.checksum == whole.checksum
+    assert without_clock(history(tmp_path)) == without_clock(history(place))
+
+
+def test_a_finished_run_only_exports_what_is_missing(undisturbed: Any, tiny: Path, workers: Any, make_job: Any) -> None:
+    place, whole = undisturbed
+    (place / "model" / "model.json").unlink()
+    again = workers.start(make_job(tiny, **LONG), place).wait()
+    assert again.checksum == whole.checksum
+    assert "model written" in again.output
+    assert (place / "model" / "model.json").exists()
+    assert len(history(place)) == 220
+
+
+def test_two_replicas_end_with_the_same_weights_also_when_killed(
+    tiny: Path, tmp_path: Path, workers: Any, make_job: Any
+) -> None:
+    config = make_job(tiny, steps=1500, steps_per_epoch=75, replicas=2, builder="sample_networks:dropout", **SAVING)
+    whole = [worker.wait() for worker in workers.start_two(config, tmp_path / "whole")]
+    assert [end.status for end in whole] == [0, 0], whole
+    assert whole[0].checksum == whole[1].checksum
+    assert history(tmp_path / "whole")[-1]["accuracy"] == 1.0
+
+    chief, other = workers.start_two(config, tmp_path / "killed")
+    chief.wait_for_checkpoint(500)
+    other.process.kill()
+    lost = chief.wait()
+    assert lost.status == 1
+    assert "another replica is gone" in lost.output
+    assert "Traceback" not in lost.errors
+
+    resumed = [worker.wait() for worker in workers.start_two(config, tmp_path / "killed")]
+    assert [end.checksum for end in resumed] == [whole[0].checksum] * 2
+    assert without_clock(history(tmp_path / "killed")) == without_clock(history(tmp_path / "whole"))
+
+
+def test_two_virtual_devices_train_as_one_would(tiny: Path, tmp_path: Path, workers: Any, make_job: Any) -> None:
+    config = make_job(tiny, steps=100, steps_per_epoch=75)
+    one = workers.start(config, tmp_path / "one").wait()
+    two = workers.start(config, tmp_path / "two", SLIPWAY_VIRTUAL_DEVICES="2").wait()
+    assert (one.status, two.status) == (0, 0), two.errors
+    assert "MirroredStrategy, 2 of CPU" in two.output
+    losses = [[line["loss"] for line in history(tmp_path / place)] for place in ("one", "two")]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+
+CLEAN_PROCESS = """
+import json, sys
+import tensorflow as tf
+serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+images = [open(path, "rb").read() for path in sys.argv[2:]]
+result = serve(image_bytes=tf.constant(images))
+print(json.dumps({name: value.numpy().tolist() for name, value in result.items()}, default=bytes.decode))
+print(json.dumps([name for name in sys.modules if name.startswith("trainer")]))
+"""
+
+
+def test_plain_tensorflow_serves_the_model_from_an_images_bytes(
+    undisturbed: Any, tmp_path: Path, make_picture: Any, encoded: Any
+) -> None:
+    place, _ = undisturbed
+    contents = {
+        "left.png": encoded(make_picture(0, 7001)),
+        "both.png": encoded(make_picture(2, 7002)),
+        "right_of_another_size.png": encoded(make_picture(1, 7003, (20, 30))),
+        "left.jpg": encoded(make_picture(0, 7004, (16, 16)), "jpeg"),
+        "both_in_colour.png": encoded(np.repeat(make_picture(2, 7005)[:, :, None], 3, axis=2)),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    run = subprocess.run(
+        [sys.executable, "-I", "-c", CLEAN_PROCESS, str(place / "model"), *contents],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    served, ours = (json.loads(line) for line in run.stdout.splitlines())
+    assert ours == []
+    assert served["label"] == ["left", "both", "right", "left", "both"]
+    assert served["classes"] == [["left", "right", "both"]] * 5
+    np.testing.assert_allclose(np.sum(served["probabilities"], axis=1), 1.0, rtol=1e-5)
+    assert np.argmax(served["probabilities"], axis=1).tolist() == [0, 2, 1, 0, 2]
+
+
+def test_a_users_mistake_is_one_screen_and_one_line(tiny: Path, tmp_path: Path, workers: Any, make_job: Any) -> None:
+    raising = workers.start(make_job(tiny, steps=2, steps_per_epoch=75, builder="sample_networks:raises"), tmp_path)
+    missing = workers.start(make_job(tmp_path / "none", steps=2, steps_per_epoch=75), tmp_path)
+    end = missing.wait()
+    assert end.status == 1
+    assert "Traceback" not in end.errors
+    assert "no complete data set" in end.user_error["message"]
+    end = raising.wait()
+    assert end.status == 1
+    assert end.user_error["setting"] == "model.builder"
+    # The user's own traceback is shown, ours is not.
+    assert 'return {}["no such layer"]' in end.errors
+    assert end.errors.count("Traceback") == 1
+    assert "KeyError" in end.user_error["message"]
