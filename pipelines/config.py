@@ -26,7 +26,8 @@ class VertexSettings(Settings):
     """Where a run lives on Vertex AI. `bucket` is a single-region gs:// bucket in `region`.
 
     `image` is the image that the steps and the trainer run in, by digest or by a tag that is never moved;
-    `serving_image` the one that serves the SavedModel.
+    `serving_image` the one that serves the SavedModel. `encryption_key` is a Cloud KMS key's full name; it encrypts
+    the training job and the model, as `labels` label them.
     """
 
     project: str
@@ -36,6 +37,10 @@ class VertexSettings(Settings):
     serving_image: str
     service_account: str | None = None
     network: str | None = None
+    encryption_key: str | None = Field(
+        default=None, pattern=r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$"
+    )
+    labels: dict[str, str] = {}
 
 
 class RunConfig(Settings):

@@ -2,7 +2,7 @@
 
 Two depths: the header (and that the file has its end), or all of it. A PNG is decoded by its own chunks and zlib,
 which finds all that libpng would (checksums, cut or surplus data, filters) several times faster than making pixels;
-what is rare (palettes, interlacing) goes through Pillow. A JPEG's entropy-coded data is decoded whole by libjpeg,
+what is interlaced, which is rare, goes through Pillow. A JPEG's entropy-coded data is decoded whole by libjpeg,
 through Pillow, at a reduced size: only the arithmetic of the inverse transform, which can not fail, is saved.
 """
 
@@ -24,6 +24,8 @@ PNG_HEADER_END = 33
 PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 PNG_PALETTE = 3
+PNG_INTERLACE = 28
+LAST_FILTER = 4
 JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
 # Markers that start a frame: its size follows. Markers without a length: TEM and the restart markers.
@@ -128,18 +130,21 @@ def decode(data: bytes, look: Look) -> None:
     Raises:
         Unusable: It can not be decoded.
     """
-    if look.encoding == "png" and data[25] != PNG_PALETTE and not data[28]:
-        _decode_png(data, look)
-    else:
+    if look.encoding == "jpeg":
         _decode_with_pillow(data, look)
+        return
+    pixels = _png_pixels(data)
+    if data[PNG_INTERLACE]:
+        _decode_with_pillow(data, look)
+    else:
+        _check_rows(pixels, (look.width * PNG_SAMPLES[data[25]] * data[24] + 7) // 8 + 1, look.height)
 
 
-def _decode_png(data: bytes, look: Look) -> None:
-    """Check every critical chunk and inflate the pixels' rows (not interlaced, without a palette)."""
-    row = (look.width * PNG_SAMPLES[data[25]] * data[24] + 7) // 8 + 1
+def _png_pixels(data: bytes) -> bytes | memoryview:
+    """The compressed pixels, every critical chunk's checksum verified, up to the end that a PNG must have."""
     view = memoryview(data)
     parts: list[memoryview] = []
-    position, kind = 8, b""
+    position, kind, palette = 8, b"", data[25] != PNG_PALETTE
     while kind != b"IEND":
         end = position + 12 + int.from_bytes(data[position : position + 4])
         if end > len(data):
@@ -150,18 +155,28 @@ def _decode_png(data: bytes, look: Look) -> None:
             raise Unusable(f"the checksum of its PNG chunk {kind.decode('latin-1')} is wrong")
         if kind == b"IDAT":
             parts.append(view[position + 8 : end - 4])
+        elif kind == b"PLTE":
+            palette = True
         position = end
-    expected = row * look.height
+    if not palette:
+        raise Unusable("its palette is missing")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _check_rows(compressed: bytes | memoryview, row: int, height: int) -> None:
+    """Inflate `height` rows of `row` bytes, the first of which names the row's filter."""
     inflater = zlib.decompressobj()
     try:
-        rows = inflater.decompress(parts[0] if len(parts) == 1 else b"".join(parts), expected)
+        rows = inflater.decompress(compressed, row * height)
         # The stream's own end, with its checksum, comes after the last row.
         surplus = inflater.decompress(inflater.unconsumed_tail, 1)
     except zlib.error:
         raise Unusable("its pixels can not be inflated") from None
-    if len(rows) != expected or surplus or not inflater.eof:
-        raise Unusable("it has more or fewer pixels than its header says" if surplus else "its pixels are cut short")
-    if max(rows[::row]) > 4:
+    if surplus:
+        raise Unusable("it has more pixels than its header says")
+    if len(rows) != row * height or not inflater.eof:
+        raise Unusable("its pixels are cut short")
+    if max(rows[::row]) > LAST_FILTER:
         raise Unusable("its pixels are damaged")
 
 

@@ -12,11 +12,14 @@ from components.prepare_data.sources.source import readable
 from trainer.errors import UserError
 
 MOST_SIZES = 32
+# Keys are bytes of any kind.
+KEYS_IN_JSON = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
 
 class Size(BaseModel):
     """Images of one size, in pixels: how many, and the key of the first."""
 
+    model_config = KEYS_IN_JSON
     height: int
     width: int
     count: int
@@ -31,7 +34,7 @@ class Tally(BaseModel):
     can not be used, `left_out_count` counts them: they count nowhere else.
     """
 
-    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+    model_config = KEYS_IN_JSON
     classes: dict[int, int] = {}
     encodings: dict[str, int] = {}
     gray: int = 0

@@ -181,13 +181,13 @@ def check_accelerator(replica: OldReplica) -> None:
     name, counts = old.accelerator or "", load().gpus.get(old.machine, {}).get(old.accelerator or "", ())
     if replica.accelerator_count in counts:
         return
-    near = min(counts, key=lambda count: (abs(count - replica.accelerator_count), -count), default=None)
+    closest = min(counts, key=lambda count: (abs(count - replica.accelerator_count), -count), default=None)
     raise _refused(
         _why_not(old, name, replica.accelerator_count, counts),
         f"{where}.count" if counts else f"{where}.type",
         replica.accelerator_count if counts else replica.accelerator,
         spoken(counts) if counts else _takes(old.machine),
-        None if near is None else str(near),
+        None if closest is None else str(closest),
     )
 
 

@@ -64,6 +64,8 @@ class VertexPlatform:
             base_output_directory=output,
             service_account=self.settings.service_account or "",
             network=self.settings.network or "",
+            encryption_spec_key_name=self.settings.encryption_key or "",
+            labels=self.settings.labels,
             **config.parsed_hardware.scheduling(),
         ).set_display_name("train")
         return self._in_image(collect_model)(job=job.outputs["gcp_resources"], output=output)
@@ -85,6 +87,8 @@ class VertexPlatform:
             location=self.settings.region,
             display_name=config.model_name,
             unmanaged_container_model=servable.outputs["artifact"],
+            encryption_spec_key_name=self.settings.encryption_key or "",
+            labels=self.settings.labels,
         )
 
     def _in_image(self, component: Any) -> Callable[..., Any]:

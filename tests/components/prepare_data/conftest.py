@@ -13,7 +13,7 @@ from PIL import Image
 from components.prepare_data.settings import DataSettings
 
 
-def encoded(seed: int, size: tuple[int, int] = (6, 5), mode: str = "L", encoding: str = "PNG") -> bytes:
+def encoded_image(seed: int, size: tuple[int, int] = (6, 5), mode: str = "L", encoding: str = "PNG") -> bytes:
     """An image of random pixels; `size` is (height, width)."""
     height, width = size
     bands = len(Image.new(mode, (1, 1)).getbands())
@@ -23,12 +23,14 @@ def encoded(seed: int, size: tuple[int, int] = (6, 5), mode: str = "L", encoding
     return buffer.getvalue()
 
 
-MakeFolder = Callable[..., Path]
-MakeSettings = Callable[..., DataSettings]
+@pytest.fixture
+def encoded() -> Callable[..., bytes]:
+    """Makes an image's bytes; see `encoded_image`."""
+    return encoded_image
 
 
 @pytest.fixture
-def make_folder(tmp_path: Path) -> MakeFolder:
+def make_folder(tmp_path: Path) -> Callable[..., Path]:
     """Makes a source: folders, relative to it, with so many images each."""
 
     def make(folders: Mapping[str, int], name: str = "pictures", **image: object) -> Path:
@@ -36,14 +38,14 @@ def make_folder(tmp_path: Path) -> MakeFolder:
         for place, (folder, count) in enumerate(folders.items()):
             (root / folder).mkdir(parents=True, exist_ok=True)
             for number in range(count):
-                (root / folder / f"image {number}.png").write_bytes(encoded(place * 10_000 + number, **image))  # type: ignore[arg-type]
+                (root / folder / f"image {number}.png").write_bytes(encoded_image(place * 10_000 + number, **image))  # type: ignore[arg-type]
         return root
 
     return make
 
 
 @pytest.fixture
-def make_settings(tmp_path: Path) -> MakeSettings:
+def make_settings(tmp_path: Path) -> Callable[..., DataSettings]:
     """Makes settings for a folder of images, with a store of the test's own."""
 
     def make(source: Path | str, **settings: object) -> DataSettings:

@@ -94,10 +94,10 @@ BAD = {
     "bomb": (png(10_000, 10_000, zlib.compress(b"\0")), "10000x10000 pixels"),
     "no pixels": (png(0, 5, b""), "not valid"),
     "too few rows": (png(4, 4, zlib.compress(b"\0aaaa" * 3)), "cut short"),
-    "too many rows": (png(4, 4, zlib.compress(b"\0aaaa" * 5)), "more or fewer"),
+    "too many rows": (png(4, 4, zlib.compress(b"\0aaaa" * 5)), "more pixels"),
     "no zlib": (png(4, 4, b"garbage"), "inflated"),
     "wrong filter": (png(4, 4, zlib.compress(b"\7aaaa" * 4)), "damaged"),
-    "small zlib bomb": (png(4, 4, zlib.compress(bytes(10**7))), "more or fewer"),
+    "small zlib bomb": (png(4, 4, zlib.compress(bytes(10**7))), "more pixels"),
     "lossless jpeg": (GOOD["jpeg L"].replace(b"\xff\xc0\x00\x0b\x08", b"\xff\xc3\x00\x0b\x0c"), "12 bits"),
 }
 

@@ -1,1 +1,3 @@
-import a_package_that_is_not_there
+"""A user's module that itself needs something that is not installed."""
+
+import a_package_that_is_not_there  # noqa: F401

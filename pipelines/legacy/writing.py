@@ -1,0 +1,52 @@
+"""A run configuration as YAML with comments."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+
+WIDTH = 110
+
+
+def write(
+    configuration: Mapping[str, Any], comments: Mapping[str, str], heading: Iterable[str], remains: Mapping[str, Any]
+) -> str:
+    """The configuration as YAML.
+
+    Args:
+        configuration: The settings, in the order in which they are written.
+        comments: A comment for a setting, by dotted name; it stands above it.
+        heading: The paragraphs at the top.
+        remains: What has no counterpart, written at the end as a comment.
+    """
+    paragraphs = [_comment(text, "") for text in heading]
+    body = "".join(_setting(key, value, comments, "", "") for key, value in configuration.items())
+    parts = ["\n#\n".join(paragraphs), "\n\n", body]
+    if remains:
+        parts += ["\n# Without a counterpart, as it was:\n", _prefixed(_dump(remains))]
+    return "".join(parts)
+
+
+def _setting(key: str, value: Any, comments: Mapping[str, str], path: str, indent: str) -> str:
+    name = f"{path}{key}"
+    comment = f"{_comment(comments[name], indent)}\n" if name in comments else ""
+    if isinstance(value, Mapping) and any(other.startswith(f"{name}.") for other in comments):
+        inner = "".join(_setting(sub, item, comments, f"{name}.", f"{indent}  ") for sub, item in value.items())
+        return f"{comment}{indent}{key}:\n{inner}"
+    return comment + textwrap.indent(_dump({key: value}), indent)
+
+
+def _comment(text: str, indent: str) -> str:
+    lines = textwrap.wrap(text, WIDTH - len(indent) - 2, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"{indent}# {line}" for line in lines)
+
+
+def _dump(values: Mapping[str, Any]) -> str:
+    return str(yaml.safe_dump(dict(values), sort_keys=False, width=WIDTH, allow_unicode=True))
+
+
+def _prefixed(text: str) -> str:
+    return "".join(f"# {line}\n" if line else "#\n" for line in text.splitlines())

@@ -1,0 +1,162 @@
+"""The list of examples on disk: its order, its digest, and how it is dealt to shards."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.prepare_data import index
+from components.prepare_data.index import Dealer, Listing, list_part, list_path, read_list
+from components.prepare_data.sources.source import Entry, Ignored
+
+
+class FakeSource:
+    """Parts that are lists of entries."""
+
+    name = reference = "fake"
+
+    def parts(self) -> list[list[Entry]]:
+        raise NotImplementedError
+
+    def reader(self) -> None:
+        raise NotImplementedError
+
+    def entries(self, part: list[Entry], ignored: Ignored) -> Iterator[Entry]:
+        yield from part
+
+
+def entries(count: int, labels: str = "abc", split: str | None = None) -> list[Entry]:
+    return [(b"key %d" % number, labels[number % len(labels)], split, number, 7, 2 * number) for number in range(count)]
+
+
+def listing(folder: Path, *parts: list[Entry], seed: int = 0) -> Listing:
+    folder.mkdir(exist_ok=True)
+    source = FakeSource()
+    return Listing([list_part(source, part, seed, folder / str(n)) for n, part in enumerate(parts)])  # type: ignore[arg-type]
+
+
+def deal(folder: Path, found: Listing, counts: dict[str, int], shards: dict[str, int]) -> dict[str, list[list[bytes]]]:
+    """The keys of each split's shards, when each group is divided by `counts` (0: the rest)."""
+    divided = {}
+    for group, amount in found.groups.items():
+        rest = amount.examples - sum(counts.values())
+        divided[group] = {split: count or rest for split, count in counts.items()}
+    lists = folder / "lists"
+    lists.mkdir()
+    Dealer(found, divided, shards, frozenset(), sorted({label for _, label in found.groups})).deal(lists)
+    return {
+        split: [[key for key, _, _, _ in read_list(list_path(lists, split, number))] for number in range(shards[split])]
+        for split in shards
+    }
+
+
+@pytest.fixture(params=[8192, 7], ids=["in memory", "in pieces"])
+def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with everything on disk in many pieces."""
+    monkeypatch.setattr(index, "MOST_ROWS_LISTED", request.param)
+    monkeypatch.setattr(index, "MOST_ROWS_DEALT", request.param)
+    monkeypatch.setattr(index, "PIECE_ROWS", min(request.param, 3))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_the_order_of_the_source_and_its_parts_do_not_matter(tmp_path: Path) -> None:
+    one = entries(500)
+    other = random.Random(5).sample(one, len(one))
+    dealt = [
+        deal(
+            tmp_path / str(number),
+            listing(tmp_path / str(number), *parts),
+            {"test": 20, "train": 0},
+            {"test": 2, "train": 5},
+        )
+        for number, parts in enumerate([[one], [other], [other[:200], other[200:]]])
+    ]
+    assert dealt[0] == dealt[1] == dealt[2]
+    assert listing(tmp_path / "0", one).digest == listing(tmp_path / "1", other).digest
+
+
+def test_pieces_on_disk_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = listing(tmp_path / "whole", entries(300))
+    shards = deal(tmp_path / "whole", whole, {"train": 0}, {"train": 4})
+    monkeypatch.setattr(index, "MOST_ROWS_LISTED", 11)
+    monkeypatch.setattr(index, "MOST_ROWS_DEALT", 5)
+    monkeypatch.setattr(index, "PIECE_ROWS", 2)
+    pieces = listing(tmp_path / "pieces", entries(300))
+    assert pieces.digest == whole.digest
+    assert pieces.groups == whole.groups
+    assert deal(tmp_path / "pieces", pieces, {"train": 0}, {"train": 4}) == shards
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3, 4])
+def test_the_digest_depends_on_everything_that_is_listed(tmp_path: Path, place: int) -> None:
+    before = entries(20, labels="a")
+    changed = list(before[3])
+    changed[place] = [b"other", "b", "train", 999, 8][place]
+    after = [*before[:3], tuple(changed), *before[4:]]
+    assert listing(tmp_path / "one", before).digest != listing(tmp_path / "two", after).digest  # type: ignore[arg-type]
+
+
+def test_the_seed_changes_the_order_and_the_split(tmp_path: Path) -> None:
+    dealt = [
+        deal(
+            tmp_path / str(seed),
+            listing(tmp_path / str(seed), entries(300), seed=seed),
+            {"test": 20, "train": 0},
+            {"test": 1, "train": 1},
+        )
+        for seed in (0, 1)
+    ]
+    assert set(dealt[0]["test"][0]) != set(dealt[1]["test"][0])
+    assert dealt[0]["train"] != dealt[1]["train"]
+
+
+def test_a_shard_is_shuffled(tmp_path: Path) -> None:
+    """Neither the classes nor the keys stand in their order, nor is one the other's rotation."""
+    (keys,) = deal(tmp_path, listing(tmp_path, entries(3000)), {"train": 0}, {"train": 1})["train"]
+    numbers = [int(key.split()[1]) for key in keys]
+    rising = sum(one < two for one, two in itertools.pairwise(numbers))
+    assert 1400 < rising < 1600
+    classes = Counter((one % 3, two % 3) for one, two in itertools.pairwise(numbers))
+    assert all(250 < classes[pair] < 420 for pair in [(a, b) for a in range(3) for b in range(3)])
+
+
+def test_what_a_reader_needs_comes_through(tmp_path: Path) -> None:
+    found = listing(tmp_path, entries(50))
+    deal(tmp_path, found, {"train": 0}, {"train": 1})
+    for key, label, size, place in read_list(list_path(tmp_path / "lists", "train", 0)):
+        number = int(key.split()[1])
+        assert (label, size, place) == (number % 3, number, 2 * number)
+
+
+@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=4), shards=st.integers(1, 9), left=st.integers(0, 20))
+@settings(deadline=None, max_examples=40)
+def test_shards_are_equal_and_nothing_is_lost(tmp_path_factory, sizes: list[int], shards: int, left: int) -> None:
+    folder = tmp_path_factory.mktemp("deal")
+    given_entries = [
+        (b"%d %d" % (label, number), str(label), None, 1, 1, 0)
+        for label, size in enumerate(sizes)
+        for number in range(size)
+    ]
+    left_out = frozenset(key for key, *_ in random.Random(0).sample(given_entries, min(left, len(given_entries) - 1)))
+    found = listing(folder, given_entries)
+    counts = found.counts_without(left_out)
+    divided = {group: {"train": count} for group, count in counts.items() if count}
+    lists = folder / "lists"
+    lists.mkdir()
+    Dealer(found, divided, {"train": shards}, left_out, [str(label) for label in range(len(sizes))]).deal(lists)
+    paths = [list_path(lists, "train", number) for number in range(shards)]
+    dealt = [list(read_list(path)) if path.exists() else [] for path in paths]
+    keys = sorted(key for shard in dealt for key, _, _, _ in shard)
+    assert keys == sorted(key for key, *_ in given_entries if key not in left_out)
+    lengths = [len(shard) for shard in dealt]
+    assert max(lengths) - min(lengths) <= 1
+    for label in range(len(sizes)):
+        of_class = [sum(found == label for _, found, _, _ in shard) for shard in dealt]
+        assert max(of_class) - min(of_class) <= 1

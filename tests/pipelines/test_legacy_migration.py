@@ -1,0 +1,381 @@
+"""From an AI Platform Training job to a run configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.config import RunConfig
+from pipelines.hardware import parse, validate_for
+from pipelines.legacy import from_arguments, migrate
+from pipelines.legacy.reading import INPUT_KEYS, REPLICA_KEYS
+from trainer.errors import UserError
+
+
+def job(**fields) -> str:
+    return yaml.safe_dump({"trainingInput": {"scaleTier": "CUSTOM", **fields}})
+
+
+def replica(accelerator: str | None = None, count: int = 0, **fields) -> dict:
+    attached = {"acceleratorConfig": {"type": accelerator, "count": count}} if accelerator else {}
+    return {**attached, **fields}
+
+
+def tpu_job(kind: str | None = None, master: str = "n1-highcpu-16", master_image: str | None = None, **worker) -> str:
+    return job(
+        masterType=master,
+        **({"masterConfig": {"imageUri": master_image}} if master_image else {}),
+        workerType="cloud_tpu",
+        workerCount=1,
+        **({"workerConfig": replica(kind, 8, **worker)} if kind else {}),
+    )
+
+
+T4 = replica("NVIDIA_TESLA_T4", 4)
+SERVERS = {"parameterServerCount": 3, "parameterServerType": "n1-highmem-8"}
+TEN_T4_MACHINES = job(
+    masterType="n1-highcpu-16", masterConfig=T4, workerCount=9, workerType="n1-highcpu-16", workerConfig=T4, **SERVERS
+)
+TEN_K80_MACHINES = job(
+    masterType="complex_model_m_gpu",
+    workerCount=9,
+    workerType="complex_model_m_gpu",
+    parameterServerCount=3,
+    parameterServerType="large_model",
+)
+XLA_IMAGE = "gcr.io/cloud-ml-public/training/pytorch-xla.1-7"
+OWN_IMAGE = "gcr.io/YOUR_PROJECT_ID/your-worker-image-name:your-worker-tag-name"
+
+# The service's own guides: their examples, and the hardware of each today.
+EXAMPLES = {
+    "tpu of legacy machines": (tpu_job(master="complex_model_m"), "tpu-v2-8"),
+    "tpu v2": (tpu_job("TPU_V2"), "tpu-v2-8"),
+    "tpu v3": (tpu_job("TPU_V3"), "tpu-v3-8"),
+    "tpu with PyTorch": (
+        tpu_job("TPU_V2", master_image=XLA_IMAGE, imageUri=XLA_IMAGE, tpuTfVersion="pytorch-1.7"),
+        "tpu-v2-8",
+    ),
+    "tpu v2 with an own image": (
+        tpu_job("TPU_V2", master_image=OWN_IMAGE, imageUri=OWN_IMAGE, tpuTfVersion=2.4),
+        "tpu-v2-8",
+    ),
+    "tpu v3 with an own image": (
+        tpu_job("TPU_V3", master_image=OWN_IMAGE, imageUri=OWN_IMAGE, tpuTfVersion=2.4),
+        "tpu-v3-8",
+    ),
+    "ten machines with T4": (TEN_T4_MACHINES, "t4x4@n1-highcpu-16*10"),
+    "ten machines with K80": (TEN_K80_MACHINES, "t4x4@n1-standard-16*10"),
+}
+
+
+def check(migration) -> RunConfig:
+    """The YAML holds the configuration, it is a valid one, and its hardware is there."""
+    assert yaml.safe_load(migration.yaml) == migration.configuration
+    config = RunConfig.model_validate(migration.configuration)
+    assert config.hardware == migration.configuration["hardware"]
+    assert config.vertex is not None
+    validate_for(config.parsed_hardware, region=config.vertex.region, engine=config.train.engine)
+    devices = config.parsed_hardware.replicas * max(1, config.parsed_hardware.accelerators_per_replica)
+    assert config.train.batch_size % devices == 0
+    for decision in migration.decisions:
+        setting, _, rest = decision.partition(": ")
+        assert rest, decision
+        assert setting.split(".")[0] in migration.configuration
+    assert migration.yaml.count("DECIDE: ") == len({decision.partition(": ")[0] for decision in migration.decisions})
+    return config
+
+
+def said(sentences, *words) -> bool:
+    return any(all(word in sentence for word in words) for sentence in sentences)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_of_the_guides(example):
+    text, hardware = EXAMPLES[example]
+    migration = migrate(text, source="config.yaml")
+    assert check(migration).hardware == hardware
+    if hardware.startswith("tpu"):
+        assert said(migration.dropped, "masterType", "TPUClusterResolver(tpu='local')")
+    else:
+        assert said(migration.dropped, "3 parameter servers", "all-reduce")
+
+
+def test_what_comes_out_passes_the_doctor(tmp_path):
+    from pipelines.config import load
+    from pipelines.doctor import Subject, examine_all
+
+    for example, (text, _) in EXAMPLES.items():
+        file = tmp_path / "run.yaml"
+        file.write_text(migrate(text, source="config.yaml").yaml)
+        subject = Subject(load(file), "vertex", rehearsal=False, folder=Path.cwd())
+        failed = [finding for finding in examine_all(subject) if finding.status == "fail"]
+        assert not failed, (example, failed)
+
+
+def test_a_retired_gpu_is_a_decision_with_its_alternatives():
+    migration = migrate(TEN_K80_MACHINES, source="config.yaml")
+    assert said(migration.decisions, "hardware: NVIDIA K80 is retired", "t4x4@n1-standard-16*10 was taken")
+    assert said(migration.decisions, "v100x4@n1-standard-16*10 or l4x4*10 would do as well")
+    eight = migrate(job(masterType="complex_model_l_gpu"), source="config.yaml")
+    assert check(eight).hardware == "v100x8@n1-standard-32"
+
+
+@pytest.mark.parametrize(
+    ("tier", "hardware"), [("BASIC", "cpu"), ("BASIC_GPU", "t4x1@n1-standard-8"), ("BASIC_TPU", "tpu-v2-8")]
+)
+def test_scale_tiers(tier, hardware):
+    migration = migrate(f"scaleTier: {tier}", source="config.yaml")
+    assert check(migration).hardware == hardware
+    assert said(migration.changed, f"scaleTier {tier}", hardware)
+    assert check(migrate("region: us-central1", source="config.yaml")).hardware == "cpu"  # BASIC by default
+
+
+@pytest.mark.parametrize("tier", ["STANDARD_1", "PREMIUM_1"])
+def test_what_is_not_known_for_sure_is_left_to_a_person(tier):
+    migration = migrate(f"trainingInput: {{scaleTier: {tier}}}", source="config.yaml")
+    assert check(migration).hardware == "cpu"
+    assert said(migration.decisions, f"hardware: scaleTier {tier}", "can not be told for sure")
+    assert not said(migration.changed, tier)
+
+
+def test_an_unverified_machine_is_marked():
+    migration = migrate(job(masterType="standard_v100"), source="config.yaml")
+    assert check(migration).hardware == "v100x1@n1-standard-8"
+    assert said(migration.decisions, "hardware: the machine behind standard_v100 is not known for sure")
+    assert not said(migrate(job(masterType="standard"), source="c").decisions, "hardware:")
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware"),
+    [
+        ("standard", "cpu"),
+        ("large_model", "cpu@n1-highmem-8"),
+        ("complex_model_s", "cpu@n1-highcpu-16"),
+        ("complex_model_m", "cpu@n1-highcpu-16"),
+        ("complex_model_l", "cpu@n1-highcpu-32"),
+        ("standard_gpu", "t4x1@n1-standard-8"),
+        ("complex_model_m_gpu", "t4x4@n1-standard-16"),
+        ("complex_model_l_gpu", "v100x8@n1-standard-32"),
+        ("standard_p100", "t4x1@n1-standard-8"),
+        ("complex_model_m_p100", "t4x4@n1-standard-16"),
+        ("standard_v100", "v100x1@n1-standard-8"),
+        ("large_model_v100", "v100x1@n1-highmem-8"),
+        ("complex_model_m_v100", "v100x4@n1-standard-16"),
+        ("complex_model_l_v100", "v100x8@n1-standard-32"),
+    ],
+)
+def test_legacy_machine_names(name, hardware):
+    assert check(migrate(job(masterType=name), source="config.yaml")).hardware == hardware
+
+
+def test_a_machine_that_is_gone_gives_way_to_the_next_size():
+    migration = migrate(job(masterType="complex_model_s"), source="config.yaml")
+    assert said(migration.changed, "n1-highcpu-8 is not offered for training: n1-highcpu-16 is the next size")
+
+
+def test_master_and_workers_that_differ_become_alike():
+    migration = migrate(
+        job(masterType="n1-standard-4", workerType="n1-standard-16", workerCount=3, workerConfig=T4),
+        source="config.yaml",
+    )
+    assert check(migration).hardware == "t4x4@n1-standard-16*4"
+    assert said(migration.decisions, "the master was n1-standard-4, its 3 workers n1-standard-16 with 4 t4")
+
+
+EVERYTHING = {
+    "jobId": "My_Job_7",
+    "labels": {"team": "vision"},
+    "trainingInput": {
+        "scaleTier": "CUSTOM",
+        "masterType": "n1-standard-8",
+        "masterConfig": {
+            "acceleratorConfig": {"type": "NVIDIA_TESLA_T4", "count": "2"},
+            "diskConfig": {"bootDiskType": "pd-standard", "bootDiskSizeGb": 500},
+        },
+        "workerType": "n1-standard-8",
+        "workerCount": "2",
+        "workerConfig": {"acceleratorConfig": {"type": "NVIDIA_TESLA_T4", "count": 2}},
+        "evaluatorType": "n1-standard-4",
+        "evaluatorCount": 1,
+        "packageUris": ["gs://my-bucket/trainer-1.0.tar.gz"],
+        "pythonModule": "trainer.task",
+        "args": ["--learning-rate=0.1", "--epochs", "3"],
+        "hyperparameters": {"goal": "MAXIMIZE", "maxTrials": 10},
+        "region": "europe-west1",
+        "jobDir": "gs://my-bucket/jobs/7",
+        "runtimeVersion": 2.10,
+        "pythonVersion": "3.7",
+        "scheduling": {"maxRunningTime": "7200s", "maxWaitTime": "3600s", "priority": 5},
+        "network": "projects/12/global/networks/net",
+        "serviceAccount": "trainer@my-project.iam.gserviceaccount.com",
+        "encryptionConfig": {"kmsKeyName": "projects/p/locations/l/keyRings/r/cryptoKeys/k"},
+        "useChiefInTfConfig": True,
+        "enableWebAccess": False,
+    },
+}
+
+
+def test_everything_is_carried_over_or_named():
+    migration = migrate(json.dumps(EVERYTHING), source="job.json")
+    config = check(migration)
+    assert config.name == "my-job-7"
+    assert config.hardware == "t4x2@n1-standard-8*3+disk=pd-standard:500+timeout=2h"
+    assert config.vertex.region == "europe-west1"
+    assert config.vertex.bucket == "gs://my-bucket"
+    assert config.vertex.network == "projects/12/global/networks/net"
+    assert config.vertex.service_account == "trainer@my-project.iam.gserviceaccount.com"
+    assert config.vertex.encryption_key == "projects/p/locations/l/keyRings/r/cryptoKeys/k"
+    assert config.vertex.labels == {"team": "vision"}
+    for words in (
+        ("1 evaluator (n1-standard-4)",),
+        ("runtimeVersion 2.1 and pythonVersion 3.7",),
+        ("jobDir gs://my-bucket/jobs/7",),
+        ("trainer.task", "gs://my-bucket/trainer-1.0.tar.gz"),
+        ("hyperparameters",),
+        ("maxWaitTime 3600s", "FLEX_START"),
+        ("scheduling.priority 5",),
+        ("useChiefInTfConfig true",),
+        ("enableWebAccess false",),
+    ):
+        assert said(migration.dropped, *words), words
+    assert said(migration.changed, "My_Job_7", "my-job-7")
+    tail = migration.yaml.partition("# Without a counterpart, as it was:\n")[2]
+    kept = yaml.safe_load("\n".join(line.removeprefix("# ").removeprefix("#") for line in tail.splitlines()))
+    assert kept["args"] == ["--learning-rate=0.1", "--epochs", "3"]
+    assert kept["hyperparameters"]["maxTrials"] == "10"
+    assert kept["pythonModule"] == "trainer.task"
+
+
+def test_json_yaml_text_and_numbers_are_the_same_job():
+    from_json = migrate(json.dumps(EVERYTHING, indent="\t"), source="job")
+    assert migrate(yaml.safe_dump(EVERYTHING), source="job") == from_json
+    described = EVERYTHING | {"state": "SUCCEEDED", "createTime": "2021-03-04T00:00:00Z", "etag": "x"}
+    assert migrate(yaml.safe_dump(described), source="job") == from_json
+    inner = EVERYTHING["trainingInput"]
+    bare = migrate(yaml.safe_dump(inner), source="job").configuration
+    wrapped = migrate(yaml.safe_dump({"trainingInput": inner}), source="job").configuration
+    assert bare == wrapped
+    assert migrate("trainingInput: {runtimeVersion: 2.10}", source="job").dropped[0].startswith("runtimeVersion 2.10:")
+
+
+def test_a_region_without_the_hardware_today():
+    """The old service had GPUs in southamerica-east1; today it has T4 there, but no V100."""
+    fields = {"masterType": "n1-standard-8", "masterConfig": replica("NVIDIA_TESLA_V100", 1)}
+    migration = migrate(job(region="southamerica-east1", **fields), source="config.yaml")
+    config = check(migration)
+    assert config.vertex.region in config.parsed_hardware.regions
+    assert said(migration.decisions, "vertex.region: Vertex AI has no v100 for training in southamerica-east1")
+    assert check(migrate(job(region="us-west1", **fields), source="c")).vertex.region == "us-west1"
+
+
+def test_times_and_disks_that_are_no_longer_possible():
+    migration = migrate(
+        yaml.safe_dump(
+            {"scheduling": {"maxRunningTime": "1209600s"}, "masterConfig": {"diskConfig": {"bootDiskSizeGb": 50}}}
+        ),
+        source="config.yaml",
+    )
+    assert check(migration).hardware == "cpu+disk=100+timeout=7d"
+    assert said(migration.decisions, "maxRunningTime was 14d", "after 7d")
+    assert said(migration.changed, "50 GB", "100 GB")
+    with pytest.raises(UserError, match="no length of time"):
+        migrate("scheduling: {maxRunningTime: soon}", source="c")
+
+
+# --- gcloud's flags
+
+TPU_FLAGS = """gcloud ai-platform jobs submit training tpu_mnist_1 --staging-bucket=gs://my-bucket --package-path=official
+--module-name=official.mnist_main --runtime-version=2.4 --python-version=3.7 --scale-tier=BASIC_TPU --region=us-central1
+-- --distribution_strategy=tpu --model_dir=gs://my-bucket/output""".split()
+GPU_FLAGS = """my_job --package-path package --module-name package.main --job-dir gs://my-bucket/job --region us-central1
+--scale-tier custom --master-machine-type n1-highcpu-16 --master-accelerator count=4,type=nvidia-tesla-t4
+--worker-count 9 --worker-machine-type n1-highcpu-16 --worker-accelerator count=4,type=nvidia-tesla-t4
+--parameter-server-count 3 --parameter-server-machine-type n1-highmem-8 --stream-logs
+-- --user_arg_1 value_1 --user_arg_n value_n""".split()
+
+
+def test_flags_of_the_guides():
+    tpu = from_arguments(TPU_FLAGS)
+    config = check(tpu)
+    assert (config.name, config.hardware, config.vertex.bucket) == ("tpu-mnist-1", "tpu-v2-8", "gs://my-bucket")
+    assert "# - --distribution_strategy=tpu" in tpu.yaml
+    gpus = from_arguments(GPU_FLAGS)
+    assert check(gpus).hardware == "t4x4@n1-highcpu-16*10"
+    assert gpus.yaml.count("value_") == 2
+    assert said(gpus.dropped, "3 parameter servers")
+
+
+def test_a_flag_wins_over_the_file(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(TEN_T4_MACHINES)
+    plain = from_arguments(["job", "--config", str(file), "--region", "us-central1", "--project=p1"])
+    assert check(plain).hardware == "t4x4@n1-highcpu-16*10"
+    assert plain.configuration["vertex"]["project"] == "p1"
+    fewer = from_arguments(
+        ["job", f"--config={file}", "--worker-count=1", "--labels=a=b,c=d", "--no-use-chief-in-tf-config"]
+    )
+    assert check(fewer).hardware == "t4x4@n1-highcpu-16*2"
+    assert fewer.configuration["vertex"]["labels"] == {"a": "b", "c": "d"}
+    assert said(fewer.dropped, "useChiefInTfConfig false")
+
+
+def test_an_encryption_key_in_four_flags():
+    flags = "job --kms-key=k --kms-keyring=r --kms-location=l --kms-project=p".split()
+    assert check(from_arguments(flags)).vertex.encryption_key == "projects/p/locations/l/keyRings/r/cryptoKeys/k"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["job", "--worker-cuont=3"], "no flag --worker-cuont"),
+        (["job", "--region"], "--region is without its value"),
+        (["job", "another"], "another is no flag"),
+        (["job", "--master-accelerator=4"], "key=value pairs"),
+        (["job", "--config=missing.yaml"], "no file missing.yaml"),
+    ],
+)
+def test_flags_that_can_not_be_read(flags, words):
+    with pytest.raises(UserError, match=words):
+        from_arguments(flags)
+
+
+# --- anything at all
+
+scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8))
+words = st.sampled_from(
+    ["CUSTOM", "cloud_tpu", "standard_gpu", "n1-standard-8", "TPU_V2", "NVIDIA_TESLA_T4", "8", "1", "us-central1"]
+)
+configs = st.dictionaries(
+    st.sampled_from([*REPLICA_KEYS, "type", "count"]),
+    st.one_of(scalars, words, st.just({"type": "TPU_V2", "count": 8})),
+    max_size=3,
+)
+inputs = st.dictionaries(
+    st.sampled_from([*INPUT_KEYS, "labels"]),
+    st.one_of(words, scalars, configs, st.lists(words, max_size=2)),
+    max_size=6,
+)
+
+
+@settings(max_examples=300, deadline=None, print_blob=True)
+@given(values=st.one_of(inputs, inputs.map(lambda values: {"trainingInput": values})), as_json=st.booleans())
+def test_no_job_crashes_the_migration(values, as_json):
+    text = json.dumps(values) if as_json else yaml.safe_dump(values, allow_unicode=True)
+    try:
+        check(migrate(text, source="config.yaml"))
+    except UserError as error:
+        assert error.message
+
+
+@settings(max_examples=200, deadline=None, print_blob=True)
+@given(text=st.text())
+def test_no_text_crashes_the_migration(text):
+    try:
+        check(migrate(text, source="config.yaml"))
+    except UserError as error:
+        assert error.message

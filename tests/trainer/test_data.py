@@ -1,0 +1,169 @@
+"""What a worker reads: in which order, how often, and that it is what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer import manifest as manifests
+from trainer.errors import UserError
+from trainer.share import Share, verify
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+def share_of(folder: Path, rank: int = 0, workers: int = 1) -> Share:
+    return Share(folder, manifests.read(folder), rank, workers)
+
+
+def names(images: Any) -> list[bytes]:
+    """Something that tells an image from all others."""
+    return [image.tobytes() for image in np.asarray(images)]
+
+
+def take(dataset: Any, count: int) -> list[list[bytes]]:
+    return [names(images) for images, _ in dataset.take(count).as_numpy_iterator()]
+
+
+def test_decoded_examples_are_what_was_written(tiny: Path, make_picture: Any) -> None:
+    from trainer import data
+
+    training = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=0)
+    assert isinstance(training, data.MemoryTraining)
+    assert training.images.shape == (600, 8, 8, 1)
+    assert training.images.dtype == np.uint8
+    for number in (0, 149, 150, 599):
+        np.testing.assert_array_equal(training.images[number, :, :, 0], make_picture(number % 3, number))
+        assert training.labels[number] == number % 3
+
+
+def test_every_epoch_has_each_example_once_in_another_order(tiny: Path) -> None:
+    from trainer import data
+
+    training = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=3)
+    epochs = [training.order(75 * epoch, 75) for epoch in range(3)]
+    for order in epochs:
+        assert order.shape == (75, 8)
+        assert sorted(order.ravel()) == list(range(600))
+    assert not np.array_equal(epochs[0], epochs[1])
+    other_seed = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=4)
+    assert not np.array_equal(epochs[0], other_seed.order(0, 75))
+
+
+def test_the_order_of_a_step_does_not_depend_on_the_calls(tiny: Path) -> None:
+    from trainer import data
+
+    training = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=3)
+    whole = training.order(0, 200)
+    np.testing.assert_array_equal(training.order(70, 90), whole[70:160])
+    np.testing.assert_array_equal(np.concatenate([training.order(step, 1) for step in range(74, 78)]), whole[74:78])
+
+
+def test_workers_read_different_shards_and_as_many_batches(tiny: Path) -> None:
+    from trainer import data
+
+    # Workers 0, 1 and 2 of 3 have 300, 149 and 151 examples, and all run 50 steps an epoch of 4 each.
+    seen = []
+    for rank, examples in enumerate((300, 149, 151)):
+        training = data.training(share_of(tiny, rank, 3), batch=4, steps_per_epoch=50, seed=1)
+        assert isinstance(training, data.MemoryTraining)
+        assert len(training.labels) == examples
+        order = training.order(0, 50)
+        assert order.shape == (50, 4)
+        counts = np.bincount(order.ravel(), minlength=examples)
+        assert counts.max() - counts.min() <= 1
+        seen.append(set(names(training.images)))
+    assert not seen[0] & seen[1]
+    assert not seen[1] & seen[2]
+    assert len(seen[0] | seen[1] | seen[2]) == 600
+
+
+def test_a_set_beyond_the_memory_budget_is_streamed_and_says_so(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from trainer import data
+
+    caplog.set_level("INFO")
+    assert isinstance(data.training(share_of(tiny), 8, 75, 0, budget=600 * 64 - 1), data.StreamTraining)
+    assert "streaming 600 training examples" in caplog.text
+    assert isinstance(data.training(share_of(tiny), 8, 75, 0, budget=600 * 64), data.MemoryTraining)
+    assert "decoded in memory" in caplog.text
+
+
+def test_a_stream_is_the_same_from_any_step_on(tiny: Path) -> None:
+    from trainer import data
+
+    stream = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=3, budget=0)
+    whole = take(stream.batches(0), 160)
+    for step in (1, 74, 75, 140):
+        assert take(stream.batches(step), 3) == whole[step : step + 3]
+    for epoch in (whole[:75], whole[75:150]):
+        assert len({name for batch in epoch for name in batch}) == 600
+    assert whole[:75] != whole[75:150]
+
+
+def test_a_worker_with_too_few_examples_repeats_its_stream(tiny: Path) -> None:
+    from trainer import data
+
+    stream = data.training(share_of(tiny, 1, 3), batch=4, steps_per_epoch=50, seed=3, budget=0)
+    batches = take(stream.batches(0), 100)
+    first, second = ([name for batch in part for name in batch] for part in (batches[:50], batches[50:]))
+    for epoch in (first, second):
+        assert len(set(epoch[:149])) == 149
+        assert set(epoch[149:]) <= set(epoch[:149])
+    assert first[:51] != first[149:]
+    assert take(stream.batches(48), 5) == batches[48:53]
+
+
+@pytest.mark.parametrize("budget", [0, 10**9])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_evaluation_counts_every_example_once_on_equally_many_batches(tiny: Path, workers: int, budget: int) -> None:
+    from trainer import data
+
+    images: list[bytes] = []
+    steps = set()
+    for rank in range(workers):
+        share = share_of(tiny, rank, workers)
+        evaluation = data.evaluation(share, "validation", batch=16, budget=budget)
+        batches = list(evaluation.batches())
+        assert len(batches) == evaluation.steps
+        steps.add(evaluation.steps)
+        for pixels, labels, weights in batches:
+            assert pixels.shape == (16, 8, 8, 1)
+            assert (labels.shape, weights.shape) == ((16,), (16,))
+            images += [name for name, weight in zip(names(pixels), weights, strict=True) if weight]
+    assert len(steps) == 1
+    assert len(images) == 50
+    assert len(set(images)) == 50
+
+
+def test_images_of_another_size_are_resized(data_sets: Any, tmp_path: Path) -> None:
+    from trainer import data
+
+    manifest = data_sets.write(tmp_path / "jpeg", train=[12], size=(6, 10), written_size=(30, 50), kind="jpeg")
+    training = data.training(Share(tmp_path / "jpeg", manifest, 0, 1), batch=4, steps_per_epoch=3, seed=0)
+    assert isinstance(training, data.MemoryTraining)
+    assert training.images.shape == (12, 6, 10, 1)
+    halves = training.images[:, :, :4].mean(axis=(1, 2, 3)) - training.images[:, :, 6:].mean(axis=(1, 2, 3))
+    assert (halves[training.labels == 0] > 50).all()  # bright on the left
+    assert (halves[training.labels == 1] < -50).all()
+
+
+def test_a_damaged_shard_is_named_before_anything_is_trained(data_sets: Any, tmp_path: Path) -> None:
+    manifest = data_sets.write(tmp_path / "set", train=[10, 10], validation=[5])
+    verify(Share(tmp_path / "set", manifest, 1, 2))
+    path = tmp_path / "set" / manifest.splits["train"].shards[1].file
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="damaged") as caught:
+        verify(Share(tmp_path / "set", manifest, 1, 2))
+    assert path.name in caught.value.message
+    assert caught.value.mend
+    verify(Share(tmp_path / "set", manifest, 0, 2))  # reads the other one
+
+
+def test_more_workers_than_shards_are_refused(tiny: Path) -> None:
+    with pytest.raises(UserError, match="leave none for worker 4 of 5"):
+        verify(share_of(tiny, 4, 5))

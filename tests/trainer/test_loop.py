@@ -1,0 +1,257 @@
+"""The loop on an engine that only keeps count: exact steps, log points, validation, saving, stopping, NaN."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer import cluster as clusters
+from trainer.checkpoints import Checkpoint, Checkpoints
+from trainer.config import JobConfig
+from trainer.engines import Measured, State, StepFigures
+from trainer.errors import UserError
+from trainer.resume import identity, resume
+from trainer.stopping import StopRequest
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+class CountingEngine:
+    """Its one weight is the number of steps; a step's loss is 1 / (step + 1), or what `losses` says."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.validated: list[int] = []
+        self.weight = 0
+        self.losses: dict[int, float] = {}
+        self.on_call: Any = lambda: None
+
+    def run(self, _data: Any, step: int, count: int) -> StepFigures:
+        assert step == self.weight
+        self.calls.append((step, count))
+        self.weight += count
+        self.on_call()
+        numbers = range(step, step + count)
+        losses = [self.losses.get(number, 1 / (number + 1)) for number in numbers]
+        return StepFigures(np.array(losses), np.array([number / 1000 for number in numbers]))
+
+    def evaluate(self, _data: Any) -> Measured:
+        self.validated.append(self.weight)
+        return Measured(0.5, 0.75, 10)
+
+    def agree(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def state(self) -> State:
+        return {"weight": np.array(self.weight)}
+
+    def load_state(self, state: State) -> None:
+        self.weight = int(state["weight"])
+
+
+class Run:
+    """One process's run of a job in `place`."""
+
+    def __init__(self, config: JobConfig, place: Path, engine: CountingEngine) -> None:
+        from trainer.loop import Loop
+        from trainer.metrics import Metrics
+
+        self.engine: Any = engine
+        self.checkpoints = Checkpoints(place / "checkpoints", config.train.checkpoint.keep)
+        self.stop = StopRequest()
+        cluster = clusters.read({})
+        origin = identity(config, "fingerprint")
+        progress = resume(self.checkpoints, cluster, self.engine, origin, config.plan.steps)
+        self.metrics = Metrics(place / "logs", progress.step)
+        anything: Any = object()
+        self.loop = Loop(
+            config,
+            cluster,
+            self.engine,
+            anything,
+            anything,
+            self.checkpoints,
+            origin,
+            self.metrics,
+            self.stop,
+            progress,
+        )
+
+    def train(self) -> list[dict[str, Any]]:
+        try:
+            self.loop.train()
+        finally:
+            self.metrics.close()
+        return [json.loads(line) for line in self.metrics.path.read_text().splitlines()]
+
+
+def saved_steps(place: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (place / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 7, 50, 1000])
+def test_the_steps_are_exact_and_calls_end_where_something_is_due(
+    tmp_path: Path, make_job: Any, steps_per_call: int
+) -> None:
+    engine = CountingEngine()
+    checkpoint = {"every_steps": 45, "every_seconds": None, "keep": 100}
+    config = make_job(Path("x"), steps=230, steps_per_epoch=100, steps_per_call=steps_per_call, checkpoint=checkpoint)
+    Run(config, tmp_path, engine).train()
+    assert engine.weight == 230
+    assert max(count for _, count in engine.calls) <= steps_per_call
+    assert engine.validated == [100, 200, 230]
+    assert saved_steps(tmp_path) == [45, 90, 100, 135, 180, 200, 225, 230]
+    if steps_per_call == 50:
+        assert engine.calls[:5] == [(0, 1), (1, 44), (45, 45), (90, 10), (100, 35)]
+
+
+def test_log_points_and_their_means_do_not_depend_on_the_calls(tmp_path: Path, make_job: Any) -> None:
+    def lines(steps_per_call: int) -> list[tuple[Any, ...]]:
+        place = tmp_path / str(steps_per_call)
+        config = make_job(Path("x"), steps=230, steps_per_epoch=100, steps_per_call=steps_per_call)
+        history = Run(config, place, CountingEngine()).train()
+        return [(line["kind"], line["step"], line["epoch"], line["loss"], line["accuracy"]) for line in history]
+
+    assert lines(1) == lines(7) == lines(50)
+    training = [line for line in lines(64) if line[0] == "train"]
+    assert [line[1] for line in training] == list(range(10, 231, 10))
+    assert training[1][2:] == (0.2, pytest.approx(np.mean([1 / step for step in range(11, 21)])), 0.0145)
+
+
+@pytest.mark.parametrize("killed_at", [45, 52, 100, 101])
+def test_a_resumed_history_is_exact(tmp_path: Path, make_job: Any, killed_at: int) -> None:
+    class KilledError(Exception):
+        pass
+
+    checkpoint = {"every_steps": 9, "every_seconds": None}
+    config = make_job(Path("x"), steps=230, steps_per_epoch=100, steps_per_call=4, checkpoint=checkpoint)
+    whole = Run(config, tmp_path / "whole", CountingEngine()).train()
+
+    engine = CountingEngine()
+
+    def kill() -> None:
+        if engine.weight >= killed_at:
+            raise KilledError
+
+    engine.on_call = kill
+    with pytest.raises(KilledError):
+        Run(config, tmp_path / "killed", engine).train()
+    resumed = CountingEngine()
+    history = Run(config, tmp_path / "killed", resumed).train()
+    assert 0 < resumed.calls[0][0] <= killed_at
+    clock = ("time", "steps_per_second", "examples_per_second")
+    assert [{k: v for k, v in line.items() if k not in clock} for line in history] == [
+        {k: v for k, v in line.items() if k not in clock} for line in whole
+    ]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_names_the_very_step_and_is_not_saved(
+    tmp_path: Path, make_job: Any, loss: float
+) -> None:
+    engine = CountingEngine()
+    engine.losses = {137: loss, 140: float("nan")}  # the 138th step, in the middle of a call
+    config = make_job(Path("x"), steps=230, steps_per_epoch=100, steps_per_call=50)
+    with pytest.raises(UserError, match="at step 138 of 230") as caught:
+        Run(config, tmp_path, engine).train()
+    assert caught.value.setting == "train.learning_rate"
+    assert caught.value.nearest == "0.001"
+    assert saved_steps(tmp_path) == [100]
+
+
+def test_asked_to_stop_it_saves_and_ends_with_143(tmp_path: Path, make_job: Any) -> None:
+    engine = CountingEngine()
+    config = make_job(Path("x"), steps=230, steps_per_epoch=100, steps_per_call=10)
+    run = Run(config, tmp_path, engine)
+
+    def ask() -> None:
+        run.stop.requested = run.stop.requested or engine.weight >= 30
+
+    engine.on_call = ask
+    with pytest.raises(SystemExit) as caught:
+        run.train()
+    assert caught.value.code == 143
+    assert saved_steps(tmp_path) == [engine.weight] == [31]
+
+
+def test_it_saves_when_the_seconds_are_over(tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import trainer.loop
+
+    now = [0.0]
+    monkeypatch.setattr(trainer.loop.time, "monotonic", lambda: now[0])
+    engine = CountingEngine()
+
+    def pass_time() -> None:
+        now[0] += 4.0
+
+    engine.on_call = pass_time
+    checkpoint = {"every_seconds": 10, "keep": 100}
+    config = make_job(Path("x"), steps=80, steps_per_epoch=1000, steps_per_call=10, checkpoint=checkpoint)
+    Run(config, tmp_path, engine).train()
+    assert engine.calls[:4] == [(0, 1), (1, 10), (11, 10), (21, 10)]
+    assert saved_steps(tmp_path) == [21, 51, 80]  # after 3 calls of 4 s each
+
+
+def test_long_steps_shorten_the_calls(tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import trainer.loop
+
+    now = [0.0]
+    monkeypatch.setattr(trainer.loop.time, "perf_counter", lambda: now[0])
+    engine = CountingEngine()
+
+    def pass_time() -> None:
+        now[0] += 0.25 * engine.calls[-1][1]  # each step takes a quarter of a second
+
+    engine.on_call = pass_time
+    config = make_job(Path("x"), steps=100, steps_per_epoch=100, steps_per_call=10)
+    Run(config, tmp_path, engine).train()
+    assert [count for _, count in engine.calls[:4]] == [1, 10, 4, 4]
+    assert engine.weight == 100
+
+
+def test_a_full_disk_is_survived_and_tried_again(
+    tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import trainer.checkpoints
+
+    write = trainer.checkpoints._write
+
+    def full_at_20(folder: Path, checkpoint: Checkpoint) -> None:
+        if checkpoint.step == 20:
+            raise OSError(28, "No space left on device")
+        write(folder, checkpoint)
+
+    monkeypatch.setattr(trainer.checkpoints, "_write", full_at_20)
+    checkpoint = {"every_steps": 10, "every_seconds": None, "keep": 100}
+    config = make_job(Path("x"), steps=40, steps_per_epoch=100, checkpoint=checkpoint)
+    Run(config, tmp_path, CountingEngine()).train()
+    assert saved_steps(tmp_path) == [10, 30, 40]
+    assert "no space left" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [({"seed": 1}, "train.seed"), ({"optimizer": "sgd"}, "train.optimizer"), ({"builder": "a:b"}, "model.builder")],
+)
+def test_a_checkpoint_of_other_settings_is_refused(
+    tmp_path: Path, make_job: Any, change: dict[str, Any], setting: str
+) -> None:
+    Run(make_job(Path("x"), steps=20, steps_per_epoch=10), tmp_path, CountingEngine()).train()
+    with pytest.raises(UserError) as caught:
+        Run(make_job(Path("x"), steps=20, steps_per_epoch=10, **change), tmp_path, CountingEngine())
+    assert caught.value.setting == setting
+
+
+def test_more_steps_go_on_and_fewer_are_refused(tmp_path: Path, make_job: Any) -> None:
+    Run(make_job(Path("x"), steps=20, steps_per_epoch=10), tmp_path, CountingEngine()).train()
+    longer = CountingEngine()
+    Run(make_job(Path("x"), steps=35, steps_per_epoch=10), tmp_path, longer).train()
+    assert longer.calls[0][0] == 20
+    assert longer.weight == 35
+    with pytest.raises(UserError, match="past this run's last step 20"):
+        Run(make_job(Path("x"), steps=20, steps_per_epoch=10), tmp_path, CountingEngine())
