@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +132,7 @@ def summary(record: RunRecord) -> Group:
 def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
     """Why a run failed and what mends it, as one screen of text."""
     if record.error is None:
-        return f"The run {record.run_id} has not failed: it is {record.status}."
+        return f"The run {record.run_id} has not failed. Its status: {record.status}."
     error = record.error
     where = f"The step {error.step} failed" if error.step else "The run failed"
     lines = [f"{where}: {error.message}"]
@@ -145,22 +144,19 @@ def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
 
 
 def run_table(records: list[RunRecord]) -> Table:
-    """The list of runs, the newest first."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "status", "hardware", "accuracy", "verdict", "seconds", "started"):
-        table.add_column(
-            column, justify="right" if column in ("accuracy", "seconds") else "left", no_wrap=column == "run"
-        )
+    """The list of runs, the newest first; their ids tell when they were started."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for column in ("run", "status", "hardware", "accuracy", "verdict", "seconds"):
+        table.add_column(column, justify="right" if column in ("accuracy", "seconds") else "left", no_wrap=True)
     for record in records:
         accuracy = record.metrics.get("accuracy")
         table.add_row(
             record.run_id,
-            f"{MARKS[record.status]} {record.status}",
+            record.status,
             record.hardware,
             "" if accuracy is None else f"{accuracy:.4f}",
             "rehearsal" if record.rehearsal else (record.verdict or {}).get("decision", ""),
             "" if record.seconds is None else f"{record.seconds:.1f}",
-            _local_time(record.created),
         )
     return table
 
@@ -177,10 +173,6 @@ def findings_table(findings: list[Finding]) -> Table:
         if finding.mend:
             table.add_row("", "", f"mend: {escape(finding.mend)}")
     return table
-
-
-def _local_time(moment: datetime) -> str:
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def _short(path: str) -> str:

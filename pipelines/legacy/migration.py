@@ -22,6 +22,7 @@ STAND_IN_MODEL = {"builder": "trainer.models.digits:build"}
 STAND_IN_EPOCHS = 10
 USUAL_BATCH = 64
 PROJECT = "your-project"
+KEY = re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+")
 BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]*[a-z0-9]")
 
 
@@ -133,11 +134,14 @@ def _vertex(job: OldJob, hardware: Hardware, notes: Notes) -> dict[str, Any]:
     built = f"It was {', '.join(old_images)}; build one from it that has this trainer too." if old_images else ""
     notes.decisions.append(f"vertex.image: the image with the steps and the trainer. {built}".rstrip())
     notes.decisions.append("vertex.serving_image: the image that serves a SavedModel.")
-    carried = {"service_account": job.service_account, "network": job.network, "encryption_key": job.kms_key}
-    for key, value in carried.items():
+    key = job.kms_key if KEY.fullmatch(job.kms_key or "") else None
+    if job.kms_key and key is None:
+        notes.dropped.append(f"encryptionConfig.kmsKeyName {job.kms_key}: it is no key's full name")
+    carried = {"service_account": job.service_account, "network": job.network, "encryption_key": key}
+    for setting, value in carried.items():
         if value is not None:
-            vertex[key] = value
-            notes.changed.append(f"{value} is vertex.{key}")
+            vertex[setting] = value
+            notes.changed.append(f"{value} is vertex.{setting}")
     if job.labels:
         vertex["labels"] = job.labels
         notes.changed.append("the labels are vertex.labels")

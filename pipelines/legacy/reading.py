@@ -95,26 +95,31 @@ class OldJob:
 
 
 class Section:
-    """A mapping of the old job: what is asked for by key, unknown keys refused by name."""
+    """A mapping of the old job: what is asked for by key, unknown keys refused by name. `where` is "" for the job."""
 
     def __init__(self, values: Any, where: str, known: tuple[str, ...]) -> None:
         self.where = where
+        place = where or "a job"
         if values in (None, ""):
             values = {}
         if not isinstance(values, Mapping):
-            raise UserError(f"{where} holds no settings.", setting=where, value=values, allowed=", ".join(known))
+            raise UserError(f"{place} holds no settings.", setting=place, value=values, allowed=", ".join(known))
         self.values = values
         for key in values:
             if key not in known:
                 near = nearest(str(key), known)
                 raise UserError(
-                    f"AI Platform Training knew no {key} in {where}.",
-                    setting=f"{where}.{key}",
+                    f"AI Platform Training knew no {key} in {place}.",
+                    setting=self.name(str(key)),
                     value=str(values[key]),
                     allowed=", ".join(known),
                     nearest=near,
                     mend=f"write {near} instead of {key}" if near else f"remove {key}",
                 )
+
+    def name(self, key: str) -> str:
+        """A setting's dotted name."""
+        return f"{self.where}.{key}" if self.where else key
 
     def text(self, key: str) -> str | None:
         """A setting's text; None where it is not set."""
@@ -145,13 +150,13 @@ class Section:
 
     def section(self, key: str, known: tuple[str, ...]) -> Section:
         """A mapping in it."""
-        return Section(self.values.get(key), f"{self.where}.{key}", known)
+        return Section(self.values.get(key), self.name(key), known)
 
     def wrong(self, key: str, allowed: str) -> UserError:
         """The mistake that a setting is not what it has to be."""
         return UserError(
-            f"{self.where}.{key} is not {allowed}.",
-            setting=f"{self.where}.{key}",
+            f"{self.name(key)} is not {allowed}.",
+            setting=self.name(key),
             value=str(self.values[key]),
             allowed=allowed,
             mend=f"correct {key}",
@@ -190,7 +195,7 @@ def read_job(values: Mapping[str, Any]) -> OldJob:
     """
     wrapped = "trainingInput" in values or "jobId" in values
     outer = Section(
-        values, "the job", ("jobId", "trainingInput", "labels", *ANSWER_KEYS) if wrapped else (*INPUT_KEYS, "labels")
+        values, "", ("jobId", "trainingInput", "labels", *ANSWER_KEYS) if wrapped else (*INPUT_KEYS, "labels")
     )
     inner = outer.section("trainingInput", INPUT_KEYS) if wrapped else outer
     given = Section({key: inner.values[key] for key in inner.values if key != "labels"}, "trainingInput", INPUT_KEYS)

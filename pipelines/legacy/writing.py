@@ -40,7 +40,9 @@ def _setting(key: str, value: Any, comments: Mapping[str, str], path: str, inden
 
 
 def _comment(text: str, indent: str) -> str:
-    lines = textwrap.wrap(text, WIDTH - len(indent) - 2, break_long_words=False, break_on_hyphens=False)
+    # What ends a line in YAML would end the comment too.
+    visible = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    lines = textwrap.wrap(visible, WIDTH - len(indent) - 2, break_long_words=False, break_on_hyphens=False)
     return "\n".join(f"{indent}# {line}" for line in lines)
 
 

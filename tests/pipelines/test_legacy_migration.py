@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.config import RunConfig
-from pipelines.hardware import parse, validate_for
+from pipelines.hardware import validate_for
 from pipelines.legacy import from_arguments, migrate
 from pipelines.legacy.reading import INPUT_KEYS, REPLICA_KEYS
 from trainer.errors import UserError
@@ -289,14 +290,18 @@ def test_times_and_disks_that_are_no_longer_possible():
 
 # --- gcloud's flags
 
-TPU_FLAGS = """gcloud ai-platform jobs submit training tpu_mnist_1 --staging-bucket=gs://my-bucket --package-path=official
---module-name=official.mnist_main --runtime-version=2.4 --python-version=3.7 --scale-tier=BASIC_TPU --region=us-central1
--- --distribution_strategy=tpu --model_dir=gs://my-bucket/output""".split()
-GPU_FLAGS = """my_job --package-path package --module-name package.main --job-dir gs://my-bucket/job --region us-central1
---scale-tier custom --master-machine-type n1-highcpu-16 --master-accelerator count=4,type=nvidia-tesla-t4
---worker-count 9 --worker-machine-type n1-highcpu-16 --worker-accelerator count=4,type=nvidia-tesla-t4
---parameter-server-count 3 --parameter-server-machine-type n1-highmem-8 --stream-logs
--- --user_arg_1 value_1 --user_arg_n value_n""".split()
+TPU_FLAGS = shlex.split(
+    """gcloud ai-platform jobs submit training tpu_mnist_1 --staging-bucket=gs://my-bucket --package-path=official
+    --module-name=official.mnist_main --runtime-version=2.4 --python-version=3.7 --scale-tier=BASIC_TPU
+    --region=us-central1 -- --distribution_strategy=tpu --model_dir=gs://my-bucket/output"""
+)
+GPU_FLAGS = shlex.split(
+    """my_job --package-path package --module-name package.main --job-dir gs://my-bucket/job --region us-central1
+    --scale-tier custom --master-machine-type n1-highcpu-16 --master-accelerator count=4,type=nvidia-tesla-t4
+    --worker-count 9 --worker-machine-type n1-highcpu-16 --worker-accelerator count=4,type=nvidia-tesla-t4
+    --parameter-server-count 3 --parameter-server-machine-type n1-highmem-8 --stream-logs
+    -- --user_arg_1 value_1 --user_arg_n value_n"""
+)
 
 
 def test_flags_of_the_guides():
@@ -325,8 +330,14 @@ def test_a_flag_wins_over_the_file(tmp_path):
 
 
 def test_an_encryption_key_in_four_flags():
-    flags = "job --kms-key=k --kms-keyring=r --kms-location=l --kms-project=p".split()
+    flags = ["job", "--kms-key=k", "--kms-keyring=r", "--kms-location=l", "--kms-project=p"]
     assert check(from_arguments(flags)).vertex.encryption_key == "projects/p/locations/l/keyRings/r/cryptoKeys/k"
+
+
+def test_a_key_that_is_not_named_in_full_is_dropped():
+    migration = migrate("encryptionConfig: {kmsKeyName: mine}", source="config.yaml")
+    assert check(migration).vertex.encryption_key is None
+    assert said(migration.dropped, "kmsKeyName mine")
 
 
 @pytest.mark.parametrize(
@@ -345,6 +356,14 @@ def test_flags_that_can_not_be_read(flags, words):
 
 
 # --- anything at all
+
+
+def test_no_value_breaks_out_of_a_comment():
+    sly = json.dumps({"trainingInput": {"jobDir": "gs://b\nhardware: cpu*9\x85name: sly\u2028data: {}\x00"}})
+    migration = migrate(sly, source="a\nhardware: cpu*9")
+    assert check(migration).hardware == "cpu"
+    assert said(migration.dropped, "hardware: cpu*9")
+
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8))
 words = st.sampled_from(

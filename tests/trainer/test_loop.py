@@ -120,7 +120,7 @@ def test_log_points_and_their_means_do_not_depend_on_the_calls(tmp_path: Path, m
     assert lines(1) == lines(7) == lines(50)
     training = [line for line in lines(64) if line[0] == "train"]
     assert [line[1] for line in training] == list(range(10, 231, 10))
-    assert training[1][2:] == (0.2, pytest.approx(np.mean([1 / step for step in range(11, 21)])), 0.0145)
+    assert training[1][2:] == (0.2, pytest.approx(np.mean([1 / step for step in range(11, 21)])), pytest.approx(0.0145))
 
 
 @pytest.mark.parametrize("killed_at", [45, 52, 100, 101])

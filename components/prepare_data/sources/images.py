@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -77,14 +78,16 @@ class ImagesSource:
                     self._pass_over(file, part, prefix, ignored)
                     continue
                 empty = False
-                if file.is_file():
+                try:
                     status = file.stat()
-                    yield prefix + name, label, split, status.st_size, status.st_mtime_ns, 0
-                elif file.is_symlink() and not file.is_dir():
-                    # It leads nowhere or in a circle: reading it will say so.
+                except OSError:
+                    # A link that leads nowhere or in a circle: reading it will say so.
                     yield prefix + name, label, split, 0, 0, 0
-                else:
+                    continue
+                if not stat.S_ISREG(status.st_mode):
                     self._pass_over(file, part, prefix, ignored)
+                    continue
+                yield prefix + name, label, split, status.st_size, status.st_mtime_ns, 0
         if empty:
             raise UserError(
                 f"There are no images in the class folder {self.root / part.path}.",

@@ -58,3 +58,13 @@ def probabilities(image_shape, classes):
 
 def other_size(image_shape, classes):
     return dense((5, 5, 1), classes)
+
+
+def linear(image_shape, classes, regularization=0.0):
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Flatten(),
+            keras.layers.Dense(classes, kernel_regularizer=keras.regularizers.L2(regularization)),
+        ]
+    )

@@ -1,0 +1,241 @@
+"""What a user can get wrong: each an error that says what is wrong and what mends it, with nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from components.prepare_data import store as store_module
+from components.prepare_data.prepare import Prepared, prepare
+from components.prepare_data.settings import DataSettings
+from trainer.errors import UserError
+
+MakeFolder = Callable[..., Path]
+MakeSettings = Callable[..., DataSettings]
+
+
+def refused(settings: DataSettings, replicas: int = 1) -> UserError:
+    """The error; nothing may be left in the store."""
+    with pytest.raises(UserError) as error:
+        prepare(settings, replicas)
+    assert not Path(settings.store).exists() or not list(Path(settings.store).iterdir())
+    assert len(str(error.value).splitlines()) <= 24
+    return error.value
+
+
+@pytest.mark.parametrize(
+    ("source", "nearest"),
+    [("digit", "digits"), ("image:/data", "images:/data"), ("digits:x", "digits"), ("images", "images:FOLDER")],
+)
+def test_an_unknown_source_names_the_nearest(make_settings: MakeSettings, source: str, nearest: str) -> None:
+    error = refused(make_settings(source))
+    assert (error.setting, error.value, error.nearest) == ("data.source", source, nearest)
+    assert "images:FOLDER" in (error.allowed or "")
+
+
+def test_a_bare_path_is_told_how_it_is_written(make_settings: MakeSettings) -> None:
+    assert "images:./pictures" in (refused(make_settings("./pictures")).mend or "")
+
+
+def test_a_folder_that_is_missing_names_the_nearest(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
+    root = make_folder({"a": 3})
+    error = refused(make_settings(root.with_name("picture")))
+    assert error.message == f"There is no folder {root.with_name('picture')}."
+    assert error.nearest == f"images:{root}"
+
+
+def test_a_file_is_no_folder(make_settings: MakeSettings, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "is not a folder" in refused(make_settings(tmp_path / "file")).message
+
+
+def test_an_empty_folder_has_no_classes(make_settings: MakeSettings, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    error = refused(make_settings(tmp_path / "empty"))
+    assert "no class folders" in error.message
+    assert "FOLDER/class/*.png" in (error.allowed or "")
+
+
+@pytest.mark.parametrize("file", [None, "notes.txt", ".hidden.png"])
+def test_a_class_folder_without_images_is_named(
+    make_folder: MakeFolder, make_settings: MakeSettings, file: str | None
+) -> None:
+    root = make_folder({"a": 5, "b": 0})
+    if file:
+        (root / "b" / file).write_text("")
+    assert f"no images in the class folder {root / 'b'}" in refused(make_settings(root)).message
+
+
+def test_a_class_with_one_image_is_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
+    error = refused(make_settings(make_folder({"cat": 20, "lynx": 1})))
+    assert "The class 'lynx' has 1 image" in error.message
+
+
+def test_a_class_that_is_only_in_test_is_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
+    error = refused(make_settings(make_folder({"train/cat": 9, "test/cat": 3, "test/lynx": 3})))
+    assert "'lynx' has no image for the split train" in error.message
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (["train/a", "extra/a"], "beside others (extra)"),
+        (["train/a", "val/a", "validation/a"], "several folders for one split: val, validation"),
+        (["test/a"], "none for the split train"),
+        (["a/deeper"], "contains a folder, deeper"),
+    ],
+)
+def test_other_layouts_are_refused(
+    make_folder: MakeFolder, make_settings: MakeSettings, folders: list[str], message: str
+) -> None:
+    error = refused(make_settings(make_folder(dict.fromkeys(folders, 3))))
+    assert message in error.message
+    assert "FOLDER/split/class/" in (error.allowed or "")
+
+
+def test_images_of_several_sizes_are_both_named(
+    make_folder: MakeFolder, make_settings: MakeSettings, encoded: Callable[..., bytes]
+) -> None:
+    root = make_folder({"a": 30, "b": 30})
+    (root / "b" / "odd.png").write_bytes(encoded(5, (9, 4)))
+    for replicas in (1, 4):  # in one shard, and in different ones
+        error = refused(make_settings(root), replicas)
+        assert re.search(r"b/odd\.png has 9x4 pixels", error.message)
+        assert re.search(r"[ab]/image \d+\.png has 6x5 pixels", error.message)
+        assert (error.setting, error.value) == ("data.image_size", None)
+
+
+def damaged(root: Path, encoded: Callable[..., bytes]) -> dict[str, str]:
+    """Make some images of a folder unusable; their keys and what is said of each."""
+    image = encoded(1)
+    (root / "a" / "image 0.png").write_bytes(image[:-15])
+    (root / "a" / "image 1.png").write_bytes(b"")
+    (root / "b" / "image 2.png").write_bytes(b"no image")
+    (root / "b" / "loop.png").symlink_to("loop.png")
+    (root / "b" / "photo.gif").write_bytes(b"GIF89a")
+    return {
+        "a/image 0.png": "it is cut short",
+        "a/image 1.png": "it is empty",
+        "b/image 2.png": "it is neither PNG nor JPEG",
+        "b/loop.png": "it can not be read: Too many levels of symbolic links",
+        "b/photo.gif": "it is neither PNG nor JPEG",
+    }
+
+
+def test_images_that_can_not_be_used_are_named(
+    make_folder: MakeFolder, make_settings: MakeSettings, encoded: Callable[..., bytes]
+) -> None:
+    root = make_folder({"a": 49, "b": 49})
+    reasons = damaged(root, encoded)
+    for allowed in (0.0, 0.0499):
+        error = refused(make_settings(root, skip_corrupt=allowed))
+        assert error.message.startswith("5 of 100 images can not be used: ")
+        for key, reason in reasons.items():
+            assert f"{key} ({reason})" in error.message
+        assert (error.setting, error.value) == ("data.skip_corrupt", allowed)
+        assert "set data.skip_corrupt to 0.05 " in (error.mend or "")
+
+
+@pytest.mark.parametrize("check", ["header", "decode"])
+def test_images_within_the_allowed_share_are_left_out_as_if_they_had_never_been(
+    make_folder: MakeFolder, make_settings: MakeSettings, encoded: Callable[..., bytes], check: str
+) -> None:
+    root = make_folder({"a": 49, "b": 49})
+    reasons = damaged(root, encoded)
+    first = prepare(make_settings(root, skip_corrupt=0.05, check=check), 3)
+    assert first.manifest.left_out_count == 5
+    assert {item.key: item.reason for item in first.manifest.left_out} == reasons
+    page = (first.folder / "statistics.html").read_text()
+    assert all(key in page and reason in page for key, reason in reasons.items())
+    for key in reasons:
+        (root / key).unlink()
+    second = prepare(make_settings(root, skip_corrupt=0.05, check=check), 3)
+    assert shards(second) == shards(first)
+    assert not second.reused
+    assert second.manifest.left_out_count == 0
+
+
+def shards(prepared: Prepared) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in prepared.folder.glob("*.tfrecord-*")}
+
+
+def test_a_class_that_is_left_without_images_is_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
+    root = make_folder({"a": 49, "lynx": 4})
+    for number in range(3):
+        (root / "lynx" / f"image {number}.png").write_bytes(b"")
+    assert "'lynx' has 1 image" in refused(make_settings(root, skip_corrupt=0.1)).message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
+    root = make_folder({"a": 9})
+    (root / "a" / "image 3.png").chmod(0)
+    assert "a/image 3.png (it can not be read: Permission denied)" in refused(make_settings(root)).message
+
+
+def test_a_source_that_changes_meanwhile_is_refused(
+    make_folder: MakeFolder, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_folder({"a": 9})
+    whole = store_module.require_room
+
+    def grow(*arguments: object) -> None:
+        with (root / "a" / "image 3.png").open("ab") as file:
+            file.write(b"more")
+        whole(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("components.prepare_data.prepare.require_room", grow)
+    assert "image 3.png changed while" in refused(make_settings(root)).message
+
+
+def test_a_store_that_is_a_file_is_refused(
+    make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="can not be written") as error:
+        prepare(make_settings(make_folder({"a": 9}), store=str(tmp_path / "file")), 1)
+    assert error.value.setting == "data.store"
+
+
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
+    make_folder: MakeFolder, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 1000
+
+    monkeypatch.setattr(store_module.shutil, "disk_usage", lambda path: Usage)
+    error = refused(make_settings(make_folder({"a": 9})))
+    assert "There is no room for the data set" in error.message
+    assert "0.0 MB are free" in error.message
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here, which takes root: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_while_shards_are_written_is_named(
+    make_folder: MakeFolder, make_settings: MakeSettings, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_folder({"a": 40, "b": 40}, size=(100, 100))  # 800 kB
+    store = small_disk / "store"
+    assert "takes about 0.8 MB, 0.4 MB are free" in refused(make_settings(root, store=str(store))).message
+    # As if the room had been there when it was looked for.
+    monkeypatch.setattr("components.prepare_data.prepare.require_room", lambda *arguments: None)
+    error = refused(make_settings(root, store=str(store)), replicas=6)
+    assert f"no room for the data set in {store}" in error.message
+    assert "takes about 0.8 MB" in error.message
+    assert list(small_disk.iterdir()) == []

@@ -1,0 +1,137 @@
+"""The tensorflow engine in this process, on one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer import cluster as clusters
+from trainer import engines
+from trainer import manifest as manifests
+from trainer.config import JobConfig
+from trainer.errors import UserError
+from trainer.share import Share
+
+pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
+
+
+def engine_for(config: JobConfig) -> Any:
+    engine = engines.load("tensorflow")
+    engine.open(clusters.read({}))
+    engine.build(config, manifests.read(Path(config.data)))
+    return engine
+
+
+def training(config: JobConfig, budget: int = 10**9) -> Any:
+    from trainer import data
+
+    share = Share(Path(config.data), manifests.read(Path(config.data)), 0, 1)
+    plan = config.plan
+    return data.training(share, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed, budget=budget)
+
+
+def test_a_step_is_the_optimizers_step_on_the_mean_loss(tiny: Path, make_job: Any) -> None:
+    """Against the gradient worked out by hand, for a network without hidden layer and plain gradient descent."""
+    config = make_job(
+        tiny, steps=10, steps_per_epoch=75, builder="sample_networks:linear", optimizer="sgd", learning_rate=0.5
+    )
+    engine, data = engine_for(config), training(config)
+    before = engine.state()
+    kernel, bias = (before[name] for name in before if name.endswith(("kernel", "bias")))
+    chosen = data.order(0, 1)[0]
+    pixels = data.images[chosen].reshape(8, 64) / np.float32(255)
+    logits = pixels @ kernel + bias
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    picked = probabilities[np.arange(8), data.labels[chosen]]
+    difference = probabilities - np.eye(3)[data.labels[chosen]]
+
+    figures = engine.run(data, 0, 1)
+
+    after = engine.state()
+    np.testing.assert_allclose(figures.losses, [-np.log(picked).mean()], rtol=1e-5)
+    np.testing.assert_allclose(figures.accuracies, [(logits.argmax(1) == data.labels[chosen]).mean()])
+    name = next(name for name in after if name.endswith("kernel"))
+    np.testing.assert_allclose(after[name], kernel - 0.5 * pixels.T @ difference / 8, rtol=1e-4, atol=1e-6)
+    name = next(name for name in after if name.endswith("bias"))
+    np.testing.assert_allclose(after[name], bias - 0.5 * difference.mean(axis=0), rtol=1e-4, atol=1e-6)
+
+
+def test_one_call_of_many_steps_is_many_calls_of_one(tiny: Path, make_job: Any) -> None:
+    config = make_job(tiny, steps=100, steps_per_epoch=75, builder="sample_networks:dropout")
+    data = training(config)
+    many, single = engine_for(config), None
+    figures = many.run(data, 0, 80)
+    checksum = many.weights_checksum()
+    single = engine_for(config)
+    losses = [single.run(data, step, 1).losses[0] for step in range(80)]
+    assert figures.losses.tolist() == losses
+    assert single.weights_checksum() == checksum
+    assert len(figures.losses) == 80
+    assert engine_for(make_job(tiny, steps=100, steps_per_epoch=75, seed=1)).weights_checksum() != checksum
+
+
+@pytest.mark.parametrize("budget", [0, 10**9])
+def test_restored_it_goes_on_bit_by_bit(tiny: Path, make_job: Any, budget: int) -> None:
+    config = make_job(tiny, steps=100, steps_per_epoch=75, builder="sample_networks:dropout")
+    whole = engine_for(config)
+    whole.run(training(config, budget), 0, 40)
+    state = {name: array.copy() for name, array in whole.state().items()}
+    assert any("seed_generator" in name for name in state)
+    # Another sequence of draws and steps must not matter.
+    resumed = engine_for(config)
+    resumed.run(training(config, budget), 0, 3)
+    resumed = engine_for(config)
+    resumed.load_state(state)
+    resumed.run(training(config, budget), 40, 30)
+
+    straight = engine_for(config)
+    straight.run(training(config, budget), 0, 70)
+    assert resumed.weights_checksum() == straight.weights_checksum()
+
+
+def test_another_networks_state_is_refused(tiny: Path, make_job: Any) -> None:
+    wide = engine_for(make_job(tiny, steps=1, steps_per_epoch=75, arguments={"units": 20})).state()
+    engine = engine_for(make_job(tiny, steps=1, steps_per_epoch=75))
+    with pytest.raises(UserError, match=r"float32 \[64, 20\], the network float32 \[64, 16\]"):
+        engine.load_state(wide)
+    momentum = engine_for(make_job(tiny, steps=1, steps_per_epoch=75, optimizer="sgd")).state()
+    with pytest.raises(UserError, match="another network"):
+        engine.load_state(momentum)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 50, 64])
+def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(tiny: Path, make_job: Any, batch: int) -> None:
+    from trainer import data
+
+    config = make_job(tiny, steps=20, steps_per_epoch=75)
+    engine = engine_for(config)
+    engine.run(training(config), 0, 20)
+    share = Share(tiny, manifests.read(tiny), 0, 1)
+    measured = engine.evaluate(data.evaluation(share, "validation", batch))
+    images, labels = data._decode_all(share, "validation")
+    logits = engine._model(images / np.float32(255)).numpy()
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(50), labels]
+    assert measured.examples == 50
+    assert measured.accuracy == pytest.approx((logits.argmax(1) == labels).mean())
+    assert measured.loss == pytest.approx(losses.mean(), rel=1e-5)
+    assert 0 < measured.accuracy < 1
+
+
+def test_regularization_is_part_of_the_loss(tiny: Path, make_job: Any) -> None:
+    config = make_job(tiny, steps=1, steps_per_epoch=75, builder="sample_networks:linear")
+    plain = engine_for(config).run(training(config), 0, 1).losses[0]
+    config = make_job(
+        tiny, steps=1, steps_per_epoch=75, builder="sample_networks:linear", arguments={"regularization": 0.1}
+    )
+    engine = engine_for(config)
+    kernel = next(array for name, array in engine.state().items() if name.endswith("kernel"))
+    regularized = engine.run(training(config), 0, 1).losses[0]
+    assert regularized == pytest.approx(plain + 0.1 * (kernel**2).sum(), rel=1e-5)
+
+
+def test_agreeing_alone_changes_nothing(tiny: Path, make_job: Any) -> None:
+    engine = engine_for(make_job(tiny, steps=1, steps_per_epoch=75))
+    assert engine.agree([0.0, -1.0, 123456789.0]) == [0.0, -1.0, 123456789.0]

@@ -1,0 +1,95 @@
+"""Builders that are not what they should be: each a mistake that names the setting and mends it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer import builder
+from trainer.config import ModelSettings
+from trainer.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
+
+
+def refusal(name: str, **arguments: Any) -> UserError:
+    from trainer.engines import keras_model
+
+    with pytest.raises(UserError) as caught:
+        keras_model.build_classifier(ModelSettings(builder=name, arguments=arguments), (8, 8, 1), 3)
+    return caught.value
+
+
+def test_a_good_one_is_called_with_its_arguments() -> None:
+    from trainer.engines import keras_model
+
+    settings = ModelSettings(builder="sample_networks:dense", arguments={"units": 5})
+    model = keras_model.build_classifier(settings, (8, 8, 1), 3)
+    assert model.layers[1].units == 5
+    assert model.output_shape == (None, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "nearest"),
+    [
+        ("no_such_module_at_all:build", "There is no module 'no_such_module_at_all'", None),
+        ("trainer.models.digit:build", "There is no module 'trainer.models.digit'", "trainer.models.digits:build"),
+        ("trainer.models.mnist:smal", "has no function 'smal'", "trainer.models.mnist:small"),
+        ("broken_import:build", "No module named 'a_package_that_is_not_there'", None),
+        ("sample_networks:raises", "raised KeyError: 'no such layer'", None),
+        ("sample_networks:returns_nothing", "returned NoneType instead of a keras.Model", None),
+        ("sample_networks:too_few_outputs", r"gives \[batch, 2\]; the data set has 3 classes", None),
+        ("sample_networks:probabilities", "ends in a softmax", None),
+        ("sample_networks:other_size", "can not take images of 8 x 8 x 1", None),
+    ],
+)
+def test_a_bad_one_is_told(name: str, message: str, nearest: str | None) -> None:
+    error = refusal(name)
+    with pytest.raises(UserError, match=message):
+        raise error
+    assert (error.setting, error.value, error.nearest) == ("model.builder", name, nearest)
+    assert error.mend
+
+
+@pytest.mark.parametrize("name", ["sample_networks:raises", "broken_import:build", "sample_networks:other_size"])
+def test_the_users_own_exception_stays_the_cause(name: str) -> None:
+    assert refusal(name).__cause__ is not None
+
+
+def test_an_unknown_argument_is_told_with_the_nearest() -> None:
+    error = refusal("sample_networks:dense", unit=5)
+    assert (error.setting, error.value, error.nearest) == ("model.arguments", {"unit": 5}, "units")
+    assert "units" in (error.allowed or "")
+
+
+def test_batch_normalization_is_refused_on_several_devices_only() -> None:
+    from trainer.engines import keras_model
+
+    settings = ModelSettings(builder="sample_networks:normalized")
+    model = keras_model.build_classifier(settings, (8, 8, 1), 3)
+    keras_model.refuse_batch_normalization(model, settings, 1)
+    with pytest.raises(UserError, match="moving statistics") as caught:
+        keras_model.refuse_batch_normalization(model, settings, 2)
+    assert "GroupNormalization" in (caught.value.nearest or "")
+    settings = ModelSettings(builder="sample_networks:normalized", arguments={"synchronized": True})
+    keras_model.refuse_batch_normalization(keras_model.build_classifier(settings, (8, 8, 1), 3), settings, 2)
+
+
+def test_a_module_is_loaded_without_keras() -> None:
+    assert builder.load("trainer.errors:report").__name__ == "report"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("trainer.models.digits:build", (8, 8, 1)),
+        ("trainer.models.mnist:small", (28, 28, 1)),
+        ("trainer.models.mnist:tpu_guide", (28, 28, 1)),
+        ("trainer.models.flowers:build", (180, 180, 3)),
+    ],
+)
+def test_the_networks_that_come_along_are_classifiers(name: str, shape: tuple[int, int, int]) -> None:
+    from trainer.engines import keras_model
+
+    assert keras_model.build_classifier(ModelSettings(builder=name), shape, 5).output_shape == (None, 5)

@@ -1,0 +1,64 @@
+"""The model's folder: whole or as it was, whatever happens while it is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import manifest as manifests
+from trainer.export import export
+
+
+class WritingEngine:
+    """Writes something, or fails in the middle of it."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+        self.exports = 0
+
+    def export(self, folder: Path, _job: Any, _manifest: Any) -> None:
+        self.exports += 1
+        (folder / "saved_model.pb").write_text("half")
+        if self.fails:
+            raise OSError(28, "No space left on device")
+
+
+def write(engine: Any, tiny: Path, place: Path, make_job: Any, checksum: str = "c1") -> None:
+    (place / "metrics.jsonl").write_text('{"kind": "train"}\n')
+    job = make_job(tiny, steps=10, steps_per_epoch=75)
+    export(engine, job, manifests.read(tiny), checksum, place / "metrics.jsonl", place / "model")
+
+
+def listing(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir())
+
+
+def test_the_folder_takes_the_place_of_an_empty_or_older_one(tiny: Path, tmp_path: Path, make_job: Any) -> None:
+    (tmp_path / "model").mkdir()
+    write(WritingEngine(), tiny, tmp_path, make_job)
+    (tmp_path / "model" / "stale").touch()
+    write(WritingEngine(), tiny, tmp_path, make_job, checksum="c2")
+    assert listing(tmp_path / "model") == ["metrics.jsonl", "model.json", "saved_model.pb"]
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["weights_checksum"] == "c2"
+    assert listing(tmp_path) == ["metrics.jsonl", "model"]
+
+
+def test_the_same_weights_are_not_written_again(tiny: Path, tmp_path: Path, make_job: Any) -> None:
+    engine = WritingEngine()
+    write(engine, tiny, tmp_path, make_job)
+    write(engine, tiny, tmp_path, make_job)
+    assert engine.exports == 1
+
+
+def test_a_failure_leaves_the_folder_as_it_was(tiny: Path, tmp_path: Path, make_job: Any) -> None:
+    with pytest.raises(OSError, match="No space"):
+        write(WritingEngine(fails=True), tiny, tmp_path, make_job)
+    assert listing(tmp_path) == ["metrics.jsonl"]
+    write(WritingEngine(), tiny, tmp_path, make_job)
+    with pytest.raises(OSError, match="No space"):
+        write(WritingEngine(fails=True), tiny, tmp_path, make_job, checksum="c2")
+    assert listing(tmp_path) == ["metrics.jsonl", "model"]
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["weights_checksum"] == "c1"
