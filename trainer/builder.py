@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Callable
@@ -117,9 +116,11 @@ def _functions(module: Any) -> list[str]:
 def _nearest_module(module_name: str, function_name: str) -> str | None:
     """The sibling module whose name is most like the one that is missing."""
     parent, _, own = module_name.rpartition(".")
+    if not parent:  # all that is installed would be its siblings
+        return None
     try:
-        path = importlib.import_module(parent).__path__ if parent else None
+        path = importlib.import_module(parent).__path__
     except (ImportError, AttributeError):
         return None
     close = nearest(own, [module.name for module in pkgutil.iter_modules(path)])
-    return f"{parent}.{close}:{function_name}".lstrip(".") if close else None
+    return f"{parent}.{close}:{function_name}" if close else None

@@ -111,7 +111,10 @@ class StreamTraining:
     def _pass(self, number: Any) -> Any:
         """All of the worker's encoded records once, shuffled; `number` counts the passes since the run began."""
         paths = self.share.paths("train")
-        seed = tf.cast(number, tf.int64) * 7919 + self.seed * 104_729 + self.share.rank
+        # This runs while a graph is traced, whose own seed this sets: the order is to follow from ours alone, and
+        # TensorFlow can not compare a seed that it is given as a tensor with the graph's where that one is 0.
+        tf.random.set_seed(self.seed + 1)
+        seed = (number * self.share.workers + self.share.rank) * 2
         records = (
             tf.data.Dataset.from_tensor_slices(paths)
             .shuffle(len(paths), seed=seed)

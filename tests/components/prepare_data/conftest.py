@@ -23,7 +23,7 @@ def encoded_image(seed: int, size: tuple[int, int] = (6, 5), mode: str = "L", en
     return buffer.getvalue()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def encoded() -> Callable[..., bytes]:
     """Makes an image's bytes; see `encoded_image`."""
     return encoded_image

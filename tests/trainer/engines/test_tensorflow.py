@@ -106,9 +106,9 @@ def test_another_networks_state_is_refused(tiny: Path, make_job: Any) -> None:
 def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(tiny: Path, make_job: Any, batch: int) -> None:
     from trainer import data
 
-    config = make_job(tiny, steps=20, steps_per_epoch=75)
+    config = make_job(tiny, steps=3, steps_per_epoch=75)
     engine = engine_for(config)
-    engine.run(training(config), 0, 20)
+    engine.run(training(config), 0, 3)
     share = Share(tiny, manifests.read(tiny), 0, 1)
     measured = engine.evaluate(data.evaluation(share, "validation", batch))
     images, labels = data._decode_all(share, "validation")

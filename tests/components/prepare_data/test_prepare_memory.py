@@ -1,0 +1,78 @@
+"""The memory that preparing takes does not grow with the number of images."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.prepare_data import index
+from components.prepare_data import prepare as prepare_module
+from components.prepare_data.settings import DataSettings
+
+# A list of all examples would take 300 bytes for each, as the key alone has 192: 5.4 MB more for many than for few.
+FEW, MANY = 2_000, 20_000
+MOST_MORE = 3_000_000
+
+
+class WorkersInThisProcess:
+    """Stands in for the worker processes, so that all that is allocated is seen."""
+
+    def __init__(self, work: Callable[[Any, Callable[[int], None]], Any], count: int) -> None:
+        self._work = work
+
+    def __enter__(self) -> WorkersInThisProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def run(self, tasks: Sequence[Any], tick: object = None) -> Iterator[tuple[int, Any]]:
+        for number, task in enumerate(tasks):
+            yield number, self._work(task, lambda count: None)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, encoded: Callable[..., bytes]) -> dict[int, Path]:
+    """Sources of a few and of many images, of one class, with long names."""
+    root = tmp_path_factory.mktemp("memory")
+    image = root / "image"
+    image.write_bytes(encoded(1))
+    for count in (FEW, MANY):
+        (root / str(count) / "a").mkdir(parents=True)
+        for number in range(count):
+            os.link(image, root / str(count) / "a" / f"{number:0186d}.png")
+    return {count: root / str(count) for count in (FEW, MANY)}
+
+
+def more_for_many(folders: dict[int, Path], store: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many bytes more are allocated at the peak for many images than for few."""
+    monkeypatch.setattr(prepare_module, "Workers", WorkersInThisProcess)
+    peaks = {}
+    for count in (1, FEW, MANY):  # the first imports what is imported on the way
+        settings = DataSettings(source=f"images:{folders.get(count, folders[FEW])}", store=str(store / str(count)))
+        tracemalloc.start()
+        prepared = prepare_module.prepare(settings.model_copy(update={"check": "header"}), 1)
+        peaks[count] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert sum(split.examples for split in prepared.manifest.splits.values()) in (FEW, count)
+    print(peaks)
+    return peaks[MANY] - peaks[FEW]
+
+
+def test_ten_times_the_images_take_the_same_memory(
+    folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert more_for_many(folders, tmp_path, monkeypatch) < MOST_MORE
+
+
+@pytest.mark.parametrize("limit", ["MOST_ROWS_LISTED", "MOST_ROWS_DEALT"])
+def test_a_list_that_is_held_in_memory_would_be_noticed(
+    folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(index, limit, 10**9)
+    assert more_for_many(folders, tmp_path, monkeypatch) > MOST_MORE
