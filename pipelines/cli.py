@@ -138,7 +138,8 @@ def rehearse(
 
 def _check(configuration: Any, *, rehearsal: bool) -> None:
     """Make the doctor's checks that concern a run on this machine, before anything is started."""
-    from pipelines.doctor import Subject, refuse_on_failure
+    from pipelines.doctor import refuse_on_failure
+    from pipelines.doctor.check import Subject
 
     refuse_on_failure(Subject(configuration, "local", rehearsal=rehearsal, folder=Path.cwd()))
 
@@ -315,7 +316,8 @@ def doctor(
     """Make every check of the machine and the configuration: what was found, and how to mend it."""
     from pipelines.config import load
     from pipelines.display import findings_table
-    from pipelines.doctor import Subject, examine_all
+    from pipelines.doctor import examine_all
+    from pipelines.doctor.check import Subject
 
     configuration = load(config, overrides or (), hardware)
     findings = examine_all(Subject(configuration, target.value, rehearsal=False, folder=Path.cwd()))
@@ -349,6 +351,29 @@ def hardware_(
         sys.stdout.write(command.choice_as_json(choice, region, engine) + "\n")
     else:
         command.show_choice(console, choice, region, engine)
+
+
+@app.command()
+@user_errors
+def migrate(
+    source: Annotated[
+        list[str] | None, typer.Argument(help="A config.yaml; or, behind --, gcloud's own flags.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The run configuration to write.")] = None,
+) -> None:
+    """Turn an AI Platform Training job (config.yaml, or gcloud's flags behind --) into a run configuration."""
+    from pipelines.legacy import command
+
+    given = source or []
+    is_file = len(given) == 1 and not given[0].startswith("-")
+    migration = command.migration_of(Path(given[0]) if is_file else None, [] if is_file else given)
+    if output is None:
+        sys.stdout.write(migration.yaml)
+        command.show(error_console, migration)
+        return
+    command.save(migration, output)
+    command.show(console, migration)
+    console.print(f"{output}: next, decide what is marked DECIDE, then slipway doctor -c {output}", highlight=False)
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ class VertexSettings(Settings):
     encryption_key: str | None = Field(
         default=None, pattern=r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$"
     )
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
 
 
 class RunConfig(Settings):

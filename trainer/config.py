@@ -74,7 +74,7 @@ class Plan(Settings):
 
 
 class JobConfig(Settings):
-    """All that a worker is told: `python -m trainer --config JSON`. `data` is a prepared data set's folder or gs:// URI."""
+    """All that `python -m trainer --config JSON` is told; `data` is a prepared set's folder or gs:// URI."""
 
     data: str
     model: ModelSettings

@@ -31,7 +31,7 @@ def emit(event: str, **fields: Any) -> None:
 
 
 def progress(done: int, total: int, unit: str, **values: float) -> None:
-    """Report that `done` of `total` `unit` are behind us, with figures worth showing beside it (loss, steps_per_second)."""
+    """Report that `done` of `total` `unit` are behind us, with figures worth showing (loss, steps_per_second)."""
     emit("progress", done=done, total=total, unit=unit, values=values)
 
 

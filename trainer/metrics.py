@@ -23,38 +23,68 @@ class Metrics:
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE_NAME
-        self._writers = _writers(folder)
+        self._scalars = {kind: Scalars(folder / kind) for kind in KINDS}
         kept = [line for line in _read(self.path) if line["step"] <= step]
         beside = self.path.with_name(f".{FILE_NAME}.new")
         beside.write_text("".join(json.dumps(line) + "\n" for line in kept))
         beside.replace(self.path)
         self._file = self.path.open("a")
         for line in kept:
-            self._show(line)
+            self._scalars[line["kind"]].write(line)
 
     def write(self, kind: str, step: int, epoch: float, **values: float | None) -> None:
         """Append one line: `kind` is train or validation, `epoch` the epochs done, which may be a fraction."""
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **values, "time": round(time.time(), 3)}
         self._file.write(json.dumps(line) + "\n")
-        self._show(line)
+        self._scalars[kind].write(line)
 
     def flush(self) -> None:
         """Make what was written visible to those who watch."""
         self._file.flush()
-        for writer in self._writers.values():
-            writer.flush()
+        for scalars in self._scalars.values():
+            scalars.flush()
 
     def close(self) -> None:
         """Write what is left."""
-        self.flush()
         self._file.close()
-        for writer in self._writers.values():
-            writer.close()
+        for scalars in self._scalars.values():
+            scalars.close()
 
-    def _show(self, line: dict[str, Any]) -> None:
-        for name, value in line.items():
-            if name not in _NOT_SCALARS and value is not None:
-                _write_scalar(self._writers[line["kind"]], name, value, line["step"])
+
+class Scalars:
+    """An event file of TensorBoard's, the only one in its folder: a TFRecord file of Event protos.
+
+    Written directly, since TensorFlow's own writer needs the tensorboard package and half a millisecond a scalar.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import tensorflow as tf
+
+        self._event = tf.compat.v1.Event
+        self._summary = tf.compat.v1.Summary
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        now = time.time()
+        self._file = tf.io.TFRecordWriter(str(folder / f"events.out.tfevents.{int(now)}.slipway"))
+        self._file.write(self._event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append a line of the history."""
+        values = [
+            self._summary.Value(tag=name, simple_value=value)
+            for name, value in line.items()
+            if name not in _NOT_SCALARS and value is not None
+        ]
+        event = self._event(wall_time=line["time"], step=line["step"], summary=self._summary(value=values))
+        self._file.write(event.SerializeToString())
+
+    def flush(self) -> None:
+        """Make what was written visible."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._file.close()
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -67,21 +97,3 @@ def _read(path: Path) -> list[dict[str, Any]]:
             break
         lines.append(line)
     return lines
-
-
-def _write_scalar(writer: Any, name: str, value: float, step: int) -> None:
-    """What tf.summary.scalar does, which needs the tensorboard package."""
-    import tensorflow as tf
-
-    metadata = tf.compat.v1.SummaryMetadata(data_class=1)  # DATA_CLASS_SCALAR
-    metadata.plugin_data.plugin_name = "scalars"
-    with writer.as_default(step=step):
-        tf.summary.write(name, tf.constant(value, tf.float32), metadata=metadata)
-
-
-def _writers(folder: Path) -> dict[str, Any]:
-    import tensorflow as tf
-
-    for kind in KINDS:
-        shutil.rmtree(folder / kind, ignore_errors=True)
-    return {kind: tf.summary.create_file_writer(str(folder / kind)) for kind in KINDS}

@@ -240,7 +240,7 @@ class SetWriter:
         results = {index: found for index, task in enumerate(tasks) if (found := finished(task))}
         missing = [index for index in range(len(tasks)) if index not in results]
         if missing:
-            self._deal(plan)
+            self.deal(plan)
         progress = Progress(plan.examples())
         progress.advance(sum(found.tally.examples + found.tally.left_out_count for found in results.values()))
         with Workers(ShardWriter(self._source), worker_count(self._settings)) as workers:
@@ -264,7 +264,8 @@ class SetWriter:
             source=self._settings.source,
         )
 
-    def _deal(self, plan: Plan) -> None:
+    def deal(self, plan: Plan) -> None:
+        """Write the lists of the shards' examples."""
         shutil.rmtree(self._lists, ignore_errors=True)
         self._lists.mkdir()
         Dealer(self._listing, plan.divided, plan.shards, self._left_out.keys, plan.classes).deal(self._lists)

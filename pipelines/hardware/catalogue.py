@@ -1,16 +1,18 @@
-"""The catalogue: what Vertex AI training offers, read from `catalogue.yaml` and checked as it is read."""
+"""The catalogue: what Vertex AI training offers, read from `catalogue.json` and checked as it is read.
+
+It is JSON because importing a YAML reader takes longer than all else that `slipway hardware` does.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import yaml
+from typing import Literal, NamedTuple
 
 from pipelines.hardware.typed_rows import build
 
@@ -20,8 +22,8 @@ Status = Literal["offered", "retired", "not-for-training", "enum-only"]
 QUOTA_PREFIX = "aiplatform.googleapis.com/custom_model_training_"
 CORES_PER_HOST = 8  # of TPU v2 and v3
 ENGINES = ("tensorflow", "jax", "pytorch")
-CATALOGUE_FILE = Path(__file__).with_name("catalogue.yaml")
-IMAGES_FILE = Path(__file__).with_name("images.yaml")
+CATALOGUE_FILE = Path(__file__).with_name("catalogue.json")
+IMAGES_FILE = Path(__file__).with_name("images.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +133,7 @@ class Offer(NamedTuple):
 class Catalogue:
     """All of it. Look machines and accelerators up by `machine` and `accelerator`."""
 
+    about: tuple[str, ...]
     checked: date
     sources: dict[str, str]
     certainties: dict[str, str]
@@ -218,15 +221,11 @@ def chips_of(topology: str) -> int:
 @lru_cache(maxsize=1)
 def load() -> Catalogue:
     """The catalogue, read once."""
-    return build(Catalogue, read_yaml(CATALOGUE_FILE), CATALOGUE_FILE.name)
+    return build(Catalogue, json.loads(CATALOGUE_FILE.read_text()), CATALOGUE_FILE.name)
 
 
 @lru_cache(maxsize=1)
 def image_ends() -> dict[str, date]:
     """Google's prebuilt training images, by name without tag: until when each is available."""
-    return {str(name): end for name, end in read_yaml(IMAGES_FILE)["images"].items()}
-
-
-def read_yaml(path: Path) -> Any:
-    """A data file of ours, with the fast loader where PyYAML was built with it."""
-    return yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    images = json.loads(IMAGES_FILE.read_text())["images"]
+    return {name: date.fromisoformat(end) for name, end in images.items()}

@@ -1,4 +1,4 @@
-"""Typed rows from a data file: dataclasses filled from YAML, every key and every type checked.
+"""Typed rows from a data file: dataclasses filled from JSON or YAML, every key and every type checked.
 
 `slipway hardware` has to answer at once, and importing pydantic alone takes longer than all that it does.
 """
@@ -41,7 +41,7 @@ def _shape(kind: Any) -> tuple[dict[str, Any], set[str]]:
 
 
 def _value(expected: Any, value: Any, where: str) -> Any:
-    """`value`, converted where YAML has no such type; lists become tuples."""
+    """`value` as `expected`: lists become tuples, the text of a day becomes the day."""
     origin, arguments = get_origin(expected), get_args(expected)
     if is_dataclass(expected) and isinstance(expected, type):
         return build(expected, value, where)
@@ -56,6 +56,8 @@ def _value(expected: Any, value: Any, where: str) -> Any:
         return value
     if expected is float and type(value) in (int, float) and value >= 0:
         return float(value)
+    if expected is date and isinstance(value, str):
+        return date.fromisoformat(value)
     if (expected is int and type(value) is int and value >= 0) or (
         expected in (str, bool, date) and type(value) is expected
     ):

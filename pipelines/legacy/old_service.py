@@ -7,7 +7,8 @@ from datetime import date
 from functools import lru_cache
 from pathlib import Path
 
-from pipelines.hardware.catalogue import read_yaml
+import yaml
+
 from pipelines.hardware.typed_rows import build
 
 OLD_SERVICE_FILE = Path(__file__).with_name("old_service.yaml")
@@ -59,4 +60,4 @@ class OldService:
 @lru_cache(maxsize=1)
 def load() -> OldService:
     """The tables, read once."""
-    return build(OldService, read_yaml(OLD_SERVICE_FILE), OLD_SERVICE_FILE.name)
+    return build(OldService, yaml.safe_load(OLD_SERVICE_FILE.read_text()), OLD_SERVICE_FILE.name)

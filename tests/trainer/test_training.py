@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-# Long enough to be stopped in the middle; 150 steps an epoch, so that 50 and 500 are within one.
-LONG = {"steps": 3000, "steps_per_epoch": 150, "batch": 4, "builder": "sample_networks:dropout"}
-SAVING = {"checkpoint": {"every_steps": 500, "every_seconds": None}}
+# Long enough to be stopped in the middle; 150 steps an epoch, so that 200 is within one.
+LONG = {"steps": 1800, "steps_per_epoch": 150, "batch": 4, "builder": "sample_networks:dropout"}
+SAVING = {"checkpoint": {"every_steps": 200, "every_seconds": None}}
 
 
 def history(place: Path) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def test_a_run_learns_and_leaves_a_whole_model_folder(undisturbed: Any, tiny: Pa
     record = json.loads((place / "model" / "model.json").read_text())
     assert record["weights_checksum"] == end.checksum
     assert record["classes"] == ["left", "right", "both"]
-    assert (record["image_size"], record["channels"], record["steps"]) == ([8, 8], 1, 3000)
+    assert (record["image_size"], record["channels"], record["steps"]) == ([8, 8], 1, 1800)
     assert {path.name for path in (place / "model").iterdir()} >= {
         "saved_model.pb",
         "variables",
@@ -53,19 +53,19 @@ def test_a_run_learns_and_leaves_a_whole_model_folder(undisturbed: Any, tiny: Pa
     assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
     lines = history(place)
     validation = [line for line in lines if line["kind"] == "validation"]
-    assert [line["step"] for line in validation] == list(range(150, 3001, 150))
+    assert [line["step"] for line in validation] == list(range(150, 1801, 150))
     assert validation[-1]["accuracy"] == 1.0
-    assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(15, 3001, 15))
+    assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(15, 1801, 15))
     assert all(np.isfinite(line["loss"]) for line in lines)
 
 
 def test_its_progress_can_be_watched(undisturbed: Any) -> None:
     place, _ = undisturbed
     events = [json.loads(line) for line in (place / "events.jsonl").read_text().splitlines()]
-    assert {(event["event"], event["total"], event["unit"]) for event in events} == {("progress", 3000, "steps")}
+    assert {(event["event"], event["total"], event["unit"]) for event in events} == {("progress", 1800, "steps")}
     done = [event["done"] for event in events]
     assert done == sorted(done)
-    assert done[-1] == 3000
+    assert done[-1] == 1800
     assert set(events[-1]["values"]) == {"loss", "accuracy", "steps_per_second"}
 
 
@@ -78,11 +78,11 @@ def test_stopped_then_killed_it_ends_with_the_same_weights_and_history(
     first.process.send_signal(signal.SIGTERM)
     assert first.wait().status == 143
     saved = int((tmp_path / "checkpoints" / "latest").read_text().removeprefix("step-"))
-    assert 150 <= saved < 3000
+    assert 150 <= saved < 1800
     assert not (tmp_path / "model").exists()
 
     second = workers.start(config, tmp_path)
-    second.wait_for_checkpoint(saved + 500)
+    second.wait_for_checkpoint(saved + 300)
     second.process.kill()
     assert second.wait().status == -signal.SIGKILL
     assert not (tmp_path / "model").exists()
@@ -102,20 +102,20 @@ def test_a_finished_run_only_exports_what_is_missing(undisturbed: Any, tiny: Pat
     assert again.checksum == whole.checksum
     assert "model written" in again.output
     assert (place / "model" / "model.json").exists()
-    assert len(history(place)) == 220
+    assert len(history(place)) == 132
 
 
 def test_two_replicas_end_with_the_same_weights_also_when_killed(
     tiny: Path, tmp_path: Path, workers: Any, make_job: Any
 ) -> None:
-    config = make_job(tiny, steps=1500, steps_per_epoch=75, replicas=2, builder="sample_networks:dropout", **SAVING)
+    config = make_job(tiny, steps=900, steps_per_epoch=75, replicas=2, builder="sample_networks:dropout", **SAVING)
     whole = [worker.wait() for worker in workers.start_two(config, tmp_path / "whole")]
     assert [end.status for end in whole] == [0, 0], whole
     assert whole[0].checksum == whole[1].checksum
     assert history(tmp_path / "whole")[-1]["accuracy"] == 1.0
 
     chief, other = workers.start_two(config, tmp_path / "killed")
-    chief.wait_for_checkpoint(500)
+    chief.wait_for_checkpoint(200)
     other.process.kill()
     lost = chief.wait()
     assert lost.status == 1
@@ -127,14 +127,25 @@ def test_two_replicas_end_with_the_same_weights_also_when_killed(
     assert without_clock(history(tmp_path / "killed")) == without_clock(history(tmp_path / "whole"))
 
 
+@pytest.mark.usefixtures("networks")
 def test_two_virtual_devices_train_as_one_would(tiny: Path, tmp_path: Path, workers: Any, make_job: Any) -> None:
-    config = make_job(tiny, steps=100, steps_per_epoch=75)
-    one = workers.start(config, tmp_path / "one").wait()
-    two = workers.start(config, tmp_path / "two", SLIPWAY_VIRTUAL_DEVICES="2").wait()
-    assert (one.status, two.status) == (0, 0), two.errors
-    assert "MirroredStrategy, 2 of CPU" in two.output
-    losses = [[line["loss"] for line in history(tmp_path / place)] for place in ("one", "two")]
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    config = make_job(tiny, steps=100, steps_per_epoch=10)  # a log point each step
+    two = workers.start(config, tmp_path, SLIPWAY_VIRTUAL_DEVICES="2")
+
+    from trainer import cluster, data, engines, manifest
+    from trainer.share import Share
+
+    one = engines.load("tensorflow")
+    one.open(cluster.read({}))
+    one.build(config, manifest.read(tiny))
+    share = Share(tiny, manifest.read(tiny), 0, 1)
+    losses = one.run(data.training(share, 8, 10, config.train.seed), 0, 100).losses
+
+    end = two.wait()
+    assert end.status == 0, end.errors
+    assert "MirroredStrategy, 2 of CPU" in end.output
+    found = [line["loss"] for line in history(tmp_path) if line["kind"] == "train"]
+    np.testing.assert_allclose(found, losses, rtol=1e-3)
 
 
 CLEAN_PROCESS = """

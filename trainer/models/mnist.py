@@ -21,15 +21,16 @@ def tpu_guide(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
 
 
 def small(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
-    """Two convolutions with pooling, about 100 times fewer operations: a minute or two on two CPU cores."""
+    """Two convolutions with pooling, over 100 times fewer operations: two epochs in a minute on two CPU cores."""
     return keras.Sequential(
         [
             keras.Input(image_shape),
-            keras.layers.Conv2D(16, 3, activation="relu"),
-            keras.layers.MaxPooling2D(),
             keras.layers.Conv2D(32, 3, activation="relu"),
             keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(64, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
+            keras.layers.Dropout(0.25),
             keras.layers.Dense(128, activation="relu"),
             keras.layers.Dense(classes),
         ]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import copy
+import json
 import re
 
 import pytest
 
-from pipelines.hardware.catalogue import CATALOGUE_FILE, Catalogue, chips_of, image_ends, load, read_yaml
+from pipelines.hardware.catalogue import CATALOGUE_FILE, Catalogue, chips_of, image_ends, load
 from pipelines.hardware.typed_rows import build
 
 
 @pytest.fixture
 def values():
-    return copy.deepcopy(read_yaml(CATALOGUE_FILE))
+    return json.loads(CATALOGUE_FILE.read_text())
 
 
 def test_every_machine_and_accelerator_is_there():
@@ -90,4 +90,4 @@ def test_images_end_on_a_day():
 def test_a_wrong_row_is_refused(values, break_it, message):
     break_it(values)
     with pytest.raises(ValueError, match=message):
-        build(Catalogue, values, "catalogue.yaml")
+        build(Catalogue, values, "catalogue.json")

@@ -1,0 +1,204 @@
+"""How fast a folder of images becomes a data set, side by side: `python -m benchmarks.write_rate --images FOLDER`.
+
+Measured on that folder, each in a process of its own, one after the other, as often as `--rounds` says (the best round
+counts, so that other work on the machine does not): a `tensorflow_datasets` builder over the folder, ours looking at
+headers, ours decoding every image, and, as the physical limit, our worker processes only reading the same files from
+the same lists and appending their bytes to files.
+
+Rates are images/s of the whole call, from a folder to a finished set. What workers can do at most is compared with
+what they do in our runs: their writing alone, without listing the folder before and the pages after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+VARIANTS = {
+    "tfds": "tensorflow_datasets, download_and_prepare",
+    "header": "Slipway, check: header",
+    "decode": "Slipway, check: decode",
+    "reading": "the same workers, reading and appending only",
+}
+
+
+def main() -> None:
+    """Measure all variants, or, in a process of its own, one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", required=True, type=Path, help="split/class/* or class/*")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, help="worker processes; one for each core by default")
+    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.variant:
+        with tempfile.TemporaryDirectory() as folder:
+            measured = MEASURES[arguments.variant](arguments.images, arguments.workers, Path(folder))
+        print(json.dumps(measured))
+        return
+    best: dict[str, dict[str, float]] = {}
+    for number in range(arguments.rounds):
+        for variant in VARIANTS:
+            if variant == "tfds" and number > 0:
+                continue  # it takes long, and longer by its fixed costs than by chance
+            found = in_a_process(variant, arguments)
+            if variant not in best or found["seconds"] < best[variant]["seconds"]:
+                best[variant] = {**found, **_faster_writing(best.get(variant), found)}
+            else:
+                best[variant].update(_faster_writing(best[variant], found))
+    show(best)
+
+
+def _faster_writing(one: dict[str, float] | None, other: dict[str, float]) -> dict[str, float]:
+    rates = [found["writing"] for found in (one, other) if found and "writing" in found]
+    return {"writing": max(rates)} if rates else {}
+
+
+def in_a_process(variant: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """Measure one variant in a fresh process; what it printed last."""
+    # Not as a main module: tensorflow_datasets wants a builder to be in a package.
+    run = "from benchmarks.write_rate import main; main()"
+    command = [sys.executable, "-c", run, "--images", str(arguments.images), "--variant", variant]
+    if arguments.workers:
+        command += ["--workers", str(arguments.workers)]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TQDM_DISABLE": "1"}
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def show(best: dict[str, dict[str, float]]) -> None:
+    """Print the table and the ratios."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rate = {variant: found["images"] / found["seconds"] for variant, found in best.items()}
+    table = Table(title=f"{best['header']['images']:,.0f} images")
+    for heading in ("", "seconds", "images/s", "images/s, writing alone"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for variant, text in VARIANTS.items():
+        writing = best[variant].get("writing")
+        table.add_row(
+            text, f"{best[variant]['seconds']:.2f}", f"{rate[variant]:,.0f}", f"{writing:,.0f}" if writing else ""
+        )
+    Console().print(table)
+    ratios = {
+        "header_to_tfds": rate["header"] / rate["tfds"],
+        "decode_to_tfds": rate["decode"] / rate["tfds"],
+        "header_writing_to_reading_only": best["header"]["writing"] / best["reading"]["writing"],
+        "header_whole_to_reading_only": rate["header"] / best["reading"]["writing"],
+    }
+    print(json.dumps({name: round(value, 3) for name, value in ratios.items()}))
+
+
+def measure_slipway(check: str, images: Path, workers: int | None, folder: Path) -> dict[str, float]:
+    """Prepare the set; the rate of writing alone is the one that the run reports as its progress."""
+    from components.prepare_data.prepare import prepare
+    from components.prepare_data.settings import DataSettings
+    from trainer import events
+
+    os.environ[events.EVENTS_VARIABLE] = str(folder / "events")
+    settings = DataSettings.model_validate({**_settings(images, workers, folder), "check": check})
+    started = time.perf_counter()
+    prepared = prepare(settings, replicas=1)
+    seconds = time.perf_counter() - started
+    count = sum(split.examples for split in prepared.manifest.splits.values())
+    told = [json.loads(line) for line in (folder / "events").read_text().splitlines()]
+    last = [event for event in told if event["event"] == "progress"][-1]
+    return {"images": count, "seconds": seconds, "writing": last["values"]["images_per_second"]}
+
+
+def measure_reading(images: Path, workers: int | None, folder: Path) -> dict[str, float]:
+    """Let the workers read the files that their lists name, and append their bytes to files, as often as for a set."""
+    from components.prepare_data import prepare as preparation
+    from components.prepare_data.settings import DataSettings
+    from components.prepare_data.sources import open_source
+    from components.prepare_data.workers import Workers
+
+    settings = DataSettings.model_validate(_settings(images, workers, folder))
+    source = open_source(settings.source)
+    listing = preparation.list_source(source, settings, folder)
+    plan = preparation.Plan.of(listing, settings, replicas=1)
+    lists = folder / "lists"
+    preparation.SetWriter(source, settings, listing, plan, lists, folder).deal(plan)
+    tasks = sorted(lists.iterdir(), key=lambda path: -path.stat().st_size)
+    started = time.perf_counter()
+    with Workers(ReadAndAppend(source, folder), preparation.worker_count(settings)) as pool:
+        count = sum(result for _, result in pool.run(tasks))
+    seconds = time.perf_counter() - started
+    return {"images": count, "seconds": seconds, "writing": count / seconds}
+
+
+class ReadAndAppend:
+    """What a worker does where nothing but the files matters: read each, append its bytes, have them on the disk."""
+
+    def __init__(self, source: Any, folder: Path) -> None:
+        self._source = source
+        self._folder = folder
+
+    def __call__(self, examples: Path, tick: Any) -> int:  # noqa: ARG002
+        from components.prepare_data.index import read_list
+
+        read = self._source.reader().read
+        count = 0
+        with (self._folder / f"{examples.stem}.bytes").open("wb", buffering=1 << 19) as file:
+            for key, _, size, place in read_list(examples):
+                file.write(read(key, place, size))
+                count += 1
+            file.flush()
+            os.fsync(file.fileno())
+        return count
+
+
+def measure_tfds(images: Path, workers: int | None, folder: Path) -> dict[str, float]:  # noqa: ARG001
+    """Let a builder of tensorflow_datasets, written as its guide says, prepare the folder (in one process)."""
+    import tensorflow_datasets as tfds
+
+    top = sorted(path for path in images.iterdir() if path.is_dir())
+    splits = {path.name: path for path in top} if {path.name for path in top} & {"train"} else {"train": images}
+    classes = sorted({path.name for split in splits.values() for path in split.iterdir() if path.is_dir()})
+
+    class Images(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]
+        """Images in folders that are named for their classes."""
+
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self) -> Any:
+            features = {"image": tfds.features.Image(), "label": tfds.features.ClassLabel(names=classes)}
+            return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, manager: Any) -> Any:  # noqa: ARG002
+            return {name: self._generate_examples(path) for name, path in splits.items()}
+
+        def _generate_examples(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+            for file in path.glob("*/*"):
+                yield str(file.relative_to(path)), {"image": file, "label": file.parent.name}
+
+    builder = Images(data_dir=str(folder))
+    started = time.perf_counter()
+    builder.download_and_prepare()
+    seconds = time.perf_counter() - started
+    return {"images": sum(split.num_examples for split in builder.info.splits.values()), "seconds": seconds}
+
+
+def _settings(images: Path, workers: int | None, folder: Path) -> dict[str, Any]:
+    return {"source": f"images:{images}", "store": str(folder / "store"), "workers": workers, "name": "benchmark"}
+
+
+MEASURES: dict[str, Callable[[Path, int | None, Path], dict[str, float]]] = {
+    "tfds": measure_tfds,
+    "header": functools.partial(measure_slipway, "header"),
+    "decode": functools.partial(measure_slipway, "decode"),
+    "reading": measure_reading,
+}
+
+if __name__ == "__main__":
+    main()
