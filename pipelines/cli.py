@@ -373,7 +373,8 @@ def migrate(
         return
     command.save(migration, output)
     command.show(console, migration)
-    console.print(f"{output}: next, decide what is marked DECIDE, then slipway doctor -c {output}", highlight=False)
+    console.print(f"{output}: decide what is marked DECIDE, then", highlight=False, soft_wrap=True)
+    console.print(f"  slipway doctor -c {output} --target vertex", highlight=False, soft_wrap=True)
 
 
 def main() -> None:

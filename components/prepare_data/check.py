@@ -131,6 +131,8 @@ def decode(data: bytes, look: Look) -> None:
         Unusable: It can not be decoded.
     """
     if look.encoding == "jpeg":
+        if data.rfind(JPEG_END) < 0:  # Pillow would do without
+            raise Unusable("it is cut short")
         _decode_with_pillow(data, look)
         return
     pixels = _png_pixels(data)

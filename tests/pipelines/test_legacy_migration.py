@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -10,10 +12,12 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from pipelines.config import RunConfig
 from pipelines.hardware import validate_for
 from pipelines.legacy import from_arguments, migrate
+from pipelines.legacy.command import show
 from pipelines.legacy.reading import INPUT_KEYS, REPLICA_KEYS
 from trainer.errors import UserError
 
@@ -353,6 +357,19 @@ def test_a_key_that_is_not_named_in_full_is_dropped():
 def test_flags_that_can_not_be_read(flags, words):
     with pytest.raises(UserError, match=words):
         from_arguments(flags)
+
+
+def test_what_the_docs_show_is_printed():
+    page = (Path(__file__).parents[2] / "docs/from-ai-platform-training.md").read_text()
+    [text] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    flags = page.partition("slipway migrate -o run.yaml -- ")[2].partition("\nchanged")[0]
+    shown = []
+    for migration in (migrate(text, source="config.yaml"), from_arguments(shlex.split(flags.replace("\\\n", " ")))):
+        console = Console(file=io.StringIO())
+        show(console, migration)
+        shown.append(console.file.getvalue())
+    for printed in shown:
+        assert printed in page
 
 
 # --- anything at all

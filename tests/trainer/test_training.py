@@ -108,14 +108,14 @@ def test_a_finished_run_only_exports_what_is_missing(undisturbed: Any, tiny: Pat
 def test_two_replicas_end_with_the_same_weights_also_when_killed(
     tiny: Path, tmp_path: Path, workers: Any, make_job: Any
 ) -> None:
-    config = make_job(tiny, steps=900, steps_per_epoch=75, replicas=2, builder="sample_networks:dropout", **SAVING)
+    config = make_job(tiny, steps=450, steps_per_epoch=75, replicas=2, builder="sample_networks:dropout", **SAVING)
     whole = [worker.wait() for worker in workers.start_two(config, tmp_path / "whole")]
     assert [end.status for end in whole] == [0, 0], whole
     assert whole[0].checksum == whole[1].checksum
     assert history(tmp_path / "whole")[-1]["accuracy"] == 1.0
 
     chief, other = workers.start_two(config, tmp_path / "killed")
-    chief.wait_for_checkpoint(200)
+    chief.wait_for_checkpoint(150)
     other.process.kill()
     lost = chief.wait()
     assert lost.status == 1

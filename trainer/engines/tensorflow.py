@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -280,7 +281,8 @@ def _peers() -> Iterator[None]:
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
-        raise PeerLost(error.message.partition("\n")[0]) from error
+        cause = re.search(r"Collective ops is aborted by: (.*)", error.message)
+        raise PeerLost(cause[1] if cause else error.message.partition("\n")[0]) from error
 
 
 def _correct(logits: Any, labels: Any) -> Any:

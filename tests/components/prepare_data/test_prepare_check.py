@@ -63,8 +63,7 @@ def test_an_image_that_is_cut_short_is_refused(name: str) -> None:
     data = GOOD[name].removesuffix(b"what a camera appends").removesuffix(b"what a tool appends")
     inspector = Inspector(whole=True)
     inspector.look(data)
-    # A JPEG without its end marker may have all its pixels.
-    for end in range(0, len(data) - 2, max(len(data) // 50, 1)):
+    for end in [*range(0, len(data), max(len(data) // 50, 1)), len(data) - 1]:
         with pytest.raises(Unusable):
             inspector.look(data[:end])
         with pytest.raises(Unusable):

@@ -20,16 +20,18 @@ from components.prepare_data.prepare import prepare
 from components.prepare_data.settings import DataSettings
 
 ROOT = Path(__file__).parents[3]
+# How often one run is killed; more when it is asked for.
+KILLS = int(os.environ.get("SLIPWAY_KILLS", "6"))
 # Slowed down, so that a signal meets every stage of the work.
 SCRIPT = """
-import sys, time
-from components.prepare_data import index, shards
+import signal, sys, time
+from components.prepare_data import shards
 from components.prepare_data.prepare import prepare
 from components.prepare_data.settings import DataSettings
 from components.step import step
 
-look, row = shards.Inspector.look, index.Dealer._deal_rows
-pause = float(sys.argv[2])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background, it is ignored
+look, pause = shards.Inspector.look, float(sys.argv[2])
 shards.Inspector.look = lambda self, data: (time.sleep(pause), look(self, data))[1]
 with step("prepare_data"):
     prepared = prepare(DataSettings.model_validate_json(sys.argv[1]), 4)
@@ -134,7 +136,7 @@ def test_killed_at_random_moments_the_result_is_the_same(
     (folder / "a" / "bad.png").write_bytes(encoded(1)[:-15])  # all is written twice, the second time without it
     undisturbed = prepare(make_settings(folder, store=str(tmp_path / "undisturbed"), skip_corrupt=0.1), 4)
     settings = make_settings(folder, skip_corrupt=0.1)
-    for _ in range(6):
+    for _ in range(KILLS):
         run = start(settings, pause=0.02)
         try:
             run.wait(0.3 + generator.random() * 1.2)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from components.prepare_data import store
 from components.prepare_data.prepare import Prepared, prepare
 from components.prepare_data.records import example_parts, read_records
 from components.prepare_data.settings import DataSettings
@@ -284,7 +285,7 @@ def test_stray_and_hidden_files_are_passed_over_and_said_so(
     prepared = prepare(make_settings(root), 1)
     assert sum(split.examples for split in prepared.manifest.splits.values()) == 12
     page = (prepared.folder / "statistics.html").read_text()
-    assert "1 files are no images" in page
+    assert "1 file that is no image was passed over" in page
     assert "notes &amp; &lt;numbers&gt;.txt" in page
 
 
@@ -337,6 +338,35 @@ def test_the_statistics_page_shows_what_is_in_the_set(
     assert page.count('<img src="data:image/') >= 15
     assert not re.search(r"(src|href)=\"(?!data:)", page)
     assert len(page) < 300_000
+
+
+def test_a_set_in_a_bucket_is_copied_there_with_its_manifest_last(
+    make_folder: Callable[..., Path],
+    make_settings: Callable[..., DataSettings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bucket's mount can neither rename folders nor lock files, so only whole files are copied into it."""
+    mount, local = tmp_path / "gcs", tmp_path / "local"
+    local.mkdir()
+    monkeypatch.setattr(store, "CLOUD_MOUNT", str(mount))
+    monkeypatch.setattr(store, "local_path", lambda place: mount / place.removeprefix("gs://"))
+    monkeypatch.setattr(store.tempfile, "tempdir", str(local))
+    copied: list[str] = []
+    copy = store.shutil.copyfile
+    monkeypatch.setattr(store.shutil, "copyfile", lambda one, other: (copied.append(one.name), copy(one, other)))
+    settings = make_settings(make_folder({"a": 10, "b": 10}), store="gs://bucket/datasets/")
+    prepared = prepare(settings, 2)
+    assert prepared.uri == f"gs://bucket/datasets/pictures/{prepared.manifest.fingerprint[:16]}"
+    assert prepared.folder == mount / prepared.uri.removeprefix("gs://")
+    assert copied[-1] == manifest.FILE_NAME
+    assert sorted(copied) == sorted(contents(prepared.folder))
+    assert prepare(settings, 2).reused
+    assert list(local.iterdir()) == []
+    # What a run left that was killed while it copied is no set, and is replaced.
+    (prepared.folder / manifest.FILE_NAME).unlink()
+    assert not prepare(settings, 2).reused
+    assert manifest.read(prepared.folder) == prepared.manifest
 
 
 def test_preparing_imports_nothing_heavy(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 
 from pipelines.hardware import parse
 from trainer.errors import UserError
@@ -204,3 +208,14 @@ def test_mappings_that_are_refused(mapping, setting, words):
 def test_neither_text_nor_mapping():
     with pytest.raises(UserError, match="text, or a mapping"):
         parse(4)  # type: ignore[arg-type]
+
+
+def test_every_choice_in_the_docs():
+    page = (Path(__file__).parents[3] / "docs" / "hardware.md").read_text()
+    table = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    choices = [choice for cell in table for choice in re.findall(r"`([^`]+)`", cell)]
+    assert len(choices) == 11
+    for choice in choices:
+        assert str(parse(choice)) == choice
+    [mapping] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert str(parse(yaml.safe_load(mapping)["hardware"])) == "l4x4*2+spot+disk=500+timeout=12h"

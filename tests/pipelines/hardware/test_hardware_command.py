@@ -144,3 +144,20 @@ print([name for name in sys.modules if name.startswith({HEAVY!r})])
         seconds.append(time.perf_counter() - start)
         assert done.stdout.splitlines()[-1] == "[]"
     assert min(seconds) < 0.7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["hardware"], 0), (["hardware", "l4x4*2"], 0), (["hardware", "t4x3"], 2)]
+)
+def test_the_command_line_imports_nothing_heavy(arguments, code):
+    heavy = tuple(name for name in HEAVY if name != "pydantic")  # typer imports that
+    program = f"""
+import sys
+from pipelines.cli import app
+try:
+    app({arguments!r})
+except SystemExit as end:
+    print(end.code, [name for name in sys.modules if name.startswith({heavy!r})])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"{code} []"

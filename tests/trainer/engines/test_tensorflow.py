@@ -135,3 +135,15 @@ def test_regularization_is_part_of_the_loss(tiny: Path, make_job: Any) -> None:
 def test_agreeing_alone_changes_nothing(tiny: Path, make_job: Any) -> None:
     engine = engine_for(make_job(tiny, steps=1, steps_per_epoch=75))
     assert engine.agree([0.0, -1.0, 123456789.0]) == [0.0, -1.0, 123456789.0]
+
+
+def test_an_exploding_loss_is_found_at_its_very_step(tiny: Path, make_job: Any) -> None:
+    from trainer import loop
+
+    config = make_job(tiny, steps=50, steps_per_epoch=75, optimizer="sgd", learning_rate=1e30)
+    one_call = engine_for(config).run(training(config), 0, 50)
+    engine, data = engine_for(config), training(config)
+    first_bad = next(step for step in range(50) if not np.isfinite(engine.run(data, step, 1).losses[0]))
+    assert first_bad > 0
+    with pytest.raises(UserError, match=f"at step {first_bad + 1} of 50"):
+        loop._check_finite(one_call, 0, config)
