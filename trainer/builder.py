@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,12 +29,18 @@ def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: i
         raise
     except Exception as error:
         raise UserError(
-            f"The builder {settings.builder} raised {type(error).__name__}: {error}",
+            f"The builder {settings.builder} raised {type(error).__name__}: {_brief(error)}",
             setting="model.arguments" if settings.arguments else "model.builder",
             value=settings.arguments or settings.builder,
             allowed=_CONTRACT,
             mend="mend the function, whose traceback is above, or choose other model.arguments",
         ) from error
+
+
+def _brief(error: Exception) -> str:
+    """The first lines of an exception's text, without the colours that Keras puts in."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
+    return "\n".join([line for line in lines if line.strip()][:4])
 
 
 def load(builder: str) -> Callable[..., Any]:

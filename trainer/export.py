@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def export(engine: Engine, job: JobConfig, manifest: Manifest, checksum: str, me
         metrics: The run's history, to be copied.
         folder: AIP_MODEL_DIR.
     """
-    record = _record(job, manifest, checksum)
+    record = _record(job, manifest, checksum) | {f"{name}_bytes": size for name, size in asdict(engine.size()).items()}
     if _read_record(folder) == record:
         logger.info("the model in %s has these weights already", folder)
         return

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from trainer import manifest as manifests
+from trainer.engines import ModelSize
 from trainer.export import export
 
 
@@ -18,6 +19,9 @@ class WritingEngine:
     def __init__(self, fails: bool = False) -> None:
         self.fails = fails
         self.exports = 0
+
+    def size(self) -> ModelSize:
+        return ModelSize(variables=12, trainable=8)
 
     def export(self, folder: Path, _job: Any, _manifest: Any) -> None:
         self.exports += 1

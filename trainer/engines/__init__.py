@@ -45,6 +45,14 @@ class Measured:
     examples: int
 
 
+@dataclass(frozen=True)
+class ModelSize:
+    """The bytes of all of a network's variables, and of those that are trained."""
+
+    variables: int
+    trainable: int
+
+
 class Engine(Protocol):
     """What the loop asks of an engine."""
 
@@ -76,6 +84,9 @@ class Engine(Protocol):
         Raises:
             UserError: It is another network's or optimizer's.
         """
+
+    def size(self) -> ModelSize:
+        """How much memory the network's variables take."""
 
     def weights_checksum(self) -> str:
         """SHA-256 (hex) over all weights in order."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from trainer import builder
 from trainer.config import ModelSettings
+from trainer.engines import ModelSize
 from trainer.errors import UserError
 
 
@@ -34,6 +35,7 @@ def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int],
             mend="let the builder use image_shape for its input",
         ) from error
     shape = getattr(outputs, "shape", None)
+    _refuse_built_in_batch(model, settings, shape)
     if shape is None or list(shape) != [None, classes]:
         given = f"[batch, {', '.join(map(str, shape[1:]))}]" if shape is not None else f"a {type(outputs).__name__}"
         raise _wrong(
@@ -42,6 +44,18 @@ def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int],
     if getattr(model.layers[-1] if model.layers else None, "activation", None) is keras.activations.softmax:
         raise _wrong(settings, "ends in a softmax; logits are wanted", "leave the last layer's activation out")
     return model
+
+
+def _refuse_built_in_batch(model: Any, settings: ModelSettings, output: Any) -> None:
+    """Raise UserError where the network takes batches of one size only: replicas share a batch, the last is smaller."""
+    shapes = [*(each.shape for each in model.inputs or []), *([output] if output is not None else [])]
+    sizes = [shape[0] for shape in shapes if shape and shape[0] is not None]
+    if sizes:
+        raise _wrong(
+            settings,
+            f"has a batch of {sizes[0]} built in; each replica takes its share of the batch",
+            "keras.Input(image_shape) without a batch size, and reshape with -1 for the batch",
+        )
 
 
 def refuse_batch_normalization(model: Any, settings: ModelSettings, replicas: int) -> None:
@@ -61,6 +75,15 @@ def refuse_batch_normalization(model: Any, settings: ModelSettings, replicas: in
             nearest="keras.layers.GroupNormalization or keras.layers.LayerNormalization",
             mend="replace those layers, or train on one device (hardware: cpu)",
         )
+
+
+def size(model: Any) -> ModelSize:
+    """How many bytes its variables take, and those of them that are trained."""
+    return ModelSize(_bytes(model.variables), _bytes(model.trainable_variables))
+
+
+def _bytes(variables: list[Any]) -> int:
+    return sum(int(np.prod(variable.shape)) * np.dtype(variable.dtype).itemsize for variable in variables)
 
 
 def checksum(model: Any) -> str:

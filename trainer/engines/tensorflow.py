@@ -18,11 +18,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
-from trainer import saved_model
+from trainer import builder, saved_model
 from trainer.cluster import Cluster
-from trainer.config import JobConfig, TrainSettings
+from trainer.config import JobConfig, ModelSettings, TrainSettings
 from trainer.data import Evaluation, MemoryTraining, TrainingData
-from trainer.engines import Engine, Measured, PeerLost, State, StepFigures, keras_model
+from trainer.engines import Engine, Measured, ModelSize, PeerLost, State, StepFigures, keras_model
 from trainer.errors import UserError
 from trainer.manifest import Manifest
 from trainer.pixels import scale
@@ -82,11 +82,26 @@ class TensorFlowEngine:
         keras.backend.clear_session()
         keras.utils.set_random_seed(job.train.seed)
         tf.config.experimental.enable_op_determinism()  # no measurable cost on a CPU
+        builder.load(job.model.builder)  # outside of the scope, as what the module itself makes does not belong to it
         with self._strategy.scope():
             self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
             keras_model.refuse_batch_normalization(self._model, job.model, self._strategy.num_replicas_in_sync)
+            self._refuse_foreign_variables(job.model)
             self._optimizer = _optimizer(job.train)
             self._optimizer.build(self._model.trainable_variables)
+
+    def _refuse_foreign_variables(self, settings: ModelSettings) -> None:
+        """Raise UserError for a variable that no device but one would have: it was not made while the builder ran."""
+        for variable in self._model.variables:
+            if not self._strategy.extended.variable_created_in_scope(variable.value):
+                raise UserError(
+                    f"The variable {variable.path} of {settings.builder} was made outside of the builder: "
+                    f"{self._strategy.num_replicas_in_sync} devices can not share it.",
+                    setting="model.builder",
+                    value=settings.builder,
+                    allowed="a function that makes all layers and variables itself",
+                    mend="make the layer inside the function, each time that it is called",
+                )
 
     def run(self, data: TrainingData, step: int, count: int) -> StepFigures:
         if self._steps is None:
@@ -118,6 +133,9 @@ class TensorFlowEngine:
                 raise _other_state(name, found.get(name), expected.get(name))
         for name, variable in variables.items():
             variable.assign(state[name])
+
+    def size(self) -> ModelSize:
+        return keras_model.size(self._model)
 
     def weights_checksum(self) -> str:
         return keras_model.checksum(self._model)
