@@ -108,7 +108,7 @@ def run(
         record = _resumable(folder.read())
     else:
         configuration = load(config, overrides or (), hardware)
-        _check(configuration, rehearsal=False)
+        _check(configuration, target)
         folder = runs.create(configuration)
         record = launch.new_record(folder, configuration, rehearsal=False)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
@@ -130,18 +130,18 @@ def rehearse(
 
     few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
     configuration = load(config, [*(overrides or ()), *few], hardware)
-    _check(configuration, rehearsal=True)
+    _check(configuration, Target.local, rehearsal=True)
     folder = runs.create(configuration)
     record = launch.new_record(folder, configuration, rehearsal=True)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=False)
 
 
-def _check(configuration: Any, *, rehearsal: bool) -> None:
-    """Make the doctor's checks that concern a run on this machine, before anything is started."""
+def _check(configuration: Any, target: Target, *, rehearsal: bool = False) -> None:
+    """Make the doctor's checks that concern a run, before anything is started."""
     from pipelines.doctor import refuse_on_failure
     from pipelines.doctor.check import Subject
 
-    refuse_on_failure(Subject(configuration, "local", rehearsal=rehearsal, folder=Path.cwd()))
+    refuse_on_failure(Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd()))
 
 
 def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool, require_promotion: bool) -> None:
@@ -167,6 +167,10 @@ def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool
         if record.error is None or record.error.mend != go_on:
             error_console.print(f"  go on: {go_on}", highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED)
+    if record.rehearsal:
+        ended = display.rehearsal_summary(record, configuration.parsed_hardware, configuration.train.optimizer)
+        shown.print(ended, highlight=False)
+        return
     shown.print(display.summary(record), highlight=False)
     if require_promotion and record.verdict and record.verdict["decision"] != "promote":
         raise typer.Exit(EXIT_REJECTED)
@@ -194,6 +198,8 @@ def compile_(
     from pipelines.config import load
 
     configuration = load(config, overrides or (), hardware)
+    if target is Target.vertex:
+        _check(configuration, target)
     if output.suffix not in (".yaml", ".yml", ".json"):
         raise UserError(
             "A pipeline spec is YAML or JSON.", setting="-o", value=str(output), allowed="*.yaml, *.yml, *.json",

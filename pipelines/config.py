@@ -102,6 +102,17 @@ def validate(values: Mapping[str, Any], where: str) -> RunConfig:
         raise explain_validation(RunConfig, error, where) from None
 
 
+def no_place_on_vertex() -> UserError:
+    """The error of a configuration that is to run on Vertex AI and does not say where."""
+    return UserError(
+        "The configuration does not say where on Vertex AI to run.",
+        setting="vertex",
+        value=None,
+        allowed="project, region, bucket, image and serving_image",
+        mend="add a section vertex: with these keys to the configuration",
+    )
+
+
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         known = sorted(str(found) for found in path.parent.glob("*.yaml")) if path.parent.is_dir() else []

@@ -11,6 +11,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 
 from pipelines.doctor.check import Finding
+from pipelines.hardware import Hardware
+from pipelines.hardware.memory import device_bytes, fits_memory
 from pipelines.runs import RunRecord, StepRecord
 
 MARKS = {
@@ -126,6 +128,33 @@ def summary(record: RunRecord) -> Group:
         table.add_row("model", escape(_short(record.model)))
     if record.report:
         table.add_row("report", escape(_short(record.report)))
+    return Group("", table)
+
+
+def rehearsal_summary(record: RunRecord, hardware: Hardware, optimizer: str) -> Group:
+    """What a rehearsal that went well has proven, and what it can not."""
+    plan, trained = record.step("plan_training").outputs, record.step("train").outputs
+    devices = hardware.accelerators_per_replica
+    layout = f"{plan['replicas']} replica{'s' if plan['replicas'] > 1 else ''}"
+    layout += f" of {devices} devices each" if devices > 1 else ""
+    batch = plan["batch_per_replica"] * plan["replicas"]
+    proven = [
+        f"{layout} trained {plan['steps']} steps of {batch} examples, and ended with the same weights",
+        "a checkpoint was saved, the test split was evaluated with the exported model",
+    ]
+    not_proven = ["how fast it is"]
+    if hardware.accelerator_row is not None:
+        need = fits_memory(hardware, trained["variables_bytes"], optimizer, trainable_bytes=trained["trainable_bytes"])
+        has = device_bytes(hardware)
+        room = f" of {has / 2**30:.0f} GiB" if has else ""
+        not_proven.append(
+            f"the memory of {hardware.accelerator_row.title}: {need}{room} a device, activations not counted"
+        )
+    table = Table.grid(padding=(0, 2))
+    table.add_row("run", f"{record.run_id}: {record.status} after {record.seconds:.1f} s")
+    for title, lines in (("proven", proven), ("not proven", not_proven)):
+        for number, line in enumerate(lines):
+            table.add_row("" if number else title, escape(line))
     return Group("", table)
 
 

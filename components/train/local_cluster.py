@@ -26,6 +26,8 @@ GRACE_SECONDS = 5.0
 # A failed replica often takes its peers with it; among those that end within this time, the one to blame is looked for.
 BLAME_SECONDS = 1.0
 KEPT_LINES = 400
+# What every replica of the trainer prints at its end.
+CHECKSUM = re.compile(r"weights checksum ([0-9a-f]{64})")
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -96,6 +98,9 @@ def run_local_cluster(
             environment = _environment(replica, replicas, output, virtual_devices)
             workers.append(Worker(replica, environment, log))
         _wait(workers)
+        for worker in workers:
+            worker.finish()
+        _check_same_weights(workers)
     finally:
         _stop(workers)
         ports.close()
@@ -128,6 +133,14 @@ def _wait(workers: list[Worker]) -> None:
         if all(code == 0 for code in codes):
             return
         time.sleep(0.05)
+
+
+def _check_same_weights(workers: list[Worker]) -> None:
+    """Raise WorkFailed where replicas that train together say that they ended with different weights."""
+    said = {worker.replica.name: found[-1] for worker in workers if (found := CHECKSUM.findall("\n".join(worker.tail)))}
+    if len(set(said.values())) > 1:
+        listed = ", ".join(f"{name} {checksum[:12]}" for name, checksum in said.items())
+        raise WorkFailed(f"The replicas ended with different weights: {listed}.")
 
 
 def _failure(workers: list[Worker]) -> Exception:

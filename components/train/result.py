@@ -10,7 +10,7 @@ from typing import Any
 from components.step import WorkFailed
 
 # What of model.json goes along with the model as its metadata.
-METADATA = ("engine", "steps", "weights_checksum", "data_fingerprint")
+METADATA = ("engine", "steps", "weights_checksum", "data_fingerprint", "variables_bytes", "trainable_bytes")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from components.prepare_data.sources import open_source
 from components.register_model.registry import Registry
+from pipelines.config import no_place_on_vertex
 from pipelines.doctor.check import NotConcernedError, Subject
 from pipelines.hardware import validate_for
 from trainer.errors import UserError, nearest
@@ -131,9 +132,10 @@ class HardwareChoice:
                     mend=f"slipway rehearse --hardware '{config.hardware}' tries the layout; --hardware cpu trains",
                 )
             return str(hardware)
-        region = config.vertex.region if config.vertex else None
-        validate_for(hardware, region=region, engine=config.train.engine)
-        return f"{hardware} in {region}"
+        if config.vertex is None:
+            raise no_place_on_vertex()
+        validate_for(hardware, region=config.vertex.region, engine=config.train.engine, image=config.vertex.image)
+        return f"{hardware} in {config.vertex.region}"
 
 
 class DataSource:

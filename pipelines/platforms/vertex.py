@@ -15,9 +15,8 @@ from components.evaluate.component import evaluate
 from components.plan_training.component import plan_training
 from components.prepare_data.component import prepare_data
 from components.train.component import collect_model
-from pipelines.config import RunConfig, VertexSettings
+from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
 from pipelines.training import training_steps
-from trainer.errors import UserError
 
 
 class VertexPlatform:
@@ -103,13 +102,7 @@ def pipeline(config: RunConfig) -> Any:
         UserError: The configuration does not say where on Vertex AI.
     """
     if config.vertex is None:
-        raise UserError(
-            "The configuration does not say where on Vertex AI to run.",
-            setting="vertex",
-            value=None,
-            allowed="project, region, bucket, image and serving_image",
-            mend="add a section vertex: with these keys to the configuration",
-        )
+        raise no_place_on_vertex()
     platform = VertexPlatform(config.vertex)
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.model.builder} on {config.data.source}")

@@ -123,6 +123,14 @@ def test_a_users_mistake_in_a_replica_comes_back_as_itself(tmp_path):
     assert (caught.value.setting, caught.value.value) == ("a.b", 3)
 
 
+def test_replicas_that_end_with_different_weights_have_failed(tmp_path):
+    code = 'import os; print("weights checksum " + ("%s" * 64))'
+    run_local_cluster(pools(code % "a", 2), tmp_path, log=io.StringIO())
+    differing = [{**pool, **pools(code % letter, 1)[0]} for pool, letter in zip(pools("", 2), "ab", strict=True)]
+    with pytest.raises(WorkFailed, match="workerpool0-0 aaaaaaaaaaaa, workerpool1-0 bbbbbbbbbbbb"):
+        run_local_cluster(differing, tmp_path, log=io.StringIO())
+
+
 PARENT = """
 import sys, textwrap
 from pathlib import Path
