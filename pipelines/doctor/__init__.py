@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pipelines.doctor.check import Check, Finding, Subject, examine
-from pipelines.doctor.machine import Cores, Disk, Packages, PythonVersion
+from pipelines.doctor.machine import Accelerators, Cores, Disk, Packages, PythonVersion
+from pipelines.doctor.memory import ModelMemory
 from pipelines.doctor.run import Champion, DataSource, HardwareChoice, ModelBuilder
 
 CHECKS: tuple[Check, ...] = (
     PythonVersion(),
     Disk(),
     Cores(),
+    Accelerators(),
     Packages(),
     HardwareChoice(),
     DataSource(),
     ModelBuilder(),
+    ModelMemory(),
     Champion(),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -79,6 +80,28 @@ class Cores:
                 mend=f"--hardware 'cpu*{4 * cores}'",
             )
         return f"{cores} cores for {replicas} replica{'s' if replicas > 1 else ''}"
+
+
+class Accelerators:
+    """The accelerators of this machine answer."""
+
+    name = "accelerators"
+    of_run = False
+
+    def look(self, subject: Subject) -> str:  # noqa: ARG002
+        chips = sorted(Path("/dev").glob("accel[0-9]*"))
+        if chips:
+            return f"{len(chips)} TPU chips"
+        if shutil.which("nvidia-smi") is None:
+            raise NotConcernedError("none is visible; runs on this machine train on its CPUs")
+        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+        names = [line.partition(" (UUID")[0] for line in answer.stdout.splitlines() if line.startswith("GPU ")]
+        if answer.returncode or not names:
+            raise UserError(
+                f"nvidia-smi is installed and finds no GPU: {(answer.stderr or answer.stdout).strip()[:200]}",
+                mend="see that the driver is loaded: nvidia-smi",
+            )
+        return ", ".join(names)
 
 
 class Packages:

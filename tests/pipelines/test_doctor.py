@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from pipelines.config import RunConfig
-from pipelines.doctor import Subject, examine_all, machine
-from pipelines.doctor.check import examine
+from pipelines.doctor import examine_all, machine, memory
+from pipelines.doctor.check import Subject, examine
 from pipelines.doctor.run import ModelBuilder
 from trainer.errors import UserError
 
@@ -30,7 +31,10 @@ def findings(subject: Subject) -> dict[str, tuple[str, str]]:
 
 
 def test_a_sound_configuration_passes_everywhere(tmp_path):
-    assert {status for status, _ in findings(subject(tmp_path)).values()} == {"pass"}
+    statuses = {check: status for check, (status, _) in findings(subject(tmp_path)).items()}
+    assert statuses.pop("model memory") == "skipped"
+    assert statuses.pop("accelerators") in ("skipped", "pass")
+    assert set(statuses.values()) == {"pass"}
 
 
 def test_one_failure_does_not_hide_another(tmp_path):
@@ -83,3 +87,55 @@ def test_too_many_replicas_for_the_cores(tmp_path, monkeypatch):
     assert examine(machine.Cores(), subject(tmp_path, hardware="cpu*8")).status == "pass"
     assert examine(machine.Cores(), subject(tmp_path, hardware="cpu*9")).mend == "--hardware 'cpu*8'"
     assert examine(machine.Cores(), subject(tmp_path, target="vertex", hardware="cpu*9")).status == "skipped"
+
+
+def wide(image_shape, classes, width):
+    """A network of one layer, so wide as it is told."""
+    import keras
+
+    flat = keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Dense(width)])
+    return keras.Sequential([flat, keras.layers.Dense(classes)])
+
+
+@pytest.mark.parametrize(("width", "status"), [(100, "pass"), (8_000, "fail")])
+def test_a_model_that_can_not_fit_is_refused_with_the_arithmetic(tmp_path, monkeypatch, width, status):
+    manifest = {
+        "name": "d", "fingerprint": "f", "source": "images:d", "settings": {}, "classes": ["a", "b"],
+        "image_size": [16, 16], "channels": 1, "resize": False, "encodings": ["png"], "splits": {},
+    }  # fmt: skip
+    (tmp_path / "d" / "f").mkdir(parents=True)
+    (tmp_path / "d" / "f" / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(memory.builder, "load", lambda _: wide)
+    monkeypatch.setattr("pipelines.hardware.memory.device_bytes", lambda _: 30_000_000)
+    asked = subject(
+        tmp_path,
+        target="vertex",
+        hardware="t4x1",
+        data={"source": "images:d", "store": str(tmp_path)},
+        model={"builder": "any:wide", "arguments": {"width": width}},
+    )
+    finding = examine(memory.ModelMemory(), asked)
+    assert finding.status == status
+    assert "variables" in finding.found
+    assert "state of adam" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "found"),
+    [
+        (
+            "echo 'GPU 0: NVIDIA L4 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA L4 (UUID: GPU-2)'",
+            "pass",
+            "GPU 0: NVIDIA L4, GPU 1: NVIDIA L4",
+        ),
+        ("echo 'Failed to initialize NVML' >&2; exit 9", "fail", "Failed to initialize NVML"),
+    ],
+)
+def test_the_gpus_that_answer_are_named(tmp_path, monkeypatch, answer, status, found):
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\n{answer}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    finding = examine(machine.Accelerators(), subject(tmp_path))
+    assert finding.status == status
+    assert found in finding.found
