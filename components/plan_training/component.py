@@ -5,7 +5,15 @@ from kfp.dsl import Dataset, Input
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def plan_training(pools: list, devices: int, model: str, train: str, image: str, dataset: Input[Dataset]) -> list:  # type: ignore[type-arg]
+def plan_training(
+    pools: list,  # type: ignore[type-arg]
+    devices: int,
+    model: str,
+    train: str,
+    image: str,
+    memory: int,
+    dataset: Input[Dataset],
+) -> list:  # type: ignore[type-arg]
     """Give the complete worker_pool_specs (a list, as a custom job takes it).
 
     Args:
@@ -14,6 +22,7 @@ def plan_training(pools: list, devices: int, model: str, train: str, image: str,
         model: ModelSettings as JSON.
         train: TrainSettings as JSON.
         image: The image that the workers run, "" for the Python at hand.
+        memory: The bytes that all replicas have together on this machine, in a rehearsal; 0: nothing is to be fitted.
         dataset: The prepared data set.
     """
     from pathlib import Path
@@ -33,6 +42,7 @@ def plan_training(pools: list, devices: int, model: str, train: str, image: str,
             model=ModelSettings.model_validate_json(model),
             train=TrainSettings.model_validate_json(train),
             image=image,
+            memory=memory,
         )
         outcome.outputs = result.plan.model_dump()
     return result.worker_pool_specs

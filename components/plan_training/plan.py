@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from components.plan_training.fitting import largest_batch
+from trainer import events
 from trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from trainer.errors import UserError
 from trainer.manifest import Manifest
@@ -29,6 +31,7 @@ def plan_training(
     model: ModelSettings,
     train: TrainSettings,
     image: str,
+    memory: int = 0,
 ) -> TrainingPlan:
     """Share the batch among the replicas, count the steps, and put the trainer's command into every pool.
 
@@ -40,11 +43,15 @@ def plan_training(
         model: The network.
         train: How to train it.
         image: The image that the workers run, or "" where they run in the Python at hand.
+        memory: The bytes that all replicas have together, in a rehearsal: a batch that does not fit is made smaller,
+            which is said aloud. 0: nothing is fitted.
 
     Raises:
         UserError: The batch, the shards or the examples can not be shared among the replicas.
     """
     replicas = sum(int(pool.get("replica_count", 0)) for pool in pools)
+    if memory:
+        train = _fitted(replicas * max(1, devices), manifest, model, train, memory)
     plan = _plan(replicas, max(1, devices), manifest, train)
     job = JobConfig(data=data, model=model, train=train, plan=plan)
     container: dict[str, Any] = {
@@ -55,6 +62,16 @@ def plan_training(
         container["image_uri"] = image
     specs = [{**pool, "container_spec": container} if pool else {} for pool in pools]
     return TrainingPlan(specs, plan)
+
+
+def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: TrainSettings, memory: int) -> TrainSettings:
+    """The settings with a batch that this machine's memory can hold."""
+    asked = train.batch_size
+    shape, classes = manifest.image_shape, len(manifest.classes)
+    fitting = largest_batch(model, shape, classes, batch=asked, workers=workers, memory=memory)
+    if fitting != asked:
+        events.message(f"rehearsing with batches of {fitting}: {asked} would not fit this machine's memory")
+    return train.model_copy(update={"batch_size": fitting})
 
 
 def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings) -> Plan:

@@ -51,6 +51,7 @@ class VertexPlatform:
             model=config.model.model_dump_json(),
             train=config.train.model_dump_json(exclude_none=True),
             image=image or self.settings.image,
+            memory=0,
             dataset=dataset,
         )
 

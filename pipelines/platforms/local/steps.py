@@ -5,6 +5,7 @@ kfp reads a pipeline's annotations as objects, so they are not postponed here.
 
 from typing import Any
 
+import psutil
 from kfp import dsl
 
 from components.evaluate.component import evaluate
@@ -14,6 +15,9 @@ from components.register_model.component import register_model
 from components.train.component import train
 from pipelines.config import RunConfig
 from pipelines.training import training_steps
+
+# How much of the memory that is free a rehearsal's batches may take: the replicas themselves need some.
+MEMORY_SHARE = 0.5
 
 
 class LocalPlatform:
@@ -39,6 +43,7 @@ class LocalPlatform:
             model=config.model.model_dump_json(),
             train=config.train.model_dump_json(exclude_none=True),
             image=image or "",
+            memory=int(psutil.virtual_memory().available * MEMORY_SHARE) if self.rehearsal else 0,
             dataset=dataset,
         )
 

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.plan_training.fitting import example_bytes
 from components.plan_training.plan import plan_training
+from trainer import builder
 from trainer.config import JobConfig, ModelSettings, TrainSettings
 from trainer.errors import UserError
 from trainer.manifest import Manifest, Shard, Split
@@ -32,9 +34,9 @@ def pools(replicas: int) -> list[dict]:
     return result + ([{"replica_count": replicas - 1, "machine_spec": machine}] if replicas > 1 else [])
 
 
-def plan(replicas=1, devices=0, available=1000, shards=4, image="", **train):
+def plan(replicas=1, devices=0, available=1000, shards=4, image="", model=MODEL, memory=0, **train):
     settings = TrainSettings(**({"epochs": 1} | train))
-    return plan_training(pools(replicas), devices, manifest(available, shards), "/data", MODEL, settings, image)
+    return plan_training(pools(replicas), devices, manifest(available, shards), "/data", model, settings, image, memory)
 
 
 def test_every_pool_runs_the_trainer_with_the_whole_job():
@@ -100,3 +102,19 @@ def test_the_proposed_batch_is_always_accepted(replicas, batch, examples):
         result = plan(replicas=replicas, shards=16, available=examples, batch_size=int(error.nearest)).plan
     assert result.batch_per_replica * replicas * result.steps_per_epoch <= examples
     assert result.steps >= 1
+
+
+CONVOLUTION = ModelSettings(builder="trainer.models.digits:build")
+
+
+def test_a_rehearsals_batch_is_the_largest_that_fits_and_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events"))
+    each = example_bytes(builder.build(CONVOLUTION, (8, 8, 1), 1), (8, 8, 1))
+    fitted = plan(
+        replicas=2, devices=2, batch_size=512, model=CONVOLUTION, memory=int(each * 103.5), steps=3, epochs=None
+    )
+    assert fitted.plan.batch_per_replica * 2 == 100
+    assert "batches of 100: 512" in (tmp_path / "events").read_text()
+    assert plan(batch_size=512, model=CONVOLUTION, memory=each * 512).plan.batch_per_replica == 512
+    with pytest.raises(UserError, match="can not rehearse"):
+        plan(replicas=2, batch_size=512, model=CONVOLUTION, memory=each)
