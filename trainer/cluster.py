@@ -71,6 +71,11 @@ class Cluster:
         """All but this process."""
         return [task for task in self.tasks if task != self.task]
 
+    @property
+    def on_this_machine(self) -> int:
+        """How many of the replicas run on this one's machine, itself included."""
+        return sum(_host_and_port(task)[0] == _host_and_port(self.task)[0] for task in self.tasks)
+
     def describe(self) -> str:
         """One line for the log."""
         if self.replicas == 1:
@@ -207,4 +212,4 @@ def _reachable(task: Task) -> bool:
 
 def _host_and_port(task: Task) -> tuple[str, int]:
     host, _, port = task.address.rpartition(":")
-    return host, int(port)
+    return host, int(port or 0)

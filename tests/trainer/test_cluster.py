@@ -57,6 +57,13 @@ def test_cluster_spec_tells_a_lone_replica_and_several() -> None:
     assert (cluster.task, cluster.rank, cluster.replicas, cluster.is_chief) == (Task("worker", 1, "c:1"), 2, 3, False)
 
 
+def test_replicas_that_share_a_machine_are_counted() -> None:
+    cluster = {"chief": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.2:2223"]}
+    assert clusters.read(tf_config(cluster, "chief")).on_this_machine == 1
+    assert clusters.read(tf_config(cluster, "worker", 1)).on_this_machine == 2
+    assert clusters.read({}).on_this_machine == 1
+
+
 def test_tf_config_goes_before_cluster_spec() -> None:
     environment = tf_config({"chief": ["a:1"], "worker": ["b:1"]}, "worker")
     environment["CLUSTER_SPEC"] = json.dumps({"cluster": {"workerpool0": ["x:1"]}, "task": {"type": "workerpool0"}})

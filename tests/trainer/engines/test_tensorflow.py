@@ -118,6 +118,7 @@ def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(tiny: Path,
     assert measured.accuracy == pytest.approx((logits.argmax(1) == labels).mean())
     assert measured.loss == pytest.approx(losses.mean(), rel=1e-5)
     assert 0 < measured.accuracy < 1
+    assert engine.evaluate(data.evaluation(share, "validation", batch)) == measured
 
 
 def test_regularization_is_part_of_the_loss(tiny: Path, make_job: Any) -> None:
