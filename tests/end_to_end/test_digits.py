@@ -12,8 +12,6 @@ import pytest
 
 from tests.end_to_end.workspace import Workspace, steps
 
-pytestmark = pytest.mark.xdist_group("digits")
-
 
 @pytest.fixture(scope="module")
 def first(workspace: Workspace) -> subprocess.CompletedProcess[str]:

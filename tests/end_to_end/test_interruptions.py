@@ -11,8 +11,6 @@ import pytest
 
 from tests.end_to_end.workspace import Workspace, processes_of, steps, trainers, wait_for
 
-pytestmark = pytest.mark.xdist_group("interruptions")
-
 LONG = ("run", "--set", "train.steps=200000", "--set", "train.checkpoint.every_steps=200")
 
 

@@ -8,8 +8,6 @@ import pytest
 
 from tests.end_to_end.workspace import Workspace, steps
 
-pytestmark = pytest.mark.xdist_group("layouts")
-
 
 def test_two_replicas_end_with_the_same_weights(workspace: Workspace):
     result = workspace.slipway("run", "--hardware", "cpu*2")

@@ -12,8 +12,6 @@ from PIL import Image
 
 from tests.end_to_end.workspace import Workspace, steps
 
-pytestmark = pytest.mark.xdist_group("mistakes")
-
 SCREEN = 25
 
 
