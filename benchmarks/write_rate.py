@@ -35,7 +35,7 @@ def main() -> None:
     """Measure all variants, or, in a process of its own, one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", required=True, type=Path, help="split/class/* or class/*")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, help="worker processes; one for each core by default")
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -126,10 +126,9 @@ def measure_reading(images: Path, workers: int | None, folder: Path) -> dict[str
     settings = DataSettings.model_validate(_settings(images, workers, folder))
     source = open_source(settings.source)
     listing = preparation.list_source(source, settings, folder)
-    plan = preparation.Plan.of(listing, settings, replicas=1)
-    lists = folder / "lists"
-    preparation.SetWriter(source, settings, listing, plan, lists, folder).deal(plan)
-    tasks = sorted(lists.iterdir(), key=lambda path: -path.stat().st_size)
+    plan = preparation.Plan.of(listing.groups, settings, replicas=1)
+    preparation.SetWriter(source, settings, listing, plan, folder, folder).deal(plan)
+    tasks = sorted((folder / "lists").iterdir(), key=lambda path: -path.stat().st_size)
     started = time.perf_counter()
     with Workers(ReadAndAppend(source, folder), preparation.worker_count(settings)) as pool:
         count = sum(result for _, result in pool.run(tasks))
@@ -147,7 +146,7 @@ class ReadAndAppend:
     def __call__(self, examples: Path, tick: Any) -> int:  # noqa: ARG002
         from components.prepare_data.index import read_list
 
-        read = self._source.reader().read
+        read = self._source.reader(self._folder).read
         count = 0
         with (self._folder / f"{examples.stem}.bytes").open("wb", buffering=1 << 19) as file:
             for key, _, size, place in read_list(examples):

@@ -146,8 +146,8 @@ def _png_pixels(data: bytes) -> bytes | memoryview:
     """The compressed pixels, every critical chunk's checksum verified, up to the end that a PNG must have."""
     view = memoryview(data)
     parts: list[memoryview] = []
-    position, kind, palette = 8, b"", data[25] != PNG_PALETTE
-    while kind != b"IEND":
+    position, palette = PNG_HEADER_END, data[25] != PNG_PALETTE
+    while not data.startswith(PNG_END, position):
         end = position + 12 + int.from_bytes(data[position : position + 4])
         if end > len(data):
             raise Unusable("it is cut short")
@@ -159,6 +159,8 @@ def _png_pixels(data: bytes) -> bytes | memoryview:
             parts.append(view[position + 8 : end - 4])
         elif kind == b"PLTE":
             palette = True
+        elif kind == b"IEND":
+            raise Unusable("its end is damaged")
         position = end
     if not palette:
         raise Unusable("its palette is missing")

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import itertools
 import marshal
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from components.prepare_data.sources.source import Ignored, Source
-from components.prepare_data.split import Amount, Group
+from pydantic import BaseModel
+
+from components.prepare_data.sources.source import Group, Ignored, Source
+from components.prepare_data.split import Amount
 
 # A row is hash (12 bytes: 8 rank it in its group, 4 in its shard), size, place, stamp, the key's length, and the key.
 ROW = struct.Struct(">QQQI")
@@ -37,13 +40,21 @@ MOST_ROWS_DEALT = 8192
 Example = tuple[bytes, int, int, int]
 
 
+@dataclass(frozen=True)
+class Run:
+    """Sorted rows in a part's file: where their pieces begin, and their SHA-256 (hex)."""
+
+    places: list[int]
+    digest: str
+
+
 @dataclass
 class GroupList:
-    """One group's examples in one part: their amount, and where the pieces of its sorted rows begin in the file."""
+    """One group's examples in one part: their amount, and their rows: several runs, or, when it is listed, one."""
 
     examples: int = 0
     bytes: int = 0
-    runs: list[list[int]] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
 
 
 @dataclass
@@ -58,7 +69,7 @@ class PartList:
 
 def list_part(source: Source, part: Any, seed: int, path: Path) -> PartList:
     """List one part into the file `path`; the digest is the same in whatever order the source gives the entries."""
-    hash_key = struct.pack(">Q", seed)
+    salt = struct.pack(">Q", seed)
     ignored = Ignored()
     rows: dict[Group, list[bytes]] = {}
     groups: dict[Group, GroupList] = {}
@@ -66,11 +77,11 @@ def list_part(source: Source, part: Any, seed: int, path: Path) -> PartList:
     held = 0
     blake2b, pack = hashlib.blake2b, ROW.pack
     with path.open("w+b") as file:
-        for key, label, split, size, stamp, place in source.entries(part, ignored):
+        for key, label, split, size, stamp, place in source.entries(part, ignored, path.parent):
             if group is None or group[1] != label or group[0] != split:
                 group = (split, label)
                 add = rows.setdefault(group, []).append
-            add(blake2b(key, digest_size=HASH_BYTES, key=hash_key).digest() + pack(size, place, stamp, len(key)) + key)
+            add(blake2b(key, digest_size=HASH_BYTES, salt=salt).digest() + pack(size, place, stamp, len(key)) + key)
             held += 1
             if held == MOST_ROWS_LISTED:
                 _write_runs(file, rows, groups)
@@ -78,12 +89,10 @@ def list_part(source: Source, part: Any, seed: int, path: Path) -> PartList:
         _write_runs(file, rows, groups)
         digest = hashlib.sha256()
         for group in sorted(groups, key=_group_order):
-            if len(groups[group].runs) > 1:
-                merged = _merge(file, groups[group].runs)
-                groups[group].runs = [_append_run(file, merged)]
-            digest.update(repr((group, groups[group].examples)).encode())
-            for piece in _pieces(file, groups[group].runs[0]):
-                digest.update(b"".join(piece))
+            runs = groups[group].runs
+            if len(runs) > 1:
+                runs[:] = [_append_run(file, _merge(file, runs))]
+            digest.update(repr((group, groups[group].examples, runs[0].digest)).encode())
     return PartList(path, groups, ignored, digest.hexdigest())
 
 
@@ -94,46 +103,56 @@ def _write_runs(file: BinaryIO, rows: dict[Group, list[bytes]], groups: dict[Gro
         listed = groups.setdefault(group, GroupList())
         listed.examples += len(found)
         listed.bytes += sum(ROW_SIZE(row, HASH_BYTES)[0] for row in found)
-        listed.runs.append(_append_run(file, iter(found)))
+        listed.runs.append(_append_run(file, found))
     rows.clear()
 
 
-def _append_run(file: BinaryIO, rows: Iterator[bytes]) -> list[int]:
-    """Append sorted rows; the places where their pieces begin. `rows` may read from the same file."""
-    places = []
-    piece: list[bytes] = []
-
-    def write() -> None:
+def _append_run(file: BinaryIO, rows: Iterable[bytes]) -> Run:
+    """Append sorted rows. `rows` may read from the same file."""
+    places: list[int] = []
+    digest = hashlib.sha256()
+    rows = iter(rows)
+    while piece := list(itertools.islice(rows, PIECE_ROWS)):
+        digest.update(b"".join(piece))
         places.append(file.seek(0, 2))
         marshal.dump(piece, file)
-        piece.clear()
-
-    for row in rows:
-        piece.append(row)
-        if len(piece) == PIECE_ROWS:
-            write()
-    if piece:
-        write()
-    return places
+    return Run(places, digest.hexdigest())
 
 
-def _pieces(file: BinaryIO, run: list[int]) -> Iterator[list[bytes]]:
-    for place in run:
+def _pieces(file: BinaryIO, run: Run) -> Iterator[list[bytes]]:
+    for place in run.places:
         file.seek(place)
         yield marshal.load(file)
 
 
-def _rows(file: BinaryIO, run: list[int]) -> Iterator[bytes]:
+def _rows(file: BinaryIO, run: Run) -> Iterator[bytes]:
     for piece in _pieces(file, run):
         yield from piece
 
 
-def _merge(file: BinaryIO, runs: list[list[int]]) -> Iterator[bytes]:
+def _merge(file: BinaryIO, runs: list[Run]) -> Iterator[bytes]:
     return heapq.merge(*(_rows(file, run) for run in runs))
 
 
 def _group_order(group: Group) -> tuple[str, str]:
     return (group[0] or "", group[1])
+
+
+def _renamed(source: Source, groups: dict[Group, GroupList]) -> dict[Group, GroupList]:
+    names = source.groups(groups)
+    return {names[group]: found for group, found in groups.items()}
+
+
+class Summary(BaseModel):
+    """What a data set's identity takes of a listing: the amount of each (split, class), and a digest of everything."""
+
+    amounts: list[tuple[str | None, str, Amount]]
+    digest: str
+
+    @property
+    def groups(self) -> dict[Group, Amount]:
+        """The amounts by group."""
+        return {(split, label): amount for split, label, amount in self.amounts}
 
 
 class Listing:
@@ -145,7 +164,7 @@ class Listing:
         digest: SHA-256 (hex) of all keys, labels, sizes and stamps.
     """
 
-    def __init__(self, parts: list[PartList]) -> None:
+    def __init__(self, source: Source, parts: list[PartList]) -> None:
         self._parts = parts
         self.groups: dict[Group, Amount] = {}
         self.ignored = Ignored()
@@ -153,11 +172,16 @@ class Listing:
         for part in parts:
             self.ignored.merge(part.ignored)
             digest.update(part.digest.encode())
+            part.groups = _renamed(source, part.groups)
             for group, found in part.groups.items():
                 before = self.groups.get(group, Amount(0, 0))
                 self.groups[group] = Amount(before.examples + found.examples, before.bytes + found.bytes)
         self.groups = {group: self.groups[group] for group in sorted(self.groups, key=_group_order)}
         self.digest = digest.hexdigest()
+
+    def summary(self) -> Summary:
+        """The listing's summary."""
+        return Summary(amounts=[(*group, amount) for group, amount in self.groups.items()], digest=self.digest)
 
     def counts_without(self, left_out: frozenset[bytes]) -> dict[Group, int]:
         """How many examples of each group stay without those keys."""

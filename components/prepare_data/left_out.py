@@ -7,8 +7,8 @@ import json
 import math
 from pathlib import Path
 
+from components.prepare_data.durable import write_durably
 from components.prepare_data.settings import DataSettings
-from components.prepare_data.shards import write_durably
 from components.prepare_data.sources.source import readable
 from trainer.errors import UserError
 

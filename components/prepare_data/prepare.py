@@ -15,13 +15,14 @@ from pydantic import ValidationError
 
 from components.prepare_data import split as splitting
 from components.prepare_data.dataset_info import write_dataset_info
-from components.prepare_data.index import Dealer, Listing, PartList, list_part, list_path
+from components.prepare_data.durable import write_durably
+from components.prepare_data.index import Dealer, Listing, PartList, Summary, list_part, list_path
 from components.prepare_data.left_out import LeftOutImages, refuse_too_many
 from components.prepare_data.settings import DataSettings
-from components.prepare_data.shards import ShardResult, ShardTask, ShardWriter, write_durably
+from components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
 from components.prepare_data.sources import open_source
-from components.prepare_data.sources.source import SPLITS, Source, readable
-from components.prepare_data.split import Amount, Group
+from components.prepare_data.sources.source import SPLITS, Group, Source, readable
+from components.prepare_data.split import Amount
 from components.prepare_data.statistics import write_statistics
 from components.prepare_data.store import Store, require_room, store_errors_named
 from components.prepare_data.tally import Tally, combine
@@ -57,23 +58,45 @@ def prepare(settings: DataSettings, replicas: int) -> Prepared:
     """
     source = open_source(settings.source)
     store = Store(settings.store, settings.name or source.name)
+    known = store.recall(listing_name(source, settings))
+    if known is not None and (prepared := reusable(store, Target.of(known, settings, replicas, store.name))):
+        return prepared
     with store_errors_named(store, 0), store.work_folder() as scratch:
         listing = list_source(source, settings, scratch)
-        plan = Plan.of(listing, settings, replicas)
-        fingerprint = fingerprint_of(listing, plan, settings, store.name)
-        identity = fingerprint[:IDENTITY_DIGITS]
-        found = store.complete(identity)
-        if found is not None:
-            return Prepared(store.path(identity), store.uri(identity), found, reused=True)
-        with store_errors_named(store, plan.bytes), store.work_folder(identity) as work:
-            found = store.complete(identity)  # another run may have made it while we waited
-            if found is None:
-                store.remove_leftovers(but=identity)
-                require_room(store, work, plan.bytes)
-                lists = scratch / "lists"
-                written = SetWriter(source, settings, listing, plan, lists, work).write(store.name, fingerprint)
-                store.publish(work / SetWriter.SET, identity)
-            return Prepared(store.path(identity), store.uri(identity), found or written, reused=found is not None)
+        summary = listing.summary()
+        target = Target.of(summary, settings, replicas, store.name)
+        if prepared := reusable(store, target):
+            return prepared
+        with store_errors_named(store, target.plan.bytes), store.work_folder(target.identity) as work:
+            if prepared := reusable(store, target):  # another run made it while we waited
+                return prepared
+            store.remove_leftovers(but=target.identity)
+            require_room(store, work, target.plan.bytes)
+            writer = SetWriter(source, settings, listing, target.plan, scratch, work)
+            written = writer.write(store.name, target.fingerprint)
+            store.publish(work / SetWriter.SET, target.identity)
+            store.remember(listing_name(source, settings), summary)
+            return Prepared(store.path(target.identity), store.uri(target.identity), written, reused=False)
+
+
+def reusable(store: Store, target: Target) -> Prepared | None:
+    """The set where it is there already.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    found = store.complete(target.identity)
+    if found is None:
+        return None
+    return Prepared(store.path(target.identity), store.uri(target.identity), found, reused=True)
+
+
+def listing_name(source: Source, settings: DataSettings) -> str | None:
+    """Under which name the summary of the source's listing is remembered, where that can be told without listing it."""
+    stamp = source.stamp()
+    if stamp is None:
+        return None
+    return hashlib.sha256(f"{FORMAT} {settings.seed} {stamp}".encode()).hexdigest()[:IDENTITY_DIGITS]
 
 
 def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing:
@@ -82,7 +105,7 @@ def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing
     tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(parts)]
     with Workers(ListWork(source, settings.seed), worker_count(settings)) as workers:
         listed = dict(workers.run(tasks))
-    return Listing([listed[number] for number in range(len(parts))])
+    return Listing(source, [listed[number] for number in range(len(parts))])
 
 
 def worker_count(settings: DataSettings) -> int:
@@ -107,16 +130,16 @@ class Plan:
     bytes: int
 
     @classmethod
-    def of(cls, listing: Listing, settings: DataSettings, replicas: int) -> Plan:
-        """The plan for all examples of the listing.
+    def of(cls, groups: Mapping[Group, Amount], settings: DataSettings, replicas: int) -> Plan:
+        """The plan for all examples.
 
         Raises:
             UserError: A class has no image for one of the splits.
         """
-        counts = {group: amount.examples for group, amount in listing.groups.items()}
+        counts = {group: amount.examples for group, amount in groups.items()}
         classes = sorted({label for _, label in counts})
         divided = splitting.divide(counts, settings.split)
-        amounts = {name: _split_amount(name, listing, divided) for name in SPLITS}
+        amounts = {name: _split_amount(name, groups, divided) for name in SPLITS}
         shards = {
             name: splitting.shard_count(amount, replicas, settings.shard_megabytes) for name, amount in amounts.items()
         }
@@ -134,26 +157,44 @@ class Plan:
         return sum(sum(parts.values()) for parts in self.divided.values())
 
 
-def _split_amount(name: str, listing: Listing, divided: Mapping[Group, Mapping[str, int]]) -> Amount:
+def _split_amount(name: str, groups: Mapping[Group, Amount], divided: Mapping[Group, Mapping[str, int]]) -> Amount:
     """The examples of a split and, about, the bytes of their records."""
     examples, size = 0, 0
     for group, parts in divided.items():
         count = parts.get(name, 0)
-        whole = listing.groups[group]
+        whole = groups[group]
         examples += count
         size += whole.bytes * count // max(whole.examples, 1) + count * RECORD_BYTES_BESIDE_IMAGE
     return Amount(examples, size)
 
 
-def fingerprint_of(listing: Listing, plan: Plan, settings: DataSettings, name: str) -> str:
-    """SHA-256 (hex) of all that the set's bytes depend on."""
-    about = {
-        "format": FORMAT,
-        "listing": listing.digest,
-        "settings": stored_settings(settings, name),
-        "shards": plan.shards,
-    }
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+@dataclass(frozen=True)
+class Target:
+    """The set that is wanted: how it is divided, and the SHA-256 (hex) of all that its bytes depend on."""
+
+    plan: Plan
+    fingerprint: str
+
+    @property
+    def identity(self) -> str:
+        """The name of its folder."""
+        return self.fingerprint[:IDENTITY_DIGITS]
+
+    @classmethod
+    def of(cls, listed: Summary, settings: DataSettings, replicas: int, name: str) -> Target:
+        """The set of what is listed.
+
+        Raises:
+            UserError: A class has no image for one of the splits.
+        """
+        plan = Plan.of(listed.groups, settings, replicas)
+        about = {
+            "format": FORMAT,
+            "listing": listed.digest,
+            "settings": stored_settings(settings, name),
+            "shards": plan.shards,
+        }
+        return cls(plan, hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest())
 
 
 def stored_settings(settings: DataSettings, name: str) -> dict[str, Any]:
@@ -187,7 +228,7 @@ class SetWriter:
         settings: As the user gave them.
         listing: The source's examples.
         plan: How they are divided.
-        lists: A folder for the lists of shards.
+        scratch: Where the source was listed.
         work: The work folder: the set grows in its folder `SET`, the finished shards' results lie in `RESULTS`.
     """
 
@@ -195,13 +236,14 @@ class SetWriter:
     RESULTS = "results"
 
     def __init__(
-        self, source: Source, settings: DataSettings, listing: Listing, plan: Plan, lists: Path, work: Path
+        self, source: Source, settings: DataSettings, listing: Listing, plan: Plan, scratch: Path, work: Path
     ) -> None:
         self._source = source
         self._settings = settings
         self._listing = listing
         self._plan = plan
-        self._lists = lists
+        self._scratch = scratch
+        self._lists = scratch / "lists"
         self._set = work / self.SET
         self._results = work / self.RESULTS
         self._left_out = LeftOutImages(work / "left_out.json")
@@ -243,7 +285,7 @@ class SetWriter:
             self.deal(plan)
         progress = Progress(plan.examples())
         progress.advance(sum(found.tally.examples + found.tally.left_out_count for found in results.values()))
-        with Workers(ShardWriter(self._source), worker_count(self._settings)) as workers:
+        with Workers(ShardWriter(self._source, self._scratch), worker_count(self._settings)) as workers:
             for position, result in workers.run([tasks[index] for index in missing], progress.advance):
                 results[missing[position]] = result
         by_split: dict[str, list[ShardResult]] = {split: [] for split in SPLITS}

@@ -27,10 +27,11 @@ class SplitFractions(Settings):
 class DataSettings(Settings):
     """Where examples come from and how they are stored.
 
-    `source` is `digits`, or `images:FOLDER` for `split/class/*.png|jpg|jpeg` or `class/*.png|jpg|jpeg`. `image_size`
-    is [height, width] that a reader resizes to; without it all images must have one size. `skip_corrupt` is the
-    largest share of images that may be left out as unreadable. `check` says how far each image is looked at: `decode`
-    decodes it whole, `header` reads its size only. `store` is the folder (or gs:// URI) that holds prepared sets.
+    `source` is `digits`, or `images:FOLDER` for `split/class/*.png|jpg|jpeg` or `class/*.png|jpg|jpeg`, or
+    `images:ARCHIVE` for a tar, tar.gz or zip file that holds such a folder. `image_size` is [height, width] that a
+    reader resizes to; without it all images must have one size. `skip_corrupt` is the largest share of images that
+    may be left out as unreadable. `check` says how far each image is looked at: `decode` decodes it whole, `header`
+    reads its size only. `store` is the folder (or gs:// URI) that holds prepared sets.
     """
 
     source: str

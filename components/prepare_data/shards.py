@@ -19,6 +19,8 @@ from components.prepare_data.tally import Tally, TallyCounter
 from components.prepare_data.workers import Tick
 from trainer.manifest import Shard
 
+# No image of a size that is accepted takes more.
+MOST_IMAGE_BYTES = 1 << 29
 BUFFER_BYTES = 1 << 19
 EXAMPLES_BETWEEN_TICKS = 256
 SECONDS_BETWEEN_TICKS = 0.2
@@ -57,8 +59,9 @@ class ShardTask:
 class ShardWriter:
     """Writes shards in one process: calling it with a task writes one and its result."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, scratch: Path) -> None:
         self._source = source
+        self._scratch = scratch
         self._reader: Reader | None = None
         self._encoder = RecordEncoder()
 
@@ -70,7 +73,7 @@ class ShardWriter:
             OSError: The shard can not be written.
         """
         if self._reader is None:
-            self._reader = self._source.reader()
+            self._reader = self._source.reader(self._scratch)
         counter = TallyCounter(one_size=task.one_size, most_left_out=task.most_left_out, source=task.source)
         writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
         size, digest = self._write_records(task, writing, self._reader, counter, tick)
@@ -99,6 +102,8 @@ class ShardWriter:
                     tick(done - told)
                     told, last = done, time.monotonic()
                 try:
+                    if listed_size > MOST_IMAGE_BYTES:
+                        raise Unusable(f"it has {listed_size:,} bytes, more than {MOST_IMAGE_BYTES:,}")
                     image = read(key, place, listed_size)
                     count(key, label, look(image))
                 except Unusable as reason:
@@ -124,13 +129,3 @@ def _flush(records: list[bytes], file: BinaryIO, digest: hashlib._Hash) -> int:
     file.write(data)
     digest.update(data)
     return len(data)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a small file so that it is there whole, on the disk, or not at all."""
-    writing = path.with_name(f".{path.name}.{os.getpid()}")
-    with writing.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    writing.replace(path)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from components.prepare_data.settings import SplitFractions
-from components.prepare_data.sources.source import SPLITS
+from components.prepare_data.sources.source import SPLITS, Group
 from trainer.errors import UserError
 
 # Several shards let several cores write and read one set, so a set that fills fewer than this many shards of the
@@ -15,9 +15,6 @@ PARALLEL_SHARDS = 16
 USEFUL_SHARD_EXAMPLES = 2048
 # A shard's list of examples is ordered in memory.
 MOST_SHARD_EXAMPLES = 65_536
-
-# The examples that a source gives under one split of its own (None where it has none) and one class.
-Group = tuple[str | None, str]
 
 
 @dataclass(frozen=True)

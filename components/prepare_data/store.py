@@ -18,6 +18,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from components.prepare_data.durable import write_durably
+from components.prepare_data.index import Summary
 from trainer import events, manifest
 from trainer.errors import UserError
 from trainer.manifest import Manifest
@@ -68,6 +72,21 @@ class Store:
                 if not path.is_file() or path.stat().st_size != shard.bytes:
                     manifest.verify_shard(path, shard)
         return found
+
+    def recall(self, name: str | None) -> Summary | None:
+        """The summary that is remembered under `name`."""
+        try:
+            return Summary.model_validate_json(self._summary_path(name).read_bytes()) if name else None
+        except (OSError, ValidationError):
+            return None
+
+    def remember(self, name: str | None, summary: Summary) -> None:
+        """Keep the summary of a listing under `name`; without one, there is nothing to go by."""
+        if name:
+            write_durably(self._summary_path(name), summary.model_dump_json().encode())
+
+    def _summary_path(self, name: str) -> Path:
+        return self.folder / f".{name}.listed.json"
 
     @contextlib.contextmanager
     def work_folder(self, identity: str | None = None) -> Iterator[Path]:
@@ -151,7 +170,7 @@ def no_room(store: Store, needed: int) -> UserError:
     """The error of a full disk; the folder may be gone again."""
     folder = next(path for path in (store.folder, *store.folder.parents) if path.exists())
     free = shutil.disk_usage(folder).free
-    size = f"it takes about {_megabytes(needed)}" if needed else "its list of examples does not fit"
+    size = f"it takes about {_megabytes(needed)}" if needed else "the work on it does not fit"
     return UserError(
         f"There is no room for the data set in {store.folder}: {size}, {_megabytes(free)} are free.",
         setting="data.store",

@@ -24,6 +24,8 @@ Tick = Callable[[int], None]
 
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_END = 5.0
+# What workers hear in their own way.
+OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class WorkerDied(Exception):
@@ -103,9 +105,14 @@ class Workers(Generic[Task, Result]):
         while len(self._processes) < count:
             here, there = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(there, self._work, os.getpid()), daemon=True)
-            process.start()
+            # A signal must not meet the new process while it has its parent's handlers still.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, OWN_SIGNALS)
+            try:
+                process.start()
+                self._processes[here] = process
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             there.close()
-            self._processes[here] = process
 
     def _hand_out(self, connection: Connection, tasks: Sequence[Task], waiting: Iterator[int]) -> bool:
         """Hand the next task to a worker; whether there was one."""
@@ -130,6 +137,7 @@ def _serve(connection: Connection, work: Callable[[Any, Tick], Any], parent: int
     # The parent hears Ctrl-C and SIGTERM, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OWN_SIGNALS)
 
     def tick(count: int) -> None:
         _leave_with(parent)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+from components.prepare_data.sources.archive import ENDING, ArchiveSource
 from components.prepare_data.sources.digits import DigitsSource
 from components.prepare_data.sources.images import ImagesSource
 from components.prepare_data.sources.source import Source
 from trainer.errors import UserError, nearest
+from trainer.places import local_path
 
-FORMS = {"digits": "digits", "images": "images:FOLDER"}
+FORMS = {"digits": "digits", "images": "images:FOLDER or images:ARCHIVE (tar, tar.gz, zip)"}
 
 
 def open_source(reference: str) -> Source:
@@ -22,10 +24,10 @@ def open_source(reference: str) -> Source:
     if reference == "digits":
         return DigitsSource()
     if kind == "images" and place:
-        return ImagesSource(place, reference)
-    guess = FORMS.get(nearest(kind, FORMS) or "")
-    if guess and place and guess.startswith("images"):
-        guess = f"images:{place}"
+        is_archive = ENDING.search(place) and not local_path(place).expanduser().is_dir()
+        return ArchiveSource(place, reference) if is_archive else ImagesSource(place, reference)
+    near = nearest(kind, FORMS)
+    guess = f"{near}:{place or 'FOLDER'}" if near == "images" else near
     raise UserError(
         f"There is no source {reference!r}." if kind not in FORMS else f"The source {reference!r} is not complete.",
         setting="data.source",

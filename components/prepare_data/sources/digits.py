@@ -12,10 +12,10 @@ import hashlib
 import importlib.util
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from components.prepare_data.sources.source import Entry, Ignored
+from components.prepare_data.sources.source import Entry, Group, Ignored
 from trainer.errors import UserError
 
 SIDE = 8
@@ -43,14 +43,20 @@ class DigitsSource:
     def parts(self) -> list[Path]:
         return [self.path]
 
-    def entries(self, part: Path, ignored: Ignored) -> Iterator[Entry]:  # noqa: ARG002
+    def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:  # noqa: ARG002
         """The digits; a stamp is the beginning of the hash of scikit-learn's file, which is all of them at once."""
         stamp = int.from_bytes(hashlib.sha256(part.read_bytes()).digest()[:8])
         for place, line in enumerate(_lines(part)):
             label = line.rpartition(b",")[2].decode()
             yield b"digits/%04d" % place, label, None, len(encode_digit(line)), stamp, place
 
-    def reader(self) -> DigitsReader:
+    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
+        return {group: group for group in found}
+
+    def stamp(self) -> None:
+        return None
+
+    def reader(self, scratch: Path) -> DigitsReader:  # noqa: ARG002
         return DigitsReader(self.path)
 
 

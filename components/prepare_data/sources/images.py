@@ -5,26 +5,16 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.prepare_data.sources.source import Entry, Ignored, Unusable
+from components.prepare_data.sources.layout import LAYOUT, check_class_folders, is_image, split_folders
+from components.prepare_data.sources.source import Entry, Group, Ignored, Unusable
 from trainer.errors import UserError, nearest
 from trainer.places import local_path
 
-SPLIT_FOLDERS = {
-    "train": "train",
-    "validation": "validation",
-    "val": "validation",
-    "valid": "validation",
-    "test": "test",
-}
-# Files with these endings are examples; those with the endings of formats that can not be used are named as
-# unusable instead of being passed over.
-ENDINGS = frozenset((b"png", b"jpg", b"jpeg", b"gif", b"bmp", b"webp", b"tif", b"tiff", b"heic", b"avif"))
-LAYOUT = "FOLDER/class/*.png|jpg|jpeg or FOLDER/split/class/*.png|jpg|jpeg, with the splits train, validation and test"
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 
@@ -54,18 +44,23 @@ class ImagesSource:
 
     def parts(self) -> list[ClassFolder]:
         top = self._subfolders("")
-        splits = {name: SPLIT_FOLDERS[name.lower()] for name in top if name.lower() in SPLIT_FOLDERS}
-        if not splits:
-            return self._checked([ClassFolder(name, name, None) for name in top])
-        self._check_splits(top, splits)
+        splits = split_folders(top, self.root, self.reference)
         found = [
             ClassFolder(f"{folder}/{name}", name, split)
             for folder, split in splits.items()
             for name in self._subfolders(folder)
         ]
-        return self._checked(found)
+        if not splits:
+            found = [ClassFolder(name, name, None) for name in top]
+        check_class_folders([part.path for part in found], self.root, self.reference)
+        return found
 
-    def entries(self, part: ClassFolder, ignored: Ignored) -> Iterator[Entry]:
+    def entries(
+        self,
+        part: ClassFolder,
+        ignored: Ignored,
+        scratch: Path,  # noqa: ARG002
+    ) -> Iterator[Entry]:
         prefix = os.fsencode(part.path) + b"/"
         label, split = part.label, part.split
         empty = True
@@ -74,7 +69,7 @@ class ImagesSource:
                 name = file.name
                 if name[:1] == b".":
                     continue
-                if name.rpartition(b".")[2].lower() not in ENDINGS:
+                if name[-4:] != b".png" and not is_image(name):  # the call takes longer than the comparison
                     self._pass_over(file, part, prefix, ignored)
                     continue
                 empty = False
@@ -97,7 +92,13 @@ class ImagesSource:
                 mend="add images to the folder, or remove it",
             )
 
-    def reader(self) -> FileReader:
+    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
+        return {group: group for group in found}
+
+    def stamp(self) -> None:
+        return None
+
+    def reader(self, scratch: Path) -> FileReader:  # noqa: ARG002
         return FileReader(self.root)
 
     def _subfolders(self, folder: str) -> list[str]:
@@ -129,37 +130,6 @@ class ImagesSource:
             allowed=LAYOUT,
             nearest=f"images:{self.root.with_name(near)}" if near and not exists else None,
         )
-
-    def _check_splits(self, top: list[str], splits: dict[str, str]) -> None:
-        strange = [name for name in top if name not in splits]
-        twice = [name for name in splits if list(splits.values()).count(splits[name]) > 1]
-        if strange:
-            problem = f"{self.root} has folders of splits ({', '.join(splits)}) beside others ({_some(strange)})."
-        elif twice:
-            problem = f"{self.root} has several folders for one split: {', '.join(twice)}."
-        elif "train" not in splits.values():
-            problem = f"{self.root} has the folders {', '.join(splits)}, but none for the split train."
-        else:
-            return
-        raise UserError(problem, setting="data.source", value=self.reference, allowed=LAYOUT)
-
-    def _checked(self, parts: list[ClassFolder]) -> list[ClassFolder]:
-        if not parts:
-            raise UserError(
-                f"There are no class folders in {self.root}.",
-                setting="data.source",
-                value=self.reference,
-                allowed=LAYOUT,
-            )
-        for part in parts:
-            if not part.label.isprintable():
-                raise UserError(
-                    f"The class folder {part.path!r} in {self.root} has a name that can not be printed.",
-                    setting="data.source",
-                    value=self.reference,
-                    mend="rename the folder",
-                )
-        return parts
 
     def _pass_over(self, file: os.DirEntry[bytes], part: ClassFolder, prefix: bytes, ignored: Ignored) -> None:
         """Note what is no image; refuse a folder, as it may hold images that would be missing."""
@@ -205,7 +175,3 @@ def valid_name(text: str) -> str:
     """`text` as a data set's name: lower-case letters, digits and underscores, a letter first."""
     name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
     return name if re.match(r"[a-z]", name) else f"data_{name}".rstrip("_")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")

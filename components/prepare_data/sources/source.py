@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
+
+# The examples that a source gives under one split of its own (None where it has none) and one class.
+Group = tuple[str | None, str]
 
 SPLITS = ("train", "validation", "test")
 MOST_IGNORED = 20
@@ -69,10 +73,21 @@ class Source(Protocol):
         """The pieces that are listed apart from each other, by any process, in a fixed order. Each can be pickled."""
         ...
 
-    def entries(self, part: Any, ignored: Ignored) -> Iterator[Entry]:
-        """The examples of one part, in any order, never all in memory; notes what is no example in `ignored`."""
+    def entries(self, part: Any, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
+        """The examples of one part, in any order, never all in memory; notes what is no example in `ignored`.
+
+        What can be read once only, in its own order, is kept in the folder `scratch` for the readers.
+        """
         ...
 
-    def reader(self) -> Reader:
+    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
+        """The split and class of each group as it was listed, where only all of them together say so."""
+        ...
+
+    def stamp(self) -> str | None:
+        """What changes whenever anything in the source does, where that can be told without listing it."""
+        ...
+
+    def reader(self, scratch: Path) -> Reader:
         """A reader for the process that calls."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from components.prepare_data import index
 from components.prepare_data.index import Dealer, Listing, list_part, list_path, read_list
-from components.prepare_data.sources.source import Entry, Ignored
+from components.prepare_data.sources.source import Entry, Group, Ignored
 
 
 class FakeSource:
@@ -28,8 +28,11 @@ class FakeSource:
     def reader(self) -> None:
         raise NotImplementedError
 
-    def entries(self, part: list[Entry], ignored: Ignored) -> Iterator[Entry]:
+    def entries(self, part: list[Entry], ignored: Ignored, scratch: Path) -> Iterator[Entry]:
         yield from part
+
+    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
+        return {group: group for group in found}
 
 
 def entries(count: int, labels: str = "abc", split: str | None = None) -> list[Entry]:
@@ -39,7 +42,7 @@ def entries(count: int, labels: str = "abc", split: str | None = None) -> list[E
 def listing(folder: Path, *parts: list[Entry], seed: int = 0) -> Listing:
     folder.mkdir(exist_ok=True)
     source = FakeSource()
-    return Listing([list_part(source, part, seed, folder / str(n)) for n, part in enumerate(parts)])  # type: ignore[arg-type]
+    return Listing(source, [list_part(source, part, seed, folder / str(n)) for n, part in enumerate(parts)])  # type: ignore[arg-type]
 
 
 def deal(folder: Path, found: Listing, counts: dict[str, int], shards: dict[str, int]) -> dict[str, list[list[bytes]]]:

@@ -58,7 +58,7 @@ def test_an_empty_folder_has_no_classes(make_settings: MakeSettings, tmp_path: P
     (tmp_path / "empty").mkdir()
     error = refused(make_settings(tmp_path / "empty"))
     assert "no class folders" in error.message
-    assert "FOLDER/class/*.png" in (error.allowed or "")
+    assert "class/*.png" in (error.allowed or "")
 
 
 @pytest.mark.parametrize("file", [None, "notes.txt", ".hidden.png"])
@@ -95,7 +95,7 @@ def test_other_layouts_are_refused(
 ) -> None:
     error = refused(make_settings(make_folder(dict.fromkeys(folders, 3))))
     assert message in error.message
-    assert "FOLDER/split/class/" in (error.allowed or "")
+    assert "or split/class/" in (error.allowed or "")
 
 
 def test_images_of_several_sizes_are_both_named(

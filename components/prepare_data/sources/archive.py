@@ -1,0 +1,281 @@
+"""An archive of image files, read as a stream: tar, tar.gz, zip; laid out like a folder, perhaps inside another one.
+
+A tar or zip file is read where it lies: its list says where each image begins. A compressed tar can only be read from
+its beginning, so its images are kept side by side in one file while it is listed. Nothing is ever unpacked by name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import posixpath
+import re
+import struct
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from components.prepare_data.sources.images import valid_name
+from components.prepare_data.sources.layout import groups_of, is_image
+from components.prepare_data.sources.source import Entry, Group, Ignored, Reader, Unusable
+from trainer.errors import UserError
+from trainer.places import local_path
+
+ENDING = re.compile(r"\.(tar|tar\.gz|tgz|zip)$", re.IGNORECASE)
+SPOOL = "images"
+PIECE = 1 << 20
+NOWHERE = 2**64 - 1
+DAMAGED = (tarfile.TarError, EOFError, zlib.error, struct.error, OSError)
+
+
+class ArchiveSource:
+    """The source `images:FILE.tar`, `.tar.gz`, `.tgz` or `.zip`.
+
+    Raises:
+        UserError: The file can not be read.
+    """
+
+    def __init__(self, place: str, reference: str) -> None:
+        self.reference = reference
+        self.path = local_path(place).expanduser().absolute()
+        self.name = valid_name(ENDING.sub("", self.path.name))
+        ending = ENDING.search(self.path.name)
+        assert ending is not None
+        self._kind = {"tgz": "tar.gz"}.get(ending[1].lower(), ending[1].lower())
+        try:
+            self._status = self.path.stat()
+        except OSError as error:
+            raise self._unreadable(error.strerror) from None
+
+    def parts(self) -> list[Path]:
+        return [self.path]
+
+    def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
+        """The archive's images; each one's class is, for now, the folder that it lies in."""
+        members = {"zip": _zip_members, "tar": _tar_members}.get(self._kind)
+        try:
+            with part.open("rb") as file:
+                found = members(file) if members else _compressed_members(file, scratch / SPOOL)
+                for member in found:
+                    yield from self._entry(member, ignored)
+        except DAMAGED as error:
+            if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+                raise  # the disk's, not the archive's
+            raise self._unreadable(str(error)) from None
+
+    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
+        folders = {group[1]: group for group in found}
+        return {folders[folder]: group for folder, group in groups_of(folders, self.path, self.reference).items()}
+
+    def stamp(self) -> str:
+        about = (self._kind, self._status.st_size, self._status.st_mtime_ns)
+        return hashlib.sha256(repr(about).encode()).hexdigest()
+
+    def reader(self, scratch: Path) -> Reader:
+        if self._kind == "zip":
+            return ZipReader(self.path)
+        return StretchReader(scratch / SPOOL if self._kind == "tar.gz" else self.path)
+
+    def _entry(self, member: Member, ignored: Ignored) -> Iterator[Entry]:
+        key = posixpath.normpath(member.name)
+        if key.startswith((b"/", b"../")) or key == b"..":
+            raise UserError(
+                f"The entry {os.fsdecode(member.name)!r} of {self.path} leads out of the archive.",
+                setting="data.source",
+                value=self.reference,
+                mend="make the archive anew, from within the folder that it holds",
+            )
+        folder, _, name = key.rpartition(b"/")
+        if any(part.startswith(b".") for part in key.split(b"/")):
+            return
+        if is_image(name):
+            yield key, _text(folder), None, member.size, member.stamp, member.place
+        else:
+            ignored.add(key)
+
+    def _unreadable(self, reason: str | None) -> UserError:
+        return UserError(
+            f"The archive {self.path} can not be read: {reason or 'it is damaged'}.",
+            setting="data.source",
+            value=self.reference,
+        )
+
+
+class Member(NamedTuple):
+    """A file in an archive: its name, its bytes (unpacked), a stamp, and where it begins (`NOWHERE`: it is a link)."""
+
+    name: bytes
+    size: int
+    stamp: int
+    place: int
+
+
+def _tar_members(file: BinaryIO) -> Iterator[Member]:
+    if file.seek(0, os.SEEK_END) % tarfile.BLOCKSIZE:
+        raise EOFError("it is cut short")
+    file.seek(0)
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        for found in _tar_infos(archive):
+            yield _member(found, found.offset_data)
+
+
+def _compressed_members(file: BinaryIO, spool: Path) -> Iterator[Member]:
+    """The members of a tar.gz; the images' bytes are appended to `spool`."""
+    place = 0
+    with gzip.GzipFile(fileobj=file) as unpacked, spool.open("wb") as kept:
+        with tarfile.open(fileobj=unpacked, mode="r|") as archive:
+            for found in _tar_infos(archive):
+                yield _member(found, place)
+                content = archive.extractfile(found) if found.isreg() and is_image(os.fsencode(found.name)) else None
+                while content and (piece := content.read(PIECE)):
+                    place += kept.write(piece)
+        while unpacked.read(PIECE):  # up to the checksum at its end
+            pass
+
+
+def _tar_infos(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The files and links of an archive, none of which stays in memory."""
+    while (found := archive.next()) is not None:
+        archive.members = []  # type: ignore[attr-defined]
+        if found.isreg() or found.issym() or found.islnk():
+            yield found
+
+
+def _member(found: tarfile.TarInfo, place: int) -> Member:
+    name = found.name.encode("utf-8", "surrogateescape")
+    # A time before 1970 is as good as any other stamp.
+    stamp = int(found.mtime) & NOWHERE
+    return Member(name, found.size, stamp, place) if found.isreg() else Member(name, 0, stamp, NOWHERE)
+
+
+class StretchReader:
+    """Reads images that lie in one file as they are."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
+        if place == NOWHERE:
+            raise Unusable("it is a link inside the archive")
+        data = os.pread(self._descriptor, size, place)
+        while 0 < len(data) < size and (more := os.pread(self._descriptor, size - len(data), place + len(data))):
+            data += more
+        if len(data) != size:
+            raise Unusable("the archive ends inside it")
+        return data
+
+
+# A zip file's list of members, at its end: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
+ZIP_END = struct.Struct("<4s4H2LH")
+ZIP64_LOCATOR = struct.Struct("<4sLQL")
+ZIP64_END = struct.Struct("<4sQ2H2L4Q")
+ZIP_MEMBER = struct.Struct("<4s6H3L5H2L")
+ZIP_LOCAL = struct.Struct("<4s5H3L2H")
+ZIP_LONGEST_END = ZIP_END.size + 0xFFFF
+ZIP64_EXTRA = 1
+STORED, DEFLATED = 0, 8
+ENCRYPTED = 1
+
+
+def _zip_members(file: BinaryIO) -> Iterator[Member]:
+    """The members of a zip file, from the list at its end, one after the other (zipfile would hold them all)."""
+    count, start = _zip_list(file)
+    file.seek(start)
+    for _ in range(count):
+        fields = ZIP_MEMBER.unpack(file.read(ZIP_MEMBER.size))
+        if fields[0] != b"PK\x01\x02":
+            raise EOFError("its list of members is damaged")
+        time, day, checksum, packed, size, name_length, extra_length, comment_length = fields[5:13]
+        name = file.read(name_length)
+        size, place = _zip64_sizes(file.read(extra_length), size, packed, fields[16])
+        file.seek(comment_length, os.SEEK_CUR)
+        if not name.endswith(b"/"):
+            yield Member(name, size, checksum << 32 | day << 16 | time, place)
+
+
+def _zip_list(file: BinaryIO) -> tuple[int, int]:
+    """How many members there are, and where their list begins."""
+    length = file.seek(0, os.SEEK_END)
+    file.seek(max(length - ZIP_LONGEST_END - ZIP64_LOCATOR.size, 0))
+    tail = file.read()
+    place = tail.rfind(b"PK\x05\x06")
+    if place < 0:
+        raise EOFError("it has no list of members at its end")
+    _, _, _, _, count, _, start, _ = ZIP_END.unpack_from(tail, place)
+    if count == 0xFFFF or start == 0xFFFFFFFF:
+        signature, _, place64, _ = ZIP64_LOCATOR.unpack_from(tail, place - ZIP64_LOCATOR.size)
+        if signature == b"PK\x06\x07":
+            file.seek(place64)
+            fields = ZIP64_END.unpack(file.read(ZIP64_END.size))
+            count, start = fields[7], fields[9]
+    return count, start
+
+
+def _zip64_sizes(extra: bytes, size: int, packed: int, place: int) -> tuple[int, int]:
+    """Size and place of a member, of which those that do not fit 32 bits stand in the extra fields."""
+    position = 0
+    while position + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, position)
+        if kind == ZIP64_EXTRA:
+            numbers = list(struct.unpack_from(f"<{length // 8}Q", extra, position + 4))
+            size = numbers.pop(0) if size == 0xFFFFFFFF else size
+            if packed == 0xFFFFFFFF:
+                numbers.pop(0)
+            place = numbers.pop(0) if place == 0xFFFFFFFF else place
+        position += 4 + length
+    return size, place
+
+
+class ZipReader:
+    """Reads a zip file's members, stored or deflated."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
+        header = os.pread(self._descriptor, ZIP_LOCAL.size, place)
+        if len(header) < ZIP_LOCAL.size or not header.startswith(b"PK\x03\x04"):
+            raise Unusable("its place in the archive is damaged")
+        _, _, flags, method, _, _, checksum, _, _, name_length, extra_length = ZIP_LOCAL.unpack(header)
+        if flags & ENCRYPTED or method not in (STORED, DEFLATED):
+            raise Unusable(
+                "it is encrypted" if flags & ENCRYPTED else f"it is packed by method {method}, not by deflate"
+            )
+        start = place + ZIP_LOCAL.size + name_length + extra_length
+        data = self._stored(start, size) if method == STORED else self._inflated(start, size)
+        if len(data) != size or (checksum and zlib.crc32(data) != checksum):
+            raise Unusable("it is damaged in the archive")
+        return data
+
+    def _stored(self, place: int, size: int) -> bytes:
+        data = b""
+        while len(data) < size and (piece := os.pread(self._descriptor, size - len(data), place + len(data))):
+            data += piece
+        return data
+
+    def _inflated(self, place: int, size: int) -> bytes:
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        data, packed = b"", b""
+        try:
+            while not inflater.eof and len(data) <= size:
+                packed = inflater.unconsumed_tail
+                if not packed:
+                    packed = os.pread(self._descriptor, min(max(size, 4096), PIECE), place)
+                    place += len(packed)
+                if not packed:
+                    break
+                data += inflater.decompress(packed, size + 1 - len(data))
+        except zlib.error:
+            return b""
+        return data
+
+
+def _text(name: bytes) -> str:
+    """A folder's name; zip files from long ago hold other than UTF-8."""
+    try:
+        return name.decode("utf-8")
+    except UnicodeDecodeError:
+        return name.decode("cp437")

@@ -1,0 +1,181 @@
+"""Archives are read as they lie: the same set as from the folder that they hold, whatever kind they are."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.prepare_data.prepare import prepare
+from components.prepare_data.settings import DataSettings
+from components.prepare_data.sources.layout import groups_of
+from trainer.errors import UserError
+
+KINDS = ("tar", "tar.gz", "tgz", "zip", "stored.zip")
+
+
+def pack(root: Path, kind: str, inside: str = "") -> Path:
+    """An archive of the folder `root`, whose entries lie in the folder `inside`."""
+    path = root.with_name(f"{root.name}.{kind}")
+    files = sorted(root.rglob("*"), reverse=True)
+    if kind.endswith("zip"):
+        method = zipfile.ZIP_STORED if kind == "stored.zip" else zipfile.ZIP_DEFLATED
+        with zipfile.ZipFile(path, "w", method) as archive:
+            for file in files:
+                archive.write(file, os.path.join(inside, file.relative_to(root)))  # noqa: PTH118
+    else:
+        with tarfile.open(path, "w" if kind == "tar" else "w:gz") as archive:
+            for file in files:
+                archive.add(file, os.path.join(inside, file.relative_to(root)), recursive=False)  # noqa: PTH118
+    return path
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.tfrecord-*")}
+
+
+@pytest.fixture
+def folder(make_folder: Callable[..., Path]) -> Path:
+    root = make_folder({"train/cat": 30, "train/dög house": 20, "test/cat": 4, "test/dög house": 5})
+    (root / "train" / "cat" / f"{'long name ' * 15}.png").write_bytes((root / "test/cat/image 0.png").read_bytes())
+    (root / "LICENSE").write_text("free")
+    (root / "train" / "cat" / "._image 0.png").write_text("hidden")
+    return root
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inside", ["", "./", "around it/and more"])
+def test_an_archive_gives_the_set_that_its_folder_gives(
+    folder: Path, make_settings: Callable[..., DataSettings], kind: str, inside: str
+) -> None:
+    expected = prepare(make_settings(folder), 2)
+    settings = make_settings(pack(folder, kind, inside), name="pictures")
+    prepared = prepare(settings, 2)
+    assert prepared.manifest.splits.keys() == expected.manifest.splits.keys()
+    if inside != "around it/and more":  # there the keys are longer
+        assert shards(prepared.folder) == shards(expected.folder)
+    assert {name: split.classes for name, split in prepared.manifest.splits.items()} == {
+        name: {"cat": split.classes["cat"], "dög house": split.classes["dög house"]}
+        for name, split in expected.manifest.splits.items()
+    }
+    again = prepare(settings, 2)
+    assert (again.reused, again.folder) == (True, prepared.folder)
+
+
+def test_an_archive_that_was_prepared_is_not_listed_again(
+    folder: Path, make_settings: Callable[..., DataSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pack(folder, "tar.gz")
+    prepare(make_settings(path), 1)
+    monkeypatch.setattr("components.prepare_data.prepare.list_source", lambda *arguments: pytest.fail("it is listed"))
+    assert prepare(make_settings(path), 1).reused
+    monkeypatch.undo()
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    assert prepare(make_settings(path), 1).reused  # its members are the same
+    assert not prepare(make_settings(path, seed=1), 1).reused
+
+
+def test_an_archive_is_named_without_its_ending(folder: Path, make_settings: Callable[..., DataSettings]) -> None:
+    assert prepare(make_settings(pack(folder, "tar.gz")), 1).manifest.name == "pictures"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_archive_that_is_cut_short_is_refused(
+    folder: Path, make_settings: Callable[..., DataSettings], kind: str
+) -> None:
+    path = pack(folder, kind)
+    whole = path.read_bytes()
+    for end in (0, 100, len(whole) // 2, len(whole) - 1000, len(whole) - 5):
+        path.write_bytes(whole[:end])
+        with pytest.raises(UserError) as error:
+            prepare(make_settings(path), 1)
+        assert str(path) in error.value.message or "images can not be used" in error.value.message
+    assert not Path(make_settings(path).store).exists()
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+@pytest.mark.parametrize("name", ["../outside/a.png", "/etc/a.png", "cat/../../a.png", ".."])
+def test_entries_that_climb_out_are_refused(
+    folder: Path, make_settings: Callable[..., DataSettings], kind: str, name: str
+) -> None:
+    path = pack(folder, kind)
+    image = folder / "test/cat/image 0.png"
+    if kind == "zip":
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr(name, image.read_bytes())
+    else:
+        with tarfile.open(path, "a") as archive, image.open("rb") as file:
+            entry = tarfile.TarInfo(name)
+            entry.size = image.stat().st_size
+            archive.addfile(entry, file)
+    with pytest.raises(UserError, match="leads out of the archive"):
+        prepare(make_settings(path), 1)
+
+
+def test_links_and_damaged_members_are_named(
+    folder: Path, make_settings: Callable[..., DataSettings], tmp_path: Path
+) -> None:
+    path = pack(folder, "tar")
+    with tarfile.open(path, "a") as archive:
+        for name, kind in (("train/cat/hard.png", tarfile.LNKTYPE), ("train/cat/soft.png", tarfile.SYMTYPE)):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, "train/cat/image 0.png"
+            archive.addfile(entry)
+    with pytest.raises(UserError, match=r"hard\.png \(it is a link inside the archive\)") as error:
+        prepare(make_settings(path), 1)
+    assert "soft.png" in error.value.message
+
+    path = pack(folder, "zip")
+    with zipfile.ZipFile(path) as archive:
+        place = archive.getinfo("train/cat/image 7.png").header_offset
+    content = bytearray(path.read_bytes())
+    content[place + 30 + len("train/cat/image 7.png") + 10] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"image 7\.png \(it is damaged in the archive\)"):
+        prepare(make_settings(path), 1)
+
+
+def test_a_zip_of_more_than_the_old_format_holds(
+    make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings], tmp_path: Path
+) -> None:
+    """The number of members stands in the record of zip64."""
+    image = (make_folder({"a": 1}) / "a" / "image 0.png").read_bytes()
+    path = tmp_path / "large.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(70_000):
+            archive.writestr(f"{'ab'[number % 2]}/{number}.png", image if number < 20 else b"")
+    settings = make_settings(path, skip_corrupt=0.9999)
+    prepared = prepare(settings, 1)
+    assert sum(split.examples for split in prepared.manifest.splits.values()) == 20
+    assert prepared.manifest.left_out_count == 69_980
+
+
+@pytest.mark.parametrize(
+    ("folders", "groups"),
+    [
+        (["cat", "dog"], [(None, "cat"), (None, "dog")]),
+        (["top/cat", "top/dog"], [(None, "cat"), (None, "dog")]),
+        (["top/cat"], [(None, "cat")]),
+        (["a/b/train/cat", "a/b/val/cat"], [("train", "cat"), ("validation", "cat")]),
+        (["train/cat"], [("train", "cat")]),
+    ],
+)
+def test_the_layout_is_found(folders: list[str], groups: list[tuple[str | None, str]]) -> None:
+    assert list(groups_of(folders, "it", "images:it").values()) == groups
+
+
+@pytest.mark.parametrize(
+    "folders", [["a/b", "c"], [""], ["train/cat", "extra/cat"], ["test/cat"], ["a/b", "a/b/c"], []]
+)
+def test_another_layout_is_refused(folders: list[str]) -> None:
+    with pytest.raises(UserError):
+        groups_of(folders, "it", "images:it")
+
+
+def test_a_missing_archive_is_named(make_settings: Callable[..., DataSettings], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file"):
+        prepare(make_settings(tmp_path / "none.tar.gz"), 1)
