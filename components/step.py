@@ -29,6 +29,33 @@ class Terminated(BaseException):
     """The step was asked to stop (SIGTERM); raised in the main thread so that everything open is closed."""
 
 
+class _Termination:
+    """Whether SIGTERM has come, and whether it waits for a safe moment."""
+
+    requested = False
+    deferred = False
+
+
+@contextmanager
+def termination_deferred() -> Iterator[None]:
+    """Within, SIGTERM waits for `raise_if_terminated`, or for the end of the context.
+
+    An exception may come between any two instructions, such as the two by which subprocess takes and releases a lock.
+    """
+    _Termination.deferred = True
+    try:
+        yield
+    finally:
+        _Termination.deferred = False
+    raise_if_terminated()
+
+
+def raise_if_terminated() -> None:
+    """Raise `Terminated` if SIGTERM has come."""
+    if _Termination.requested:
+        raise Terminated
+
+
 class WorkFailed(Exception):
     """Work in another process failed: one sentence, and that process's traceback ("" where it left none)."""
 
@@ -100,4 +127,6 @@ def _send_output_to_log(name: str) -> None:
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated
+    _Termination.requested = True
+    if not _Termination.deferred:
+        raise Terminated

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from components.step import WorkFailed
+from components.step import WorkFailed, raise_if_terminated, termination_deferred
 from components.train.replica import Ports, Replica, cluster_environment, count_replicas, replicas_of
 from trainer.errors import ERROR_PREFIX, UserError
 
@@ -93,17 +93,18 @@ def run_local_cluster(
     ports = Ports(count_replicas(worker_pool_specs))
     replicas = replicas_of(worker_pool_specs, ports.numbers)
     workers: list[Worker] = []
-    try:
-        for replica in replicas:
-            environment = _environment(replica, replicas, output, virtual_devices)
-            workers.append(Worker(replica, environment, log))
-        _wait(workers)
-        for worker in workers:
-            worker.finish()
-        _check_same_weights(workers)
-    finally:
-        _stop(workers)
-        ports.close()
+    with termination_deferred():
+        try:
+            for replica in replicas:
+                environment = _environment(replica, replicas, output, virtual_devices)
+                workers.append(Worker(replica, environment, log))
+            _wait(workers)
+            for worker in workers:
+                worker.finish()
+            _check_same_weights(workers)
+        finally:
+            _stop(workers)
+            ports.close()
 
 
 def _environment(replica: Replica, replicas: list[Replica], output: Path, virtual_devices: int) -> dict[str, str]:
@@ -127,6 +128,7 @@ def _environment(replica: Replica, replicas: list[Replica], output: Path, virtua
 def _wait(workers: list[Worker]) -> None:
     """Return when all have ended well; raise as soon as one has not."""
     while True:
+        raise_if_terminated()
         codes = [worker.process.poll() for worker in workers]
         if any(code not in (None, 0) for code in codes):
             raise _failure(workers)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -78,8 +79,8 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     folder.write(record)
     started = time.monotonic()
     try:
-        with _stop_signals():
-            finished = _execute(folder, record, watcher, seen)
+        with _stop_signals() as stop:
+            finished = _execute(folder, record, watcher, seen, stop)
         _conclude(folder, record, finished)
     except Interrupted:
         record.status = "cancelled"
@@ -93,7 +94,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     return record
 
 
-def _execute(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int) -> bool:
+def _execute(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int, stop: StopRequest) -> bool:
     """Start the executing process and follow its events until it ends; whether it ended well."""
     command = [sys.executable, "-m", "pipelines.platforms.local.execute", str(folder.path)]
     command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
@@ -112,6 +113,8 @@ def _execute(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int) 
         )
     try:
         while process.poll() is None:
+            if stop.requested:
+                raise Interrupted
             seen = _follow(folder, record, watcher, seen)
             watcher.tick()
             time.sleep(POLL_SECONDS)
@@ -132,18 +135,24 @@ def champion_folder(config: RunConfig, *, rehearsal: bool) -> str:
     return str(champion.folder) if champion else ""
 
 
+@dataclass
+class StopRequest:
+    """Whether SIGINT or SIGTERM has come. It is looked at, not raised: an exception could come at a bad moment."""
+
+    requested: bool = False
+
+
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Make SIGINT and SIGTERM raise `Interrupted`, the first time; later ones wait for the end of the clean-up."""
+def _stop_signals() -> Iterator[StopRequest]:
+    """Let SIGINT and SIGTERM ask for a stop; while one is under way, further ones do nothing more."""
+    stop = StopRequest()
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Interrupted
+    def request(_number: int, _frame: FrameType | None) -> None:
+        stop.requested = True
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
