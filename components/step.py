@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -103,8 +104,19 @@ def step(name: str) -> Iterator[Outcome]:
     except Exception as error:
         events.emit("failed", error=_internal(error))
         raise
-    seconds = round(time.monotonic() - started, 3)
-    events.emit("finished", seconds=seconds, reused=outcome.reused, outputs=outcome.outputs)
+    events.emit(
+        "finished",
+        seconds=round(time.monotonic() - started, 3),
+        peak_memory_bytes=_peak_memory_bytes(),
+        reused=outcome.reused,
+        outputs=outcome.outputs,
+    )
+
+
+def _peak_memory_bytes() -> int:
+    """The most memory that the largest process of this step has had: its own, or one that it started and waited for."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def _internal(error: Exception) -> dict[str, Any]:

@@ -21,12 +21,16 @@ Status = Literal["pending", "running", "succeeded", "failed", "cancelled", "skip
 
 
 class StepRecord(BaseModel):
-    """One step: `seconds` is what its own work took; `reused` says that an earlier result served."""
+    """One step: `seconds` is what its own work took; `reused` says that an earlier result served.
+
+    `peak_memory_bytes` is the most that its largest process has had.
+    """
 
     model_config = ConfigDict(extra="forbid")
     name: str
     status: Status = "pending"
     seconds: float | None = None
+    peak_memory_bytes: int | None = None
     reused: bool = False
     outputs: dict[str, Any] = {}
 

@@ -32,6 +32,7 @@ def test_a_finished_step_reports_its_outputs(tmp_path):
     assert [event["event"] for event in events] == ["started", "finished"]
     assert events[1]["outputs"] == {"n": 3}
     assert events[1]["reused"] is True
+    assert 5e6 < events[1]["peak_memory_bytes"] < 1e9
     assert log == "from C\n"
 
 

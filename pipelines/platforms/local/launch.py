@@ -208,6 +208,7 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> bool:
         step.status, step.reused = "running", False
     elif kind == "finished":
         step.status, step.seconds = "succeeded", event["seconds"]
+        step.peak_memory_bytes = event["peak_memory_bytes"]
         step.reused, step.outputs = event["reused"], event["outputs"]
         _take_results(record, step)
     elif kind == "failed":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -129,6 +130,28 @@ def test_replicas_that_end_with_different_weights_have_failed(tmp_path):
     differing = [{**pool, **pools(code % letter, 1)[0]} for pool, letter in zip(pools("", 2), "ab", strict=True)]
     with pytest.raises(WorkFailed, match="workerpool0-0 aaaaaaaaaaaa, workerpool1-0 bbbbbbbbbbbb"):
         run_local_cluster(differing, tmp_path, log=io.StringIO())
+
+
+STOPS = 12
+
+
+def test_a_stop_at_any_moment_ends_the_step(tmp_path):
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    for _ in range(STOPS):
+        step = subprocess.Popen(
+            [sys.executable, "-c", PARENT % "pass"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
+        )
+        assert step.stdout is not None
+        step.stdout.readline()  # the first replica runs
+        time.sleep(chance.random() * 0.1)
+        children = psutil.Process(step.pid).children(recursive=True)
+        step.terminate()
+        assert step.wait(timeout=12) == 143
+        step.stdout.close()
+        assert not psutil.wait_procs(children, timeout=2)[1]
 
 
 PARENT = """
