@@ -196,6 +196,7 @@ def compile_(
 ) -> None:
     """Write the pipeline spec that a run executes."""
     from pipelines.config import load
+    from pipelines.output import check_folder_of
 
     configuration = load(config, overrides or (), hardware)
     if target is Target.vertex:
@@ -205,13 +206,7 @@ def compile_(
             "A pipeline spec is YAML or JSON.", setting="-o", value=str(output), allowed="*.yaml, *.yml, *.json",
             mend=f"-o {output.with_suffix('.yaml')}",
         )  # fmt: skip
-    if not output.absolute().parent.is_dir():
-        raise UserError(
-            f"The folder {output.parent} does not exist.",
-            setting="-o",
-            value=str(output),
-            mend=f"mkdir -p {output.parent}",
-        )
+    check_folder_of(output)
     if target is Target.vertex:
         from pipelines.platforms import vertex
 

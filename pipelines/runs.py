@@ -13,6 +13,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipelines.config import RunConfig
+from trainer.durable import replace_file
 from trainer.errors import UserError, nearest
 
 ROOT = Path("runs")
@@ -151,17 +152,7 @@ class RunFolder:
 
     def write(self, record: RunRecord) -> None:
         """Put the record in place, whole."""
-        replace_file(self.record_file, record.model_dump_json(indent=2) + "\n")
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write `text` so that a reader sees the old file or the new one, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+        replace_file(self.record_file, (record.model_dump_json(indent=2) + "\n").encode())
 
 
 def create(config: RunConfig, root: Path = ROOT) -> RunFolder:

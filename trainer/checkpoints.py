@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.durable import replace_file
+
 POINTER = "latest"
 STATE_FILE = "state.npz"
 RECORD_FILE = "checkpoint.json"
@@ -52,7 +54,7 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             _write(folder, checkpoint)
-            _replace(self._folder / POINTER, folder.name)
+            replace_file(self._folder / POINTER, folder.name.encode())
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -129,14 +131,4 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     with state.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     content = {"sha256": digest, "names": list(checkpoint.state), "record": checkpoint.record}
-    _replace(folder / RECORD_FILE, json.dumps(content))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Put `text` into `path` whole."""
-    beside = path.with_name(f".{path.name}.new")
-    with beside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    replace_file(folder / RECORD_FILE, json.dumps(content).encode())

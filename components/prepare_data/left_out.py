@@ -7,9 +7,9 @@ import json
 import math
 from pathlib import Path
 
-from components.prepare_data.durable import write_durably
 from components.prepare_data.settings import DataSettings
 from components.prepare_data.sources.source import readable
+from trainer.durable import replace_file
 from trainer.errors import UserError
 
 MOST_NAMED = 5
@@ -34,7 +34,7 @@ class LeftOutImages:
         """Leave out more images."""
         self.reasons.update(found)
         stored = {base64.b64encode(key).decode(): reason for key, reason in self.listed()}
-        write_durably(self._path, json.dumps(stored).encode())
+        replace_file(self._path, json.dumps(stored).encode())
 
     def listed(self) -> list[tuple[bytes, str]]:
         """Keys and reasons, in the keys' order."""

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from components.prepare_data import split as splitting
 from components.prepare_data.dataset_info import write_dataset_info
-from components.prepare_data.durable import write_durably
 from components.prepare_data.index import Dealer, Listing, PartList, Summary, list_part, list_path
 from components.prepare_data.left_out import LeftOutImages, refuse_too_many
 from components.prepare_data.settings import DataSettings
@@ -28,6 +27,7 @@ from components.prepare_data.store import Store, require_room, store_errors_name
 from components.prepare_data.tally import Tally, combine
 from components.prepare_data.workers import Tick, Workers, available_cores
 from trainer import events, manifest
+from trainer.durable import replace_file
 from trainer.errors import UserError
 from trainer.manifest import LeftOut, Manifest, Split
 
@@ -319,7 +319,7 @@ class SetWriter:
         about = self._manifest(name, fingerprint, results, tally)
         write_dataset_info(self._set, about)
         write_statistics(self._set, about, tally, self._listing.ignored)
-        write_durably(self._set / manifest.FILE_NAME, about.model_dump_json(indent=1).encode())
+        replace_file(self._set / manifest.FILE_NAME, about.model_dump_json(indent=1).encode())
         return about
 
     def _manifest(

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from components.prepare_data.durable import write_durably
 from components.prepare_data.index import Summary
 from trainer import events, manifest
+from trainer.durable import replace_file, sync
 from trainer.errors import UserError
 from trainer.manifest import Manifest
 from trainer.places import local_path
@@ -83,7 +83,7 @@ class Store:
     def remember(self, name: str | None, summary: Summary) -> None:
         """Keep the summary of a listing under `name`; without one, there is nothing to go by."""
         if name:
-            write_durably(self._summary_path(name), summary.model_dump_json().encode())
+            replace_file(self._summary_path(name), summary.model_dump_json().encode())
 
     def _summary_path(self, name: str) -> Path:
         return self.folder / f".{name}.listed.json"
@@ -126,9 +126,9 @@ class Store:
         if self._mounted:
             self._copy(finished, target)
             return
-        _write_through(finished)
+        sync(finished)
         finished.rename(target)
-        _write_through(self.folder)
+        sync(self.folder)
 
     def _copy(self, finished: Path, target: Path) -> None:
         """Copy into the bucket, the manifest last, as it is what makes a set complete."""
@@ -230,13 +230,4 @@ def _lock(path: Path, wait: bool) -> int | None:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)
-
-
-def _write_through(folder: Path) -> None:
-    """Have the names in `folder` on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
         os.close(descriptor)

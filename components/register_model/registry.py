@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any, Literal
 
 from filelock import FileLock
 
+from trainer.durable import replace_file, sync
 from trainer.errors import UserError
 
 METADATA = "metadata.json"
@@ -114,7 +114,9 @@ class Registry:
                 note=f"Version {version.number} of {version.model} is registered but not the champion: it was "
                 f"measured against {against}, and {holder}.",
             )
-        _replace_text(self._champion_file(version.model), f"{version.number}\n")
+        champion = self._champion_file(version.model)
+        replace_file(champion, f"{version.number}\n".encode())
+        sync(champion.parent)
         return Registration(version, champion=True)
 
     def _registered_before(self, model: str, metadata: dict[str, Any]) -> Version | None:
@@ -140,13 +142,13 @@ class Registry:
         }
         try:
             _copy_folder(source, unfinished)
-            _write(unfinished / METADATA, json.dumps(record, indent=2) + "\n")
-            _sync(unfinished)
+            replace_file(unfinished / METADATA, (json.dumps(record, indent=2) + "\n").encode())
+            sync(unfinished)
             unfinished.rename(target)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        _sync(target.parent)
+        sync(target.parent)
         return Version(model, number, target, record)
 
     @contextlib.contextmanager
@@ -243,31 +245,5 @@ def _copy_folder(source: Path, target: Path) -> None:
             _copy_folder(path, target / path.name)
         elif path.name != METADATA:  # a model that comes from a registry: its record is that version's own
             shutil.copyfile(path, target / path.name)
-            _sync(target / path.name)
-    _sync(target)
-
-
-def _replace_text(path: Path, text: str) -> None:
-    """Put a file in the place of another in one step."""
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        _write(beside, text)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    """Have a file, or a folder's entries, on the disk before going on."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync(target / path.name)
+    sync(target)

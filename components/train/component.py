@@ -48,13 +48,12 @@ def collect_model(job: str, output: str, model: Output[Model], metrics: Output[M
         model: The trained model.
         metrics: Its last figures on the validation split.
     """
-    from pathlib import Path
-
     from components.step import step
     from components.train.result import trained_model
+    from trainer.places import local_path
 
     with step("collect_model") as outcome:
-        result = trained_model(Path(output.replace("gs://", "/gcs/", 1)))
+        result = trained_model(local_path(output))
         model.uri = f"{output}/model"
         model.metadata.update(result.metadata)
         for name, value in result.validation.items():

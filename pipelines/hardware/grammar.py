@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pipelines.hardware.catalogue import Provisioning, load
 from pipelines.hardware.refusal import Refusal
+from pipelines.hardware.request import Request
 from trainer.errors import nearest
 
 EXAMPLES = "cpu, cpu*4, t4x2, l4x8*4, a100x8+spot, h100x8*2+flex, tpu-v3-8, tpu-v5e-2x4"
@@ -33,27 +34,6 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 LARGEST_NUMBER = 9_999_999
 LONGEST_TEXT = 1_000
 TOPOLOGY = r"[0-9]{1,4}(?:x[0-9]{1,4}){1,3}"
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was asked for, not yet held against the catalogue. None: not said.
-
-    `accelerator` is the name as written, None for `cpu`; times are in seconds.
-    """
-
-    accelerator: str | None = None
-    count: int | None = None
-    topology: str | None = None
-    machine: str | None = None
-    replicas: int | None = None
-    provisioning: Provisioning | None = None
-    disk_type: str | None = None
-    disk_gb: int | None = None
-    reservation: tuple[str, ...] = ()
-    timeout: int | None = None
-    wait: int | None = None
-    restart: bool = False
 
 
 def read_text(text: str) -> Request:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from pipelines.hardware.choice import Hardware
-from pipelines.hardware.grammar import Request, read_mapping, read_text
+from pipelines.hardware.grammar import read_mapping, read_text
 from pipelines.hardware.refusal import Refusal
+from pipelines.hardware.request import Request
 from pipelines.hardware.rules import resolve
 from trainer.errors import UserError
 

@@ -9,8 +9,8 @@ from datetime import date
 
 from pipelines.hardware.catalogue import ENGINES, Accelerator, chips_of, image_ends, load
 from pipelines.hardware.choice import Hardware
-from pipelines.hardware.grammar import Request
 from pipelines.hardware.parsing import working
+from pipelines.hardware.request import Request
 from pipelines.hardware.sizes import near_topologies
 from trainer.errors import UserError, nearest
 

@@ -10,8 +10,9 @@ from functools import lru_cache
 from pipelines.hardware import terms
 from pipelines.hardware.catalogue import Accelerator, Machine, chips_of, load
 from pipelines.hardware.choice import Hardware, smallest_machine
-from pipelines.hardware.grammar import Request, read_base
+from pipelines.hardware.grammar import read_base
 from pipelines.hardware.refusal import Refusal
+from pipelines.hardware.request import Request
 from pipelines.hardware.sizes import (
     check_gpu,
     check_machine_takes,

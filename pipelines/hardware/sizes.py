@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from pipelines.hardware.catalogue import Accelerator, Machine, chips_of, load
 from pipelines.hardware.choice import base_text, takes
-from pipelines.hardware.grammar import Request
 from pipelines.hardware.refusal import Refusal
+from pipelines.hardware.request import Request
 
 
 def check_gpu(request: Request, accelerator: Accelerator, machine: Machine | None) -> int:

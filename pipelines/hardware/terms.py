@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from pipelines.hardware.catalogue import Provisioning, load
 from pipelines.hardware.choice import Hardware
-from pipelines.hardware.grammar import Request, write_time
+from pipelines.hardware.grammar import write_time
 from pipelines.hardware.refusal import Refusal
+from pipelines.hardware.request import Request
 from trainer.errors import nearest
 
 DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipelines.legacy.migration import Migration, from_arguments, migrate
+from pipelines.output import check_folder_of
 from trainer.errors import UserError
 
 
@@ -51,13 +52,7 @@ def save(migration: Migration, output: Path) -> None:
             value=str(output),
             mend="choose another name for -o",
         )
-    if not output.absolute().parent.is_dir():
-        raise UserError(
-            f"The folder {output.parent} does not exist.",
-            setting="-o",
-            value=str(output),
-            mend=f"mkdir -p {output.parent}",
-        )
+    check_folder_of(output)
     output.write_text(migration.yaml)
 
 

@@ -91,12 +91,14 @@ def test_killed_while_saving_the_one_before_still_counts(
         if where == "arrays":
             patch.setattr(np, "savez", die)
         else:
-            replace = module._replace
+            replace = module.replace_file
 
-            def die_at(path: Path, text: str) -> None:
-                (die if path.name == {"record": "checkpoint.json", "pointer": "latest"}[where] else replace)(path, text)
+            def die_at(path: Path, content: bytes) -> None:
+                (die if path.name == {"record": "checkpoint.json", "pointer": "latest"}[where] else replace)(
+                    path, content
+                )
 
-            patch.setattr(module, "_replace", die_at)
+            patch.setattr(module, "replace_file", die_at)
         checkpoints.save(checkpoint(20))
     again = Checkpoints(tmp_path, keep=3)
     assert again.newest().step == 10  # type: ignore[union-attr]
