@@ -48,6 +48,7 @@ class RunDisplay:
 
     def __enter__(self) -> RunDisplay:
         self._progress.start()
+        self._show("starting")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,7 +62,7 @@ class RunDisplay:
         step = record.step(event["step"])
         kind = event["event"]
         if kind == "started":
-            self._task = self._progress.add_task("", total=None, step=step.name, figures="")
+            self._show(step.name)
         elif kind == "progress" and self._task is not None:
             self._progress.update(
                 self._task, completed=event["done"], total=event["total"] or None, figures=figures_line(event)
@@ -69,10 +70,18 @@ class RunDisplay:
         elif kind == "message":
             self.console.print(f"  {escape(event['text'])}", highlight=False, soft_wrap=True)
         elif kind in ("finished", "failed", "cancelled"):
-            if self._task is not None:
-                self._progress.remove_task(self._task)
-                self._task = None
+            self._hide()
             self.console.print(step_line(step), highlight=False, soft_wrap=True)
+
+    def _show(self, name: str) -> None:
+        """Put up a bar, in the place of the one before."""
+        self._hide()
+        self._task = self._progress.add_task("", total=None, step=name, figures="")
+
+    def _hide(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
 
 
 def figures_line(event: dict[str, Any]) -> str:
@@ -109,7 +118,8 @@ def _outcome(step: StepRecord) -> str:
     elif step.name == "evaluate" and "metrics" in outputs:
         text = f"test accuracy {outputs['metrics']['accuracy']:.4f}: {outputs['verdict']['decision']}"
     elif step.name == "register_model" and "model" in outputs:
-        text = _short(outputs["model"])
+        place = "the champion" if outputs["champion"] else "not the champion: another was promoted in the meantime"
+        text = f"{_short(outputs['model'])}, {place}"
     if step.reused:
         text = f"{text} (reused)".lstrip()
     return text

@@ -93,6 +93,20 @@ def test_require_promotion_tells_by_the_exit_code(workspace, second):
     assert workspace.record()["verdict"]["decision"] == "reject"
 
 
+def test_two_runs_at_once_share_the_data_and_agree_on_one_champion(tmp_path):
+    space = Workspace(tmp_path)
+    options = ("run", "--set", "train.steps=40", "--set", "evaluate.gate.minimum=0")
+    both = [space.start(*options, "--set", f"train.seed={seed}") for seed in (1, 2)]
+    ends = [(process.communicate(timeout=240), process.returncode) for process in both]
+    assert [code for _, code in ends] == [0, 0], ends
+    assert len(space.runs()) == 2
+    assert len(list((tmp_path / "datasets/digits").iterdir())) == 1
+    records = [space.record(path.name) for path in space.runs()]
+    assert {Path(record["model"]).name for record in records if record["model"]} == {"1", "2"}
+    champion = (tmp_path / "models/digits/champion").read_text().strip()
+    assert champion == "1", "the second was measured against no champion, so it does not take the first one's place"
+
+
 ALONE = """
 import json, sys, pathlib
 import tensorflow as tf
