@@ -232,7 +232,7 @@ def status(run_id: Run = "latest", as_json: Json = False) -> None:
         sys.stdout.write(record.model_dump_json(indent=2) + "\n")
         return
     for step in record.steps:
-        console.print(display.step_line(step), highlight=False, soft_wrap=True)
+        console.print(display.step_line(step, judged=not record.rehearsal), highlight=False, soft_wrap=True)
     console.print(display.summary(record), highlight=False)
     if record.error:
         console.print(f"\n{escape(display.explanation(record, with_traceback=False))}", highlight=False, soft_wrap=True)

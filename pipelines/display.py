@@ -71,7 +71,7 @@ class RunDisplay:
             self.console.print(f"  {escape(event['text'])}", highlight=False, soft_wrap=True)
         elif kind in ("finished", "failed", "cancelled"):
             self._hide()
-            self.console.print(step_line(step), highlight=False, soft_wrap=True)
+            self.console.print(step_line(step, judged=not record.rehearsal), highlight=False, soft_wrap=True)
 
     def _show(self, name: str) -> None:
         """Put up a bar, in the place of the one before."""
@@ -96,13 +96,15 @@ def figures_line(event: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def step_line(step: StepRecord) -> str:
-    """One line for a step: its mark, name, seconds, and what it gave."""
+def step_line(step: StepRecord, *, judged: bool) -> str:
+    """One line for a step: its mark, name, seconds, and what it gave; the verdict only where the run is `judged`."""
     seconds = "" if step.seconds is None else f"{step.seconds:.1f} s"
-    return f"{MARKS[step.status]} {step.name:<{NAME_WIDTH}} {seconds:>8}  {escape(_outcome(step))}".rstrip()
+    return (
+        f"{MARKS[step.status]} {step.name:<{NAME_WIDTH}} {seconds:>8}  {escape(_outcome(step, judged=judged))}".rstrip()
+    )
 
 
-def _outcome(step: StepRecord) -> str:
+def _outcome(step: StepRecord, *, judged: bool) -> str:
     """What a step gave, in a few words."""
     outputs = step.outputs
     text = ""
@@ -116,7 +118,8 @@ def _outcome(step: StepRecord) -> str:
     elif step.name == "train" and outputs.get("validation"):
         text = f"validation accuracy {outputs['validation']['accuracy']:.4f}, loss {outputs['validation']['loss']:.4f}"
     elif step.name == "evaluate" and "metrics" in outputs:
-        text = f"test accuracy {outputs['metrics']['accuracy']:.4f}: {outputs['verdict']['decision']}"
+        text = f"test accuracy {outputs['metrics']['accuracy']:.4f}"
+        text += f": {outputs['verdict']['decision']}" if judged else ""
     elif step.name == "register_model" and "model" in outputs:
         place = "the champion" if outputs["champion"] else "not the champion: another was promoted in the meantime"
         text = f"{_short(outputs['model'])}, {place}"

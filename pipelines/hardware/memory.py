@@ -94,4 +94,4 @@ def _larger(hardware: Hardware, engine: str | None) -> Iterator[Hardware]:
 
 
 def _gib(size: int) -> str:
-    return f"{size / GIB:,.2f} GiB"
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.2f} MiB"
