@@ -6,7 +6,9 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from trainer.config import ModelSettings
@@ -50,6 +52,8 @@ def load(builder: str) -> Callable[..., Any]:
         UserError: There is no such module or function, or the module's own import fails (then with that cause).
     """
     module_name, _, function_name = builder.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # a user's own modules lie in the folder that they work in; ours go before them
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

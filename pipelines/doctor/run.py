@@ -54,7 +54,7 @@ def _source(module: str, folder: Path) -> Path | None:
     """The file of a module, without running it or its packages; None where there is no such module."""
     package, *parts = module.split(".")
     # Only a top-level name can be asked for without importing what it is in.
-    spec = importlib.machinery.PathFinder.find_spec(package, [str(folder)]) or importlib.util.find_spec(package)
+    spec = importlib.util.find_spec(package) or importlib.machinery.PathFinder.find_spec(package, [str(folder)])
     for part in parts:
         locations = list(spec.submodule_search_locations or []) if spec else []
         spec = importlib.machinery.PathFinder.find_spec(part, locations)

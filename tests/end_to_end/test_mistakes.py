@@ -140,6 +140,9 @@ def broken(image_shape, classes):
 
 def test_builders_that_do_not_build(tmp_path: Path, pictures: Path):
     workspace = Workspace(tmp_path)
+    # Whoever comes from AI Platform Training has a package of this name in the folder: it must not get in the way.
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/__init__.py").write_text("raise RuntimeError('not this one')")
     (tmp_path / "my_models.py").write_text(BUILDERS)
     refused(run_on(workspace, pictures, "--set", "model.builder=my_models:wrong_classes"), 1, "model.builder", "2", "5")
     failed_in(workspace, "train")

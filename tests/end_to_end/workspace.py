@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-SLIPWAY = [sys.executable, "-m", "pipelines"]
+SLIPWAY = [str(Path(sys.executable).with_name("slipway"))]
 CONFIGURATIONS = Path(__file__).parents[2] / "configs"
 
 

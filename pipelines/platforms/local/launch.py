@@ -103,8 +103,8 @@ def _execute(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int, 
         **os.environ,
         EVENTS_VARIABLE: str(folder.events_file),
         LOGS_VARIABLE: str(folder.logs),
-        # A user's own modules, such as a model's builder, lie in the folder that the command is given in.
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")])),
+        # The folder that the command is given in may well have a package `trainer` of the user's own.
+        "PYTHONSAFEPATH": "1",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
     }
     with (folder.logs / "pipeline.log").open("a") as log:
