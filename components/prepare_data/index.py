@@ -13,7 +13,7 @@ import heapq
 import itertools
 import marshal
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -222,6 +222,7 @@ class Dealer:
         shards: How many shards each split has.
         left_out: Keys to leave out; `divided` counts without them.
         classes: The classes, whose places are the labels.
+        copies: Keys that are left out of the split they go to, which nothing else takes their place in.
     """
 
     def __init__(
@@ -231,8 +232,10 @@ class Dealer:
         shards: Mapping[str, int],
         left_out: frozenset[bytes],
         classes: list[str],
+        copies: Container[bytes] = frozenset(),
     ) -> None:
         self._listing = listing
+        self._copies = copies
         self._divided = divided
         self._shards = shards
         self._left_out = left_out
@@ -243,25 +246,31 @@ class Dealer:
         """Write the lists: every split's shards differ by one example at most, in all and in each class."""
         dealt = dict.fromkeys(self._shards, 0)
         held = 0
-        for group, counts in self._divided.items():
+        for group in self._divided:
             label = self._labels[group[1]]
-            stretches = iter(counts.items())
-            split, left = "", 0
-            for piece in self._pieces(group):
-                start = 0
-                while start < len(piece):
-                    while left == 0:
-                        split, left = next(stretches)
-                    taken = piece[start : start + left]
-                    self._deal_rows(split, dealt[split], label, taken)
-                    dealt[split] += len(taken)
-                    left -= len(taken)
-                    start += len(taken)
-                held += len(piece)
+            for split, rows in self._stretches(group):
+                staying = [row for row in rows if row_key(row) not in self._copies] if self._copies else rows
+                self._deal_rows(split, dealt[split], label, staying)
+                dealt[split] += len(staying)
+                held += len(rows)
                 if held >= MOST_ROWS_DEALT:
                     self._append(folder)
                     held = 0
         self._append(folder)
+
+    def _stretches(self, group: Group) -> Iterator[tuple[str, list[bytes]]]:
+        """A group's rows in the order of their ranks, and which split takes them."""
+        counts = iter(self._divided[group].items())
+        split, left = "", 0
+        for piece in self._pieces(group):
+            start = 0
+            while start < len(piece):
+                while left == 0:
+                    split, left = next(counts)
+                taken = piece[start : start + left]
+                yield split, taken
+                left -= len(taken)
+                start += len(taken)
 
     def _pieces(self, group: Group) -> Iterator[list[bytes]]:
         for piece in self._listing.rows(group):

@@ -31,7 +31,13 @@ class DataSettings(Settings):
     `images:ARCHIVE` for a tar, tar.gz or zip file that holds such a folder. `image_size` is [height, width] that a
     reader resizes to; without it all images must have one size. `skip_corrupt` is the largest share of images that
     may be left out as unreadable. `check` says how far each image is looked at: `decode` decodes it whole, `header`
-    reads its size only. `store` is the folder (or gs:// URI) that holds prepared sets.
+    reads its size only.
+
+    `duplicates` says what happens to an image whose bytes are in two splits, which makes a model
+    look better than it is: by default the run refuses, as only the user can say which copy, and which label, is right;
+    `drop` keeps one split's, the test split's first; `keep` does not look for them.
+
+    `store` is the folder (or gs:// URI) that holds prepared sets.
     """
 
     source: str
@@ -42,6 +48,7 @@ class DataSettings(Settings):
     channels: Literal[1, 3] | None = None
     skip_corrupt: float = Field(default=0.0, ge=0, lt=1)
     check: Literal["decode", "header"] = "decode"
+    duplicates: Literal["keep", "refuse", "drop"] = "refuse"
     shard_megabytes: PositiveInt = 128
     workers: PositiveInt | None = None
     store: str = "datasets"
