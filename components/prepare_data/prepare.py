@@ -15,10 +15,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from components.prepare_data import split as splitting
+from components.prepare_data.bundles import Bundles, bundle_reader
 from components.prepare_data.dataset_info import write_dataset_info
 from components.prepare_data.duplicates import Copy, bucket_count, find_copies, refuse_copies
 from components.prepare_data.durable import write_durably
-from components.prepare_data.index import Dealer, Listing, PartList, Summary, list_part, list_path
+from components.prepare_data.index import BundleOf, Dealer, Listing, PartList, Summary, list_part, list_path
 from components.prepare_data.left_out import LeftOutImages, refuse_too_many
 from components.prepare_data.settings import DataSettings
 from components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
@@ -98,14 +99,16 @@ def listing_name(source: Source, settings: DataSettings) -> str | None:
     stamp = source.stamp()
     if stamp is None:
         return None
-    return hashlib.sha256(f"{FORMAT} {settings.seed} {stamp}".encode()).hexdigest()[:IDENTITY_DIGITS]
+    return hashlib.sha256(f"{FORMAT} {settings.seed} {settings.group_by!r} {stamp}".encode()).hexdigest()[
+        :IDENTITY_DIGITS
+    ]
 
 
 def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing:
     """List all parts of the source into files in `folder`."""
     parts = source.parts()
     tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(parts)]
-    with Workers(ListWork(source, settings.seed), worker_count(settings)) as workers:
+    with Workers(ListWork(source, settings.seed, bundle_reader(settings)), worker_count(settings)) as workers:
         listed = dict(workers.run(tasks))
     return Listing(source, [listed[number] for number in range(len(parts))])
 
@@ -147,15 +150,13 @@ class Plan:
         }
         return cls(classes, divided, shards, sum(amount.bytes for amount in amounts.values()))
 
-    def without(self, counts: Mapping[Group, int], settings: DataSettings, copies: Iterable[str]) -> Plan:
-        """The plan when images were left out; the number of shards is kept.
+    def dividing(self, divided: dict[Group, dict[str, int]], copies: Iterable[str]) -> Plan:
+        """The plan with other counts, as images were left out or stay together; the number of shards is kept.
 
         Args:
-            counts: How many of each group can be used.
-            settings: As the user gave them.
+            divided: How many of each group's examples go to which split.
             copies: The split of each image that is then dropped from it.
         """
-        divided = splitting.divide(counts, settings.split)
         dropped = Counter(copies)
         sizes = {name: sum(parts.get(name, 0) for parts in divided.values()) - dropped[name] for name in SPLITS}
         shards = {name: min(count, sizes[name]) for name, count in self.shards.items()}
@@ -258,6 +259,7 @@ class SetWriter:
         self._set = work / self.SET
         self._results = work / self.RESULTS
         self._hashes = work / self.HASHES
+        self._bundles: Bundles | None = None
         self._buckets = bucket_count(plan.examples())
         self._left_out = LeftOutImages(work / "left_out.json")
 
@@ -329,10 +331,7 @@ class SetWriter:
         """Write all shards that are not there yet; each split's, in order."""
         for folder in (self._set, self._results, self._hashes):
             folder.mkdir(exist_ok=True)
-        plan = self._plan
-        if self._left_out.reasons:
-            counts = self._listing.counts_without(self._left_out.unusable)
-            plan = plan.without(counts, self._settings, self._left_out.copies.values())
+        plan = self._current_plan()
         shards = [(split, number) for split in SPLITS for number in range(plan.shards[split])]
         tasks = [self._task(name, split, number, plan.shards[split]) for split, number in shards]
         results = {index: found for index, task in enumerate(tasks) if (found := finished(task))}
@@ -348,6 +347,17 @@ class SetWriter:
         for index, (split, _) in enumerate(shards):
             by_split[split].append(results[index])
         return by_split
+
+    def _current_plan(self) -> Plan:
+        """The plan without what is left out by now, and with bundles in one split each."""
+        left_out, settings = self._left_out, self._settings
+        if settings.group_by is not None:
+            self._bundles = Bundles(self._listing, settings, left_out.unusable, self._scratch)
+            return self._plan.dividing(self._bundles.divided, left_out.copies.values())
+        if left_out.reasons:
+            divided = splitting.divide(self._listing.counts_without(left_out.unusable), settings.split)
+            return self._plan.dividing(divided, left_out.copies.values())
+        return self._plan
 
     def _task(self, name: str, split: str, number: int, shards: int) -> ShardTask:
         file = f"{name}-{split}.tfrecord-{number:05d}-of-{shards:05d}"
@@ -368,9 +378,9 @@ class SetWriter:
         """Write the lists of the shards' examples."""
         shutil.rmtree(self._lists, ignore_errors=True)
         self._lists.mkdir()
-        left_out = self._left_out
-        dealer = Dealer(self._listing, plan.divided, plan.shards, left_out.unusable, plan.classes, left_out.copies)
-        dealer.deal(self._lists)
+        unusable, copies = self._left_out.unusable, self._left_out.copies
+        split_of = self._bundles.open_table() if self._bundles else None
+        Dealer(self._listing, plan.divided, plan.shards, unusable, plan.classes, copies, split_of).deal(self._lists)
 
     def _finish(self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally) -> Manifest:
         """Write what stands beside the shards, the manifest last."""
@@ -413,10 +423,11 @@ class ListWork:
 
     source: Source
     seed: int
+    bundle_of: BundleOf | None
 
     def __call__(self, task: tuple[Any, Path], tick: Tick) -> PartList:  # noqa: ARG002
         part, path = task
-        return list_part(self.source, part, self.seed, path)
+        return list_part(self.source, part, self.seed, path, self.bundle_of)
 
 
 def finished(task: ShardTask) -> ShardResult | None:

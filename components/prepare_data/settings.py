@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from trainer.config import Settings
+
+# Before the name of a column in data.group_by.
+COLUMN = "column:"
 
 
 class SplitFractions(Settings):
@@ -37,6 +41,9 @@ class DataSettings(Settings):
     look better than it is: by default the run refuses, as only the user can say which copy, and which label, is right;
     `drop` keeps one split's, the test split's first; `keep` does not look for them.
 
+    `group_by` keeps examples together: all of one group go to one split. It is a regular expression with one group in
+    parentheses, which is searched for in each example's key (its path in the source).
+
     `store` is the folder (or gs:// URI) that holds prepared sets.
     """
 
@@ -48,7 +55,21 @@ class DataSettings(Settings):
     channels: Literal[1, 3] | None = None
     skip_corrupt: float = Field(default=0.0, ge=0, lt=1)
     check: Literal["decode", "header"] = "decode"
+    group_by: str | None = None
     duplicates: Literal["keep", "refuse", "drop"] = "refuse"
     shard_megabytes: PositiveInt = 128
     workers: PositiveInt | None = None
     store: str = "datasets"
+
+    @field_validator("group_by")
+    @classmethod
+    def _one_group(cls, value: str | None) -> str | None:
+        if value is None or value.startswith(COLUMN):
+            return value
+        try:
+            groups = re.compile(value).groups
+        except re.error as error:
+            raise ValueError(f"it is no regular expression: {error}") from None
+        if groups != 1:
+            raise ValueError(f"the regular expression must have one group in parentheses, it has {groups}")
+        return value

@@ -43,6 +43,12 @@ def portions(count: int, shares: Mapping[str, float]) -> dict[str, int]:
     return result
 
 
+def split_shares(own: Collection[str | None], fractions: SplitFractions) -> dict[str, float]:
+    """What is divided among which splits, by which shares: those that the source lacks, and train."""
+    wanted = fractions.model_dump()
+    return {name: wanted[name] for name in (*SPLITS[1:], "train") if name == "train" or name not in own}
+
+
 def divide(groups: Mapping[Group, int], fractions: SplitFractions) -> dict[Group, dict[str, int]]:
     """How many examples of each group go to which split, every class into all three.
 
@@ -52,13 +58,11 @@ def divide(groups: Mapping[Group, int], fractions: SplitFractions) -> dict[Group
         UserError: A class has too few images for the splits, by name.
     """
     own = {split for split, _ in groups}
-    wanted = fractions.model_dump()
-    lacking = [split for split in SPLITS if split != "train" and split not in own]
+    shares = split_shares(own, fractions)
     classes = sorted({label for _, label in groups})
     result: dict[Group, dict[str, int]] = {}
     for (split, label), count in groups.items():
         if split in (None, "train"):
-            shares = {name: wanted[name] for name in (*lacking, "train")}
             if 0 < count < len(shares):
                 raise _too_few(label, count, shares, split)
             result[split, label] = portions(count, shares) if count else {}
