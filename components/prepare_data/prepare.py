@@ -59,7 +59,7 @@ def prepare(settings: DataSettings, replicas: int) -> Prepared:
     Raises:
         UserError: The source, an image in it or the place to write to is not as it must be; nothing is left behind.
     """
-    source = open_source(settings.source)
+    source = open_source(settings.source, settings.group_by)
     store = Store(settings.store, settings.name or source.name)
     known = store.recall(listing_name(source, settings))
     if known is not None and (prepared := reusable(store, Target.of(known, settings, replicas, store.name))):

@@ -32,7 +32,8 @@ class DataSettings(Settings):
     """Where examples come from and how they are stored.
 
     `source` is `digits`, or `images:FOLDER` for `split/class/*.png|jpg|jpeg` or `class/*.png|jpg|jpeg`, or
-    `images:ARCHIVE` for a tar, tar.gz or zip file that holds such a folder. `image_size` is [height, width] that a
+    `images:ARCHIVE` for a tar, tar.gz or zip file that holds such a folder, or `csv:FILE` for a list of images with the
+    columns image (or path, file), label (or class) and perhaps split. `image_size` is [height, width] that a
     reader resizes to; without it all images must have one size. `skip_corrupt` is the largest share of images that
     may be left out as unreadable. `check` says how far each image is looked at: `decode` decodes it whole, `header`
     reads its size only.
@@ -42,7 +43,8 @@ class DataSettings(Settings):
     `drop` keeps one split's, the test split's first; `keep` does not look for them.
 
     `group_by` keeps examples together: all of one group go to one split. It is a regular expression with one group in
-    parentheses, which is searched for in each example's key (its path in the source).
+    parentheses, which is searched for in each example's key (its path in the source), or
+    `column:NAME` for a column of the source `csv:`.
 
     `store` is the folder (or gs:// URI) that holds prepared sets.
     """
