@@ -58,12 +58,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory, encoded: Callable[..., byt
     return {count: root / str(count) for count in (FEW, MANY)}
 
 
-def more_for_many(folders: dict[int, Path], store: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def more_for_many(
+    folders: dict[int, Path], store: Path, monkeypatch: pytest.MonkeyPatch, group_by: str | None = None
+) -> int:
     """How many bytes more are allocated at the peak for many images than for few."""
     monkeypatch.setattr(prepare_module, "Workers", WorkersInThisProcess)
     peaks = {}
     for count, folder in folders.items():
-        settings = DataSettings(source=f"images:{folder}", store=str(store / str(count)), check="header")
+        settings = DataSettings(
+            source=f"images:{folder}", store=str(store / str(count)), check="header", group_by=group_by
+        )
         tracemalloc.start()
         prepared = prepare_module.prepare(settings, 1)
         peaks[count] = tracemalloc.get_traced_memory()[1]
@@ -73,10 +77,11 @@ def more_for_many(folders: dict[int, Path], store: Path, monkeypatch: pytest.Mon
     return peaks[MANY] - peaks[FEW]
 
 
+@pytest.mark.parametrize("group_by", [None, r"/(\d+)\d\.png"])
 def test_ten_times_the_images_take_the_same_memory(
-    folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_by: str | None
 ) -> None:
-    assert more_for_many(folders, tmp_path, monkeypatch) < MOST_MORE
+    assert more_for_many(folders, tmp_path, monkeypatch, group_by) < MOST_MORE
 
 
 @pytest.mark.parametrize(
