@@ -13,7 +13,7 @@ import heapq
 import itertools
 import marshal
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,6 +35,8 @@ MOST_ROWS_LISTED = 8192
 PIECE_ROWS = 1024
 MOST_ROWS_DEALT = 8192
 
+# The bundle of an example, by its key and by what its source says of it; see `bundles`.
+BundleOf = Callable[[bytes, bytes], bytes]
 
 # One example as a shard's writer sees it: its key, its label, its bytes, its place; see `Entry`.
 Example = tuple[bytes, int, int, int]
@@ -67,8 +69,11 @@ class PartList:
     digest: str
 
 
-def list_part(source: Source, part: Any, seed: int, path: Path) -> PartList:
-    """List one part into the file `path`; the digest is the same in whatever order the source gives the entries."""
+def list_part(source: Source, part: Any, seed: int, path: Path, bundle_of: BundleOf | None = None) -> PartList:
+    """List one part into the file `path`; the digest is the same in whatever order the source gives the entries.
+
+    `bundle_of` finds what an example has to stay together with: then that says the rank, which all of it shares.
+    """
     salt = struct.pack(">Q", seed)
     ignored = Ignored()
     rows: dict[Group, list[bytes]] = {}
@@ -77,11 +82,16 @@ def list_part(source: Source, part: Any, seed: int, path: Path) -> PartList:
     held = 0
     blake2b, pack = hashlib.blake2b, ROW.pack
     with path.open("w+b") as file:
-        for key, label, split, size, stamp, place in source.entries(part, ignored, path.parent):
+        for key, label, split, size, stamp, place, value in source.entries(part, ignored, path.parent):
             if group is None or group[1] != label or group[0] != split:
                 group = (split, label)
                 add = rows.setdefault(group, []).append
-            add(blake2b(key, digest_size=HASH_BYTES, salt=salt).digest() + pack(size, place, stamp, len(key)) + key)
+            ranked = blake2b(key, digest_size=HASH_BYTES, salt=salt).digest()
+            if bundle_of:
+                ranked = (
+                    blake2b(bundle_of(key, value), digest_size=RANK_BYTES, salt=salt).digest() + ranked[RANK_BYTES:]
+                )
+            add(ranked + pack(size, place, stamp, len(key)) + key)
             held += 1
             if held == MOST_ROWS_LISTED:
                 _write_runs(file, rows, groups)
@@ -91,7 +101,7 @@ def list_part(source: Source, part: Any, seed: int, path: Path) -> PartList:
         for group in sorted(groups, key=_group_order):
             runs = groups[group].runs
             if len(runs) > 1:
-                runs[:] = [_append_run(file, _merge(file, runs))]
+                runs[:] = [append_run(file, merge_runs(file, runs))]
             digest.update(repr((group, groups[group].examples, runs[0].digest)).encode())
     return PartList(path, groups, ignored, digest.hexdigest())
 
@@ -103,11 +113,11 @@ def _write_runs(file: BinaryIO, rows: dict[Group, list[bytes]], groups: dict[Gro
         listed = groups.setdefault(group, GroupList())
         listed.examples += len(found)
         listed.bytes += sum(ROW_SIZE(row, HASH_BYTES)[0] for row in found)
-        listed.runs.append(_append_run(file, found))
+        listed.runs.append(append_run(file, found))
     rows.clear()
 
 
-def _append_run(file: BinaryIO, rows: Iterable[bytes]) -> Run:
+def append_run(file: BinaryIO, rows: Iterable[bytes]) -> Run:
     """Append sorted rows. `rows` may read from the same file."""
     places: list[int] = []
     digest = hashlib.sha256()
@@ -125,13 +135,13 @@ def _pieces(file: BinaryIO, run: Run) -> Iterator[list[bytes]]:
         yield marshal.load(file)
 
 
-def _rows(file: BinaryIO, run: Run) -> Iterator[bytes]:
+def run_rows(file: BinaryIO, run: Run) -> Iterator[bytes]:
     for piece in _pieces(file, run):
         yield from piece
 
 
-def _merge(file: BinaryIO, runs: list[Run]) -> Iterator[bytes]:
-    return heapq.merge(*(_rows(file, run) for run in runs))
+def merge_runs(file: BinaryIO, runs: list[Run]) -> Iterator[bytes]:
+    return heapq.merge(*(run_rows(file, run) for run in runs))
 
 
 def _group_order(group: Group) -> tuple[str, str]:
@@ -199,7 +209,7 @@ class Listing:
             return
         files = [part.path.open("rb") for part in holders]
         try:
-            runs = [_rows(file, part.groups[group].runs[0]) for file, part in zip(files, holders, strict=True)]
+            runs = [run_rows(file, part.groups[group].runs[0]) for file, part in zip(files, holders, strict=True)]
             piece: list[bytes] = []
             for row in heapq.merge(*runs):
                 piece.append(row)
@@ -222,6 +232,8 @@ class Dealer:
         shards: How many shards each split has.
         left_out: Keys to leave out; `divided` counts without them.
         classes: The classes, whose places are the labels.
+        copies: Keys that are left out of the split they go to, which nothing else takes their place in.
+        split_of: The split of a bundle by its hash, where bundles stay together.
     """
 
     def __init__(
@@ -231,8 +243,12 @@ class Dealer:
         shards: Mapping[str, int],
         left_out: frozenset[bytes],
         classes: list[str],
+        copies: Container[bytes] = frozenset(),
+        split_of: Callable[[bytes], str] | None = None,
     ) -> None:
+        self._split_of = split_of
         self._listing = listing
+        self._copies = copies
         self._divided = divided
         self._shards = shards
         self._left_out = left_out
@@ -243,25 +259,36 @@ class Dealer:
         """Write the lists: every split's shards differ by one example at most, in all and in each class."""
         dealt = dict.fromkeys(self._shards, 0)
         held = 0
-        for group, counts in self._divided.items():
+        for group in self._divided:
             label = self._labels[group[1]]
-            stretches = iter(counts.items())
-            split, left = "", 0
-            for piece in self._pieces(group):
-                start = 0
-                while start < len(piece):
-                    while left == 0:
-                        split, left = next(stretches)
-                    taken = piece[start : start + left]
-                    self._deal_rows(split, dealt[split], label, taken)
-                    dealt[split] += len(taken)
-                    left -= len(taken)
-                    start += len(taken)
-                held += len(piece)
+            for split, rows in self._stretches(group):
+                staying = [row for row in rows if row_key(row) not in self._copies] if self._copies else rows
+                self._deal_rows(split, dealt[split], label, staying)
+                dealt[split] += len(staying)
+                held += len(rows)
                 if held >= MOST_ROWS_DEALT:
                     self._append(folder)
                     held = 0
         self._append(folder)
+
+    def _stretches(self, group: Group) -> Iterator[tuple[str, list[bytes]]]:
+        """A group's rows in the order of their ranks, and which split takes them."""
+        if self._split_of:
+            for piece in self._pieces(group):
+                for bundle, found in itertools.groupby(piece, key=lambda row: row[:RANK_BYTES]):
+                    yield self._split_of(bundle), list(found)
+            return
+        counts = iter(self._divided[group].items())
+        split, left = "", 0
+        for piece in self._pieces(group):
+            start = 0
+            while start < len(piece):
+                while left == 0:
+                    split, left = next(counts)
+                taken = piece[start : start + left]
+                yield split, taken
+                left -= len(taken)
+                start += len(taken)
 
     def _pieces(self, group: Group) -> Iterator[list[bytes]]:
         for piece in self._listing.rows(group):

@@ -1,12 +1,14 @@
-"""The images that are left out because they can not be used, and the limit on how many those may be."""
+"""The images that are left out: those that can not be used, of which there is a limit, and copies."""
 
 from __future__ import annotations
 
 import base64
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
+from components.prepare_data.duplicates import Copy
 from components.prepare_data.settings import DataSettings
 from components.prepare_data.sources.source import readable
 from trainer.durable import replace_file
@@ -16,29 +18,51 @@ MOST_NAMED = 5
 
 
 class LeftOutImages:
-    """Keys and reasons, kept in a file so that a run that is killed and goes on leaves out the same."""
+    """Keys and reasons, kept in a file so that a run that is killed and goes on leaves out the same.
+
+    Attributes:
+        reasons: Why each is left out, by key.
+        copies: Of those, the ones that are usable, but in another split too: the split that does without.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.reasons: dict[bytes, str] = {}
+        self.copies: dict[bytes, str] = {}
         if path.exists():
-            stored = json.loads(path.read_bytes())
-            self.reasons = {base64.b64decode(key): reason for key, reason in stored.items()}
+            for encoded, reason, split in json.loads(path.read_bytes()):
+                key = base64.b64decode(encoded)
+                self.reasons[key] = reason
+                if split:
+                    self.copies[key] = split
 
     @property
-    def keys(self) -> frozenset[bytes]:
-        """The keys of the images."""
-        return frozenset(self.reasons)
+    def unusable(self) -> frozenset[bytes]:
+        """The keys of the images that can not be used."""
+        return frozenset(self.reasons.keys() - self.copies.keys())
 
     def add(self, found: list[tuple[bytes, str]]) -> None:
-        """Leave out more images."""
+        """Leave out more images that can not be used. As they change the splits, copies are to be found anew."""
+        for key in self.copies:
+            del self.reasons[key]
+        self.copies.clear()
         self.reasons.update(found)
-        stored = {base64.b64encode(key).decode(): reason for key, reason in self.listed()}
-        replace_file(self._path, json.dumps(stored).encode())
+        self._store()
+
+    def add_copies(self, found: Iterable[Copy]) -> None:
+        """Leave out images that another split has too."""
+        for copy in found:
+            self.reasons[copy.key] = copy.reason
+            self.copies[copy.key] = copy.split
+        self._store()
 
     def listed(self) -> list[tuple[bytes, str]]:
         """Keys and reasons, in the keys' order."""
         return sorted(self.reasons.items())
+
+    def _store(self) -> None:
+        stored = [(base64.b64encode(key).decode(), reason, self.copies.get(key)) for key, reason in self.listed()]
+        replace_file(self._path, json.dumps(stored).encode())
 
 
 def refuse_too_many(count: int, total: int, found: list[tuple[bytes, str]], settings: DataSettings) -> None:

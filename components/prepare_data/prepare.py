@@ -6,7 +6,8 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from components.prepare_data import split as splitting
+from components.prepare_data.bundles import Bundles, bundle_reader
 from components.prepare_data.dataset_info import write_dataset_info
-from components.prepare_data.index import Dealer, Listing, PartList, Summary, list_part, list_path
+from components.prepare_data.duplicates import Copy, bucket_count, find_copies, refuse_copies
+from components.prepare_data.index import BundleOf, Dealer, Listing, PartList, Summary, list_part, list_path
 from components.prepare_data.left_out import LeftOutImages, refuse_too_many
 from components.prepare_data.settings import DataSettings
 from components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
@@ -56,7 +59,7 @@ def prepare(settings: DataSettings, replicas: int) -> Prepared:
     Raises:
         UserError: The source, an image in it or the place to write to is not as it must be; nothing is left behind.
     """
-    source = open_source(settings.source)
+    source = open_source(settings.source, settings.group_by)
     store = Store(settings.store, settings.name or source.name)
     known = store.recall(listing_name(source, settings))
     if known is not None and (prepared := reusable(store, Target.of(known, settings, replicas, store.name))):
@@ -65,12 +68,12 @@ def prepare(settings: DataSettings, replicas: int) -> Prepared:
         listing = list_source(source, settings, scratch)
         summary = listing.summary()
         target = Target.of(summary, settings, replicas, store.name)
+        store.remove_leftovers(but=target.identity)
         if prepared := reusable(store, target):
             return prepared
         with store_errors_named(store, target.plan.bytes), store.work_folder(target.identity) as work:
             if prepared := reusable(store, target):  # another run made it while we waited
                 return prepared
-            store.remove_leftovers(but=target.identity)
             require_room(store, work, target.plan.bytes)
             writer = SetWriter(source, settings, listing, target.plan, scratch, work)
             written = writer.write(store.name, target.fingerprint)
@@ -96,14 +99,16 @@ def listing_name(source: Source, settings: DataSettings) -> str | None:
     stamp = source.stamp()
     if stamp is None:
         return None
-    return hashlib.sha256(f"{FORMAT} {settings.seed} {stamp}".encode()).hexdigest()[:IDENTITY_DIGITS]
+    return hashlib.sha256(f"{FORMAT} {settings.seed} {settings.group_by!r} {stamp}".encode()).hexdigest()[
+        :IDENTITY_DIGITS
+    ]
 
 
 def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing:
     """List all parts of the source into files in `folder`."""
     parts = source.parts()
     tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(parts)]
-    with Workers(ListWork(source, settings.seed), worker_count(settings)) as workers:
+    with Workers(ListWork(source, settings.seed, bundle_reader(settings)), worker_count(settings)) as workers:
         listed = dict(workers.run(tasks))
     return Listing(source, [listed[number] for number in range(len(parts))])
 
@@ -145,10 +150,15 @@ class Plan:
         }
         return cls(classes, divided, shards, sum(amount.bytes for amount in amounts.values()))
 
-    def without(self, counts: Mapping[Group, int], settings: DataSettings) -> Plan:
-        """The plan when images were left out: `counts` are those that stay; the number of shards is kept."""
-        divided = splitting.divide(counts, settings.split)
-        sizes = {name: sum(parts.get(name, 0) for parts in divided.values()) for name in SPLITS}
+    def dividing(self, divided: dict[Group, dict[str, int]], copies: Iterable[str]) -> Plan:
+        """The plan with other counts, as images were left out or stay together; the number of shards is kept.
+
+        Args:
+            divided: How many of each group's examples go to which split.
+            copies: The split of each image that is then dropped from it.
+        """
+        dropped = Counter(copies)
+        sizes = {name: sum(parts.get(name, 0) for parts in divided.values()) - dropped[name] for name in SPLITS}
         shards = {name: min(count, sizes[name]) for name, count in self.shards.items()}
         return Plan(self.classes, divided, shards, self.bytes)
 
@@ -229,11 +239,13 @@ class SetWriter:
         listing: The source's examples.
         plan: How they are divided.
         scratch: Where the source was listed.
-        work: The work folder: the set grows in its folder `SET`, the finished shards' results lie in `RESULTS`.
+        work: The work folder: the set grows in its folder `SET`, the finished shards' results lie in `RESULTS`,
+            their images' hashes in `HASHES`.
     """
 
     SET = "set"
     RESULTS = "results"
+    HASHES = "hashes"
 
     def __init__(
         self, source: Source, settings: DataSettings, listing: Listing, plan: Plan, scratch: Path, work: Path
@@ -246,37 +258,80 @@ class SetWriter:
         self._lists = scratch / "lists"
         self._set = work / self.SET
         self._results = work / self.RESULTS
+        self._hashes = work / self.HASHES
+        self._bundles: Bundles | None = None
+        self._buckets = bucket_count(plan.examples())
         self._left_out = LeftOutImages(work / "left_out.json")
 
     def write(self, name: str, fingerprint: str) -> Manifest:
         """Write the whole set; its manifest.
 
         Images that can not be used are found while shards are written. When some are left out, all is written again
-        without them, so that splits and shards are exactly those of a source that never had them.
+        without them, so that splits and shards are exactly those of a source that never had them. Copies in other
+        splits are found when all is written; where they are dropped, all is written again, each split without its.
 
         Raises:
-            UserError: More images can not be used than the settings allow, or they have several sizes.
+            UserError: More images can not be used than the settings allow, or they have several sizes, or are in
+                several splits.
         """
         total = self._plan.examples()
         while True:
             results = self._write_shards(name)
             tally = combine(result.tally for shards in results.values() for result in shards)
-            if not tally.left_out_count:
+            if tally.left_out_count:
+                count = tally.left_out_count + len(self._left_out.unusable)
+                refuse_too_many(count, total, [*self._left_out.listed(), *tally.left_out], self._settings)
+                self._begin_again()
+                self._left_out.add(tally.left_out)
+            elif copies := self._copies(results):
+                self._begin_again()
+                self._left_out.add_copies(copies)
+            else:
                 break
-            count = tally.left_out_count + len(self._left_out.reasons)
-            refuse_too_many(count, total, [*self._left_out.listed(), *tally.left_out], self._settings)
-            shutil.rmtree(self._results)
-            shutil.rmtree(self._set)
-            self._left_out.add(tally.left_out)
+        self._check_classes(results)
         return self._finish(name, fingerprint, results, tally)
+
+    def _check_classes(self, results: Mapping[str, list[ShardResult]]) -> None:
+        """Refuse a set in which dropped copies were all that a split had of a class."""
+        classes = self._plan.classes
+        present = {
+            split: {classes[label] for result in found for label in result.tally.classes}
+            for split, found in results.items()
+        }
+        mend = "all that {split} had of {label} are copies of what another split has: remove the wrong ones"
+        splitting.check_every_class(classes, present, mend)
+
+    def _begin_again(self) -> None:
+        for folder in (self._results, self._set, self._hashes):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _copies(self, results: Mapping[str, list[ShardResult]]) -> list[Copy]:
+        """The images that are to be dropped as another split has them too.
+
+        Raises:
+            UserError: There are some, and they are to be refused.
+        """
+        if not self._looks_for_copies:
+            return []
+        files = {
+            split: [self._hashes / result.hashes.file for result in found if result.hashes]
+            for split, found in results.items()
+        }
+        copies = find_copies(files, self._buckets)
+        if self._settings.duplicates == "refuse":
+            refuse_copies(copies)
+        return list(copies)
+
+    @property
+    def _looks_for_copies(self) -> bool:
+        """Whether images' hashes are wanted: not when copies were dropped, as then there are none."""
+        return self._settings.duplicates != "keep" and not self._left_out.copies
 
     def _write_shards(self, name: str) -> dict[str, list[ShardResult]]:
         """Write all shards that are not there yet; each split's, in order."""
-        for folder in (self._set, self._results):
+        for folder in (self._set, self._results, self._hashes):
             folder.mkdir(exist_ok=True)
-        plan = self._plan
-        if self._left_out.reasons:
-            plan = plan.without(self._listing.counts_without(self._left_out.keys), self._settings)
+        plan = self._current_plan()
         shards = [(split, number) for split in SPLITS for number in range(plan.shards[split])]
         tasks = [self._task(name, split, number, plan.shards[split]) for split, number in shards]
         results = {index: found for index, task in enumerate(tasks) if (found := finished(task))}
@@ -293,6 +348,17 @@ class SetWriter:
             by_split[split].append(results[index])
         return by_split
 
+    def _current_plan(self) -> Plan:
+        """The plan without what is left out by now, and with bundles in one split each."""
+        left_out, settings = self._left_out, self._settings
+        if settings.group_by is not None:
+            self._bundles = Bundles(self._listing, settings, left_out.unusable, self._scratch)
+            return self._plan.dividing(self._bundles.divided, left_out.copies.values())
+        if left_out.reasons:
+            divided = splitting.divide(self._listing.counts_without(left_out.unusable), settings.split)
+            return self._plan.dividing(divided, left_out.copies.values())
+        return self._plan
+
     def _task(self, name: str, split: str, number: int, shards: int) -> ShardTask:
         file = f"{name}-{split}.tfrecord-{number:05d}-of-{shards:05d}"
         return ShardTask(
@@ -304,13 +370,17 @@ class SetWriter:
             one_size=self._settings.image_size is None,
             most_left_out=int(self._settings.skip_corrupt * self._plan.examples()) + MOST_LEFT_OUT_LISTED,
             source=self._settings.source,
+            hashes=self._hashes / f"{file}.hashes" if self._looks_for_copies else None,
+            buckets=self._buckets,
         )
 
     def deal(self, plan: Plan) -> None:
         """Write the lists of the shards' examples."""
         shutil.rmtree(self._lists, ignore_errors=True)
         self._lists.mkdir()
-        Dealer(self._listing, plan.divided, plan.shards, self._left_out.keys, plan.classes).deal(self._lists)
+        unusable, copies = self._left_out.unusable, self._left_out.copies
+        split_of = self._bundles.open_table() if self._bundles else None
+        Dealer(self._listing, plan.divided, plan.shards, unusable, plan.classes, copies, split_of).deal(self._lists)
 
     def _finish(self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally) -> Manifest:
         """Write what stands beside the shards, the manifest last."""
@@ -353,10 +423,11 @@ class ListWork:
 
     source: Source
     seed: int
+    bundle_of: BundleOf | None
 
     def __call__(self, task: tuple[Any, Path], tick: Tick) -> PartList:  # noqa: ARG002
         part, path = task
-        return list_part(self.source, part, self.seed, path)
+        return list_part(self.source, part, self.seed, path, self.bundle_of)
 
 
 def finished(task: ShardTask) -> ShardResult | None:
@@ -364,6 +435,10 @@ def finished(task: ShardTask) -> ShardResult | None:
     try:
         result = ShardResult.model_validate_json(task.result.read_bytes())
         manifest.verify_shard(task.path, result.shard)
+        if task.hashes:
+            if result.hashes is None:
+                return None
+            manifest.verify_shard(task.hashes, result.hashes)
     except (FileNotFoundError, ValidationError, UserError):
         return None
     return result

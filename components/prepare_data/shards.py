@@ -12,6 +12,7 @@ from typing import BinaryIO
 from pydantic import BaseModel
 
 from components.prepare_data.check import Inspector
+from components.prepare_data.duplicates import write_hashes
 from components.prepare_data.index import read_list
 from components.prepare_data.records import RecordEncoder
 from components.prepare_data.sources.source import Reader, Source, Unusable
@@ -27,10 +28,11 @@ SECONDS_BETWEEN_TICKS = 0.2
 
 
 class ShardResult(BaseModel):
-    """A shard that is written, and what is in it."""
+    """A shard that is written, what is in it, and the file of its images' hashes (None where none was wanted)."""
 
     shard: Shard
     tally: Tally
+    hashes: Shard | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class ShardTask:
         one_size: Refuse images of several sizes.
         most_left_out: How many unusable images to name.
         source: The source, as the user wrote it.
+        hashes: Where the images' hashes are kept; None where nobody looks for duplicates.
+        buckets: To how many buckets they are dealt; see `duplicates`.
     """
 
     path: Path
@@ -54,6 +58,8 @@ class ShardTask:
     one_size: bool
     most_left_out: int
     source: str
+    hashes: Path | None
+    buckets: int
 
 
 class ShardWriter:
@@ -76,22 +82,32 @@ class ShardWriter:
             self._reader = self._source.reader(self._scratch)
         counter = TallyCounter(one_size=task.one_size, most_left_out=task.most_left_out, source=task.source)
         writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
-        size, digest = self._write_records(task, writing, self._reader, counter, tick)
+        hashed: list[bytes] | None = [] if task.hashes else None
+        size, digest = self._write_records(task, writing, self._reader, counter, hashed, tick)
         writing.replace(task.path)
         tally = counter.tally()
         result = ShardResult(
-            shard=Shard(file=task.path.name, examples=tally.examples, bytes=size, sha256=digest), tally=tally
+            shard=Shard(file=task.path.name, examples=tally.examples, bytes=size, sha256=digest),
+            tally=tally,
+            hashes=write_hashes(task.hashes, hashed, task.buckets) if task.hashes and hashed is not None else None,
         )
         task.result.write_text(result.model_dump_json())
         return result
 
     def _write_records(
-        self, task: ShardTask, path: Path, reader: Reader, counter: TallyCounter, tick: Tick
+        self,
+        task: ShardTask,
+        path: Path,
+        reader: Reader,
+        counter: TallyCounter,
+        hashed: list[bytes] | None,
+        tick: Tick,
     ) -> tuple[int, str]:
-        """Write the records to `path`; the bytes written and their SHA-256."""
+        """Write the records to `path`; the bytes written and their SHA-256. Images' hashes and keys go to `hashed`."""
         read, look = reader.read, Inspector(whole=task.whole).look
         encode, count = self._encoder.encode, counter.add
-        digest = hashlib.sha256()
+        sha256 = hashlib.sha256
+        digest = sha256()
         waiting: list[bytes] = []
         size, waiting_bytes = 0, 0
         done, told, last = 0, 0, time.monotonic()
@@ -109,6 +125,8 @@ class ShardWriter:
                 except Unusable as reason:
                     counter.leave_out(key, str(reason))
                     continue
+                if hashed is not None:
+                    hashed.append(sha256(image).digest() + key)
                 record = encode(image, key, label)
                 waiting.append(record)
                 waiting_bytes += len(record)

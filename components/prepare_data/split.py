@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from components.prepare_data.settings import SplitFractions
@@ -43,6 +43,12 @@ def portions(count: int, shares: Mapping[str, float]) -> dict[str, int]:
     return result
 
 
+def split_shares(own: Collection[str | None], fractions: SplitFractions) -> dict[str, float]:
+    """What is divided among which splits, by which shares: those that the source lacks, and train."""
+    wanted = fractions.model_dump()
+    return {name: wanted[name] for name in (*SPLITS[1:], "train") if name == "train" or name not in own}
+
+
 def divide(groups: Mapping[Group, int], fractions: SplitFractions) -> dict[Group, dict[str, int]]:
     """How many examples of each group go to which split, every class into all three.
 
@@ -52,19 +58,20 @@ def divide(groups: Mapping[Group, int], fractions: SplitFractions) -> dict[Group
         UserError: A class has too few images for the splits, by name.
     """
     own = {split for split, _ in groups}
-    wanted = fractions.model_dump()
-    lacking = [split for split in SPLITS if split != "train" and split not in own]
+    shares = split_shares(own, fractions)
     classes = sorted({label for _, label in groups})
     result: dict[Group, dict[str, int]] = {}
     for (split, label), count in groups.items():
         if split in (None, "train"):
-            shares = {name: wanted[name] for name in (*lacking, "train")}
             if 0 < count < len(shares):
                 raise _too_few(label, count, shares, split)
             result[split, label] = portions(count, shares) if count else {}
         elif split is not None:
             result[split, label] = {split: count} if count else {}
-    _check_every_class(classes, result)
+    present = {name: {label for (_, label), counts in result.items() if counts.get(name)} for name in SPLITS}
+    check_every_class(
+        classes, present, "add images of {label} to the split {split}, or remove the class from all splits"
+    )
     return result
 
 
@@ -89,15 +96,20 @@ def _too_few(label: str, count: int, shares: Mapping[str, float], split: str | N
     )
 
 
-def _check_every_class(classes: list[str], divided: Mapping[Group, Mapping[str, int]]) -> None:
-    """Refuse a class that one of the splits has no example of."""
+def check_every_class(classes: list[str], present: Mapping[str, Collection[str]], mend: str) -> None:
+    """Refuse a class that one of the splits has no example of.
+
+    Args:
+        classes: All classes.
+        present: The classes that each split has examples of.
+        mend: What mends it, with places for the class's and the split's name.
+    """
     for name in SPLITS:
-        present = {label for (_, label), counts in divided.items() if counts.get(name)}
         for label in classes:
-            if label not in present:
+            if label not in present[name]:
                 raise UserError(
                     f"The class {label!r} has no image for the split {name}.",
                     setting="data.source",
                     allowed="every class has images in every split",
-                    mend=f"add images of {label!r} to the split {name}, or remove the class from all splits",
+                    mend=mend.format(label=repr(label), split=name),
                 )

@@ -92,7 +92,7 @@ class ArchiveSource:
         if any(part.startswith(b".") for part in key.split(b"/")):
             return
         if is_image(name):
-            yield key, _text(folder), None, member.size, member.stamp, member.place
+            yield key, _text(folder), None, member.size, member.stamp, member.place, b""
         else:
             ignored.add(key)
 

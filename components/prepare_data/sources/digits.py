@@ -48,7 +48,7 @@ class DigitsSource:
         stamp = int.from_bytes(hashlib.sha256(part.read_bytes()).digest()[:8])
         for place, line in enumerate(_lines(part)):
             label = line.rpartition(b",")[2].decode()
-            yield b"digits/%04d" % place, label, None, len(encode_digit(line)), stamp, place
+            yield b"digits/%04d" % place, label, None, len(encode_digit(line)), stamp, place, b""
 
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
         return {group: group for group in found}

@@ -77,12 +77,12 @@ class ImagesSource:
                     status = file.stat()
                 except OSError:
                     # A link that leads nowhere or in a circle: reading it will say so.
-                    yield prefix + name, label, split, 0, 0, 0
+                    yield prefix + name, label, split, 0, 0, 0, b""
                     continue
                 if not stat.S_ISREG(status.st_mode):
                     self._pass_over(file, part, prefix, ignored)
                     continue
-                yield prefix + name, label, split, status.st_size, status.st_mtime_ns, 0
+                yield prefix + name, label, split, status.st_size, status.st_mtime_ns, 0, b""
         if empty:
             raise UserError(
                 f"There are no images in the class folder {self.root / part.path}.",

@@ -15,9 +15,10 @@ MOST_IGNORED = 20
 
 
 # One example as it is listed: its key (its name in the source, unique), its class, the source's own split (None where
-# it has none), its bytes, a stamp that changes when the content does (a file's modification time in nanoseconds), and
-# the place where the source's reader finds it, where the key alone does not say. A plain tuple, as there are many.
-Entry = tuple[bytes, str, str | None, int, int, int]
+# it has none), its bytes, a stamp that changes when the content does (a file's modification time in nanoseconds), the
+# place where the source's reader finds it, where the key alone does not say, and what the source says of its group
+# (data.group_by). A plain tuple, as there are many.
+Entry = tuple[bytes, str, str | None, int, int, int, bytes]
 
 
 @dataclass

@@ -36,7 +36,9 @@ class FakeSource:
 
 
 def entries(count: int, labels: str = "abc", split: str | None = None) -> list[Entry]:
-    return [(b"key %d" % number, labels[number % len(labels)], split, number, 7, 2 * number) for number in range(count)]
+    return [
+        (b"key %d" % number, labels[number % len(labels)], split, number, 7, 2 * number, b"") for number in range(count)
+    ]
 
 
 def listing(folder: Path, *parts: list[Entry], seed: int = 0) -> Listing:
@@ -143,7 +145,7 @@ def test_what_a_reader_needs_comes_through(tmp_path: Path) -> None:
 def test_shards_are_equal_and_nothing_is_lost(tmp_path_factory, sizes: list[int], shards: int, left: int) -> None:
     folder = tmp_path_factory.mktemp("deal")
     given_entries = [
-        (b"%d %d" % (label, number), str(label), None, 1, 1, 0)
+        (b"%d %d" % (label, number), str(label), None, 1, 1, 0, b"")
         for label, size in enumerate(sizes)
         for number in range(size)
     ]

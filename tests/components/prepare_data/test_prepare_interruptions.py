@@ -134,17 +134,24 @@ def test_killed_at_random_moments_the_result_is_the_same(
     print(f"seed {seed}")
     generator = random.Random(seed)
     (folder / "a" / "bad.png").write_bytes(encoded(1)[:-15])  # all is written twice, the second time without it
-    undisturbed = prepare(make_settings(folder, store=str(tmp_path / "undisturbed"), skip_corrupt=0.1), 4)
-    settings = make_settings(folder, skip_corrupt=0.1)
+    for number in range(5):  # all is written a third time, without copies
+        (folder / "b" / f"copy {number}.png").write_bytes((folder / "a" / f"image {number}.png").read_bytes())
+    choices = {"skip_corrupt": 0.1, "duplicates": "drop"}
+    undisturbed = prepare(make_settings(folder, store=str(tmp_path / "undisturbed"), **choices), 4)
+    assert undisturbed.manifest.left_out_count > 1
+    settings = make_settings(folder, **choices)
+    workers: list[psutil.Process] = []
     for _ in range(KILLS):
         run = start(settings, pause=0.02)
         try:
             run.wait(0.3 + generator.random() * 1.2)
         except subprocess.TimeoutExpired:
+            workers = psutil.Process(run.pid).children()
             run.kill()
             run.wait()
         for complete in Path(settings.store).glob("*/*/manifest.json"):
             assert contents(complete.parent) == contents(undisturbed.folder)
+    wait_for(lambda: gone(workers), 10)  # who may hold locks still
     prepared = prepare(settings, 4)
     assert contents(prepared.folder) == contents(undisturbed.folder)
     assert [path.name for path in prepared.folder.parent.iterdir()] == [prepared.folder.name]

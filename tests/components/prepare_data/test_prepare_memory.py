@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import struct
 import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from components.prepare_data import index
+from components.prepare_data import duplicates, index
 from components.prepare_data import prepare as prepare_module
 from components.prepare_data.settings import DataSettings
 
@@ -36,26 +38,36 @@ class WorkersInThisProcess:
             yield number, self._work(task, lambda count: None)
 
 
+def comment(number: int) -> bytes:
+    """A chunk by which one PNG file differs from the others."""
+    content = b"tEXtComment\0%d" % number
+    return struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, encoded: Callable[..., bytes]) -> dict[int, Path]:
     """Sources of a few and of many images, of one class, with long names."""
     root = tmp_path_factory.mktemp("memory")
-    image = root / "image"
-    image.write_bytes(encoded(1))
+    image = encoded(1)
     for count in (FEW, MANY):
         (root / str(count) / "a").mkdir(parents=True)
         for number in range(count):
-            os.link(image, root / str(count) / "a" / f"{number:0186d}.png")
+            path = root / str(count) / "a" / f"{number:0186d}.png"
+            path.write_bytes(image[:-12] + comment(number) + image[-12:])
     prepare_module.prepare(DataSettings(source="digits", store=str(root)), 1)  # imports what is imported on the way
     return {count: root / str(count) for count in (FEW, MANY)}
 
 
-def more_for_many(folders: dict[int, Path], store: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def more_for_many(
+    folders: dict[int, Path], store: Path, monkeypatch: pytest.MonkeyPatch, group_by: str | None = None
+) -> int:
     """How many bytes more are allocated at the peak for many images than for few."""
     monkeypatch.setattr(prepare_module, "Workers", WorkersInThisProcess)
     peaks = {}
     for count, folder in folders.items():
-        settings = DataSettings(source=f"images:{folder}", store=str(store / str(count)), check="header")
+        settings = DataSettings(
+            source=f"images:{folder}", store=str(store / str(count)), check="header", group_by=group_by
+        )
         tracemalloc.start()
         prepared = prepare_module.prepare(settings, 1)
         peaks[count] = tracemalloc.get_traced_memory()[1]
@@ -65,15 +77,18 @@ def more_for_many(folders: dict[int, Path], store: Path, monkeypatch: pytest.Mon
     return peaks[MANY] - peaks[FEW]
 
 
+@pytest.mark.parametrize("group_by", [None, r"/(\d+)\d\.png"])
 def test_ten_times_the_images_take_the_same_memory(
-    folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_by: str | None
 ) -> None:
-    assert more_for_many(folders, tmp_path, monkeypatch) < MOST_MORE
+    assert more_for_many(folders, tmp_path, monkeypatch, group_by) < MOST_MORE
 
 
-@pytest.mark.parametrize("limit", ["MOST_ROWS_LISTED", "MOST_ROWS_DEALT"])
+@pytest.mark.parametrize(
+    ("module", "limit"), [(index, "MOST_ROWS_LISTED"), (index, "MOST_ROWS_DEALT"), (duplicates, "BUCKET_ROWS")]
+)
 def test_a_list_that_is_held_in_memory_would_be_noticed(
-    folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+    folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, limit: str
 ) -> None:
-    monkeypatch.setattr(index, limit, 10**9)
+    monkeypatch.setattr(module, limit, 10**9)
     assert more_for_many(folders, tmp_path, monkeypatch) > MOST_MORE

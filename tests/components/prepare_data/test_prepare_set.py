@@ -212,6 +212,7 @@ def test_what_is_there_is_reused(make_folder: Callable[..., Path], make_settings
         {"split": {"train": 0.6, "validation": 0.2, "test": 0.2}},
         {"channels": 3},
         {"check": "header"},
+        {"duplicates": "drop"},
         {"name": "other"},
     ],
     ids=lambda change: next(iter(change)),
@@ -296,7 +297,7 @@ def test_links_are_followed(
     root = make_folder({"a": 4})
     (root / "a" / "linked.png").symlink_to(elsewhere / "a" / "image 0.png")
     (root / "b").symlink_to(elsewhere / "a", target_is_directory=True)
-    prepared = prepare(make_settings(root), 1)
+    prepared = prepare(make_settings(root, duplicates="keep"), 1)
     assert {label: sum(split.classes[label] for split in prepared.manifest.splits.values()) for label in "ab"} == {
         "a": 5,
         "b": 4,

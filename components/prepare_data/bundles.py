@@ -1,0 +1,223 @@
+"""Examples that have to stay together (data.group_by), called bundles here: each goes to one split as a whole.
+
+A row's rank in a listing is then the hash of its bundle, so the examples of a bundle are beside each other in every
+class. What each bundle has of each class is sorted on disk, read once to count and once to assign: one bundle after
+the other, in the order of their hashes, to the split that its classes need it most in. Memory holds one bundle and the
+counts of classes by split.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import re
+import struct
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from components.prepare_data import index
+from components.prepare_data.index import RANK_BYTES, BundleOf, Listing, Run, append_run, merge_runs, row_key, run_rows
+from components.prepare_data.settings import COLUMN, DataSettings
+from components.prepare_data.sources.source import SPLITS, Group, readable
+from components.prepare_data.split import check_every_class, split_shares
+from trainer.errors import UserError
+
+# What a bundle has of a group (own split, class): the bundle's hash, the group's number, the count; a key follows.
+PORTION = struct.Struct(">8sIQ")
+TABLE_ROW = RANK_BYTES + 1
+
+
+def bundle_reader(settings: DataSettings) -> BundleOf | None:
+    """How an example's bundle is found; None where nothing has to stay together."""
+    if settings.group_by is None:
+        return None
+    return _given if settings.group_by.startswith(COLUMN) else PatternReader(settings.group_by)
+
+
+def _given(key: bytes, value: bytes) -> bytes:  # noqa: ARG001
+    return value
+
+
+class PatternReader:
+    """Finds the bundle in a key: what the pattern's group matches."""
+
+    def __init__(self, pattern: str) -> None:
+        self._text = pattern
+        self._pattern = re.compile(pattern)
+
+    def __call__(self, key: bytes, value: bytes) -> bytes:  # noqa: ARG002
+        """The bundle.
+
+        Raises:
+            UserError: The pattern is not found in the key.
+        """
+        text = key.decode("utf-8", "surrogateescape")
+        found = self._pattern.search(text)
+        if found is None or found[1] is None:
+            raise UserError(
+                f"data.group_by does not tell the group of {readable(key)}.",
+                setting="data.group_by",
+                value=self._text,
+                allowed="a regular expression that is found in the name of every example",
+                mend="change the pattern, or rename the file",
+            )
+        return found[1].encode("utf-8", "surrogateescape")
+
+
+class Bundles:
+    """The splits of a listing's bundles.
+
+    Attributes:
+        divided: How many of each group's examples go to which split.
+
+    Args:
+        listing: The examples, listed with their bundles.
+        settings: As the user gave them.
+        left_out: Keys that do not count.
+        folder: Where the files are written.
+
+    Raises:
+        UserError: A bundle is in two of the source's own splits, or a class has too few bundles for the splits.
+    """
+
+    def __init__(self, listing: Listing, settings: DataSettings, left_out: frozenset[bytes], folder: Path) -> None:
+        self._listing = listing
+        self._settings = settings
+        self._left_out = left_out
+        self._groups = list(listing.groups)
+        self._table = folder / "bundles.table"
+        self.divided: dict[Group, dict[str, int]] = {group: {} for group in self._groups}
+        with (folder / "bundles.sorted").open("w+b") as file:
+            run, examples, bundles = self._sort(file)
+            self._assign(run_rows(file, run), examples, bundles)
+        present = {name: {label for (_, label), counts in self.divided.items() if counts.get(name)} for name in SPLITS}
+        labels = sorted({label for _, label in self._groups})
+        check_every_class(labels, present, "data.group_by leaves {split} nothing of {label}: it has too few groups")
+
+    def open_table(self) -> Callable[[bytes], str]:
+        """What finds the split of a bundle by its hash."""
+        if not self._table.stat().st_size:
+            raise ValueError("there are no bundles")
+        with self._table.open("rb") as file:
+            table = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        places = range(len(table) // TABLE_ROW)
+
+        def split_of(bundle: bytes) -> str:
+            place = bisect_left(places, bundle, key=lambda at: table[at * TABLE_ROW : at * TABLE_ROW + RANK_BYTES])
+            return SPLITS[table[place * TABLE_ROW + RANK_BYTES]]
+
+        return split_of
+
+    def _sort(self, file: BinaryIO) -> tuple[Run, Counter[str], Counter[str]]:
+        """All bundles' portions, sorted; how many examples and how many bundles each class has to be divided."""
+        runs: list[Run] = []
+        portions = self._portions()
+        while piece := list(itertools.islice(portions, index.MOST_ROWS_LISTED)):
+            runs.append(append_run(file, sorted(piece)))
+        examples: Counter[str] = Counter()
+        bundles: Counter[str] = Counter()
+
+        def counted() -> Iterator[bytes]:
+            for portion in merge_runs(file, runs):
+                _, number, count = PORTION.unpack_from(portion)
+                split, label = self._groups[number]
+                if split in (None, "train"):
+                    examples[label] += count
+                    bundles[label] += 1
+                yield portion
+
+        return append_run(file, counted()), examples, bundles
+
+    def _portions(self) -> Iterator[bytes]:
+        """What each bundle has of each group, group by group."""
+        for number, group in enumerate(self._groups):
+            rows = itertools.chain.from_iterable(self._listing.rows(group))
+            staying = (row for row in rows if row_key(row) not in self._left_out)
+            for bundle, found in itertools.groupby(staying, key=_bundle):
+                key, count = b"", 0
+                for row in found:
+                    key, count = key or row_key(row), count + 1
+                yield PORTION.pack(bundle, number, count) + key
+
+    def _assign(self, portions: Iterator[bytes], examples: Counter[str], bundles: Counter[str]) -> None:
+        """Give each bundle to a split, and write that to the table."""
+        chooser = Chooser(split_shares({split for split, _ in self._groups}, self._settings.split), examples, bundles)
+        with self._table.open("wb") as table:
+            for bundle, found in itertools.groupby(portions, key=_bundle):
+                counts: dict[Group, int] = {}
+                keys: dict[str | None, bytes] = {}
+                for portion in found:
+                    _, number, count = PORTION.unpack_from(portion)
+                    counts[self._groups[number]] = count
+                    keys.setdefault(self._groups[number][0], portion[PORTION.size :])
+                if len(keys) > 1:
+                    raise self._in_two_splits(keys)
+                (own,) = keys
+                divisible = own in (None, "train")
+                split = chooser.choose({label: count for (_, label), count in counts.items()}) if divisible else own
+                assert split is not None
+                table.write(bundle + SPLITS.index(split).to_bytes())
+                for group, count in counts.items():
+                    self.divided[group][split] = self.divided[group].get(split, 0) + count
+
+    def _in_two_splits(self, keys: Mapping[str | None, bytes]) -> UserError:
+        reader = bundle_reader(self._settings)
+        examples = " and ".join(f"{readable(key)} ({split})" for split, key in keys.items())
+        name = f" {readable(reader(next(iter(keys.values())), b''))!r}" if isinstance(reader, PatternReader) else ""
+        return UserError(
+            f"The group{name} is in {len(keys)} splits of the source: {examples}.",
+            setting="data.group_by",
+            value=self._settings.group_by,
+            allowed="groups that are in one split each",
+            mend="move the examples of the group to one split, or remove data.group_by",
+        )
+
+
+class Chooser:
+    """Chooses splits for bundles, one after the other.
+
+    A split's need of a class is how far it is from its share of the class's examples; a bundle goes where it brings
+    the squared needs down most. The last bundles of a class go where the class is still missing.
+
+    Args:
+        shares: The share of each split.
+        examples: How many examples of each class there are.
+        bundles: How many bundles have examples of each class.
+    """
+
+    def __init__(self, shares: Mapping[str, float], examples: Mapping[str, int], bundles: Mapping[str, int]) -> None:
+        whole = sum(shares.values())
+        self._targets = {
+            split: {label: count * share / whole for label, count in examples.items()}
+            for split, share in shares.items()
+        }
+        self._have: dict[str, dict[str, int]] = {split: dict.fromkeys(examples, 0) for split in shares}
+        self._left = dict(bundles)
+
+    def choose(self, counts: Mapping[str, int]) -> str:
+        """The split of the next bundle, which has so many examples of each class."""
+        candidates = list(self._have)
+        for label in counts:
+            missing = [split for split in candidates if not self._have[split][label]]
+            lacking = sum(not have[label] for have in self._have.values())
+            if missing and self._left[label] <= lacking:
+                candidates = missing
+            self._left[label] -= 1
+        split = min(candidates, key=lambda name: self._cost(name, counts))
+        for label, count in counts.items():
+            self._have[split][label] += count
+        return split
+
+    def _cost(self, split: str, counts: Mapping[str, int]) -> float:
+        """By how much the squared need grows, as a share of what the split is to have."""
+        have, targets = self._have[split], self._targets[split]
+        return sum(
+            count * (2 * (have[label] - targets[label]) + count) / targets[label] for label, count in counts.items()
+        )
+
+
+def _bundle(row: bytes) -> bytes:
+    return row[:RANK_BYTES]

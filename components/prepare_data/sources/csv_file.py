@@ -1,0 +1,204 @@
+"""A CSV file that lists images: the path of each, its class, and perhaps its split and its group. Read as a stream."""
+
+from __future__ import annotations
+
+import csv
+import os
+import posixpath
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from components.prepare_data.sources.images import FileReader, valid_name
+from components.prepare_data.sources.layout import SPLIT_FOLDERS
+from components.prepare_data.sources.source import Entry, Group, Ignored, readable
+from components.prepare_data.sources.unique import UniqueKeys
+from trainer.errors import UserError, nearest
+from trainer.places import local_path
+
+IMAGE_COLUMNS = ("image", "path", "file")
+LABEL_COLUMNS = ("label", "class")
+SPLIT_COLUMN = "split"
+COLUMNS = "a first line that names the columns: image (or path, file), label (or class), and perhaps split"
+MOST_MISSING_NAMED = 5
+
+
+class ManifestSource:
+    """The source `csv:FILE`: paths are relative to the file's folder, or absolute.
+
+    Args:
+        place: The file's path or gs:// URI.
+        reference: The source as the user wrote it.
+        group_column: The column that says which examples have to stay together.
+
+    Raises:
+        UserError: The file can not be read, or has other columns.
+    """
+
+    def __init__(self, place: str, reference: str, group_column: str | None) -> None:
+        self.reference = reference
+        self.path = local_path(place).expanduser().absolute()
+        self.name = valid_name(self.path.stem)
+        self._group_column = group_column
+        try:
+            with self.path.open("rb") as file:
+                self._columns(self._rows(file))
+        except OSError as error:
+            raise self._mistake(f"{self.path} can not be read: {error.strerror}.") from None
+
+    def parts(self) -> list[Path]:
+        return [self.path]
+
+    def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:  # noqa: ARG002
+        root = part.parent
+        missing: list[str] = []
+        missing_count = 0
+        with part.open("rb") as file, UniqueKeys(scratch / "keys") as keys:
+            rows = self._rows(file)
+            header, columns = self._columns(rows)
+            line = 1
+            for line, row in rows:
+                if len(row) != header:
+                    raise self._mistake(f"Line {line} of {part} has {len(row)} columns, the first line has {header}.")
+                values = {name: row[place].strip() for name, place in columns.items()}
+                key, label, split, group = self._values(values, line)
+                keys.add(key, line)
+                status = _status(root, key)
+                if isinstance(status, str):
+                    missing_count += 1
+                    if len(missing) < MOST_MISSING_NAMED:
+                        missing.append(f"{readable(key)} (line {line}: {status})")
+                    continue
+                yield key, label, split, status.st_size, status.st_mtime_ns, 0, group
+            if line == 1:
+                raise self._mistake(f"{part} lists no images.")
+            if twice := keys.twice():
+                key, one, other = twice
+                raise self._mistake(f"{readable(key)} is listed twice in {part}: in the lines {one} and {other}.")
+        if missing:
+            more = f"; and {missing_count - len(missing):,} more" if missing_count > len(missing) else ""
+            raise self._mistake(
+                f"{missing_count:,} of the images that {part} lists can not be read: {'; '.join(missing)}{more}.",
+                mend="correct the paths, or remove the lines",
+            )
+
+    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
+        found = list(found)
+        splits = {split for split, _ in found}
+        if splits != {None} and "train" not in splits:
+            raise self._mistake(f"{self.path} has no image in the split train.")
+        return {group: group for group in found}
+
+    def stamp(self) -> None:
+        return None
+
+    def reader(self, scratch: Path) -> ManifestReader:  # noqa: ARG002
+        return ManifestReader(self.path.parent)
+
+    def _rows(self, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+        """Each row and the number of its (last) line; empty lines are none."""
+        reader = csv.reader(self._lines(file), strict=True)
+        try:
+            for row in reader:
+                if row:
+                    yield reader.line_num, row
+        except csv.Error as error:
+            raise self._mistake(f"Line {reader.line_num} of {self.path} is not CSV: {error}.") from None
+
+    def _lines(self, file: BinaryIO) -> Iterator[str]:
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise self._mistake(
+                    f"Line {number} of {self.path} is not text in UTF-8.", mend="save the file as UTF-8"
+                ) from None
+            if "\0" in text:
+                raise self._mistake(f"Line {number} of {self.path} holds a zero byte.")
+            yield text
+
+    def _columns(self, rows: Iterator[tuple[int, list[str]]]) -> tuple[int, dict[str, int]]:
+        """How many columns there are, and the places of those that are used."""
+        _, names = next(rows, (1, []))
+        names = [name.strip() for name in names]
+        wanted: dict[str, tuple[str, ...]] = {"image": IMAGE_COLUMNS, "label": LABEL_COLUMNS, "split": (SPLIT_COLUMN,)}
+        if self._group_column is not None:
+            wanted["group"] = (self._group_column,)
+        places: dict[str, int] = {}
+        for use, allowed in wanted.items():
+            found = [place for place, name in enumerate(names) if name in allowed]
+            if len(found) > 1:
+                listed = ", ".join(names[place] for place in found)
+                raise self._mistake(f"Line 1 of {self.path} has several columns for the {use}: {listed}.")
+            if found:
+                places[use] = found[0]
+            elif use == "group":
+                raise self._no_group_column(names)
+            elif use != "split":
+                known = " or ".join(allowed)
+                raise self._mistake(f"Line 1 of {self.path} names no column {known}.", nearest(allowed[0], names))
+        known_columns = {name for allowed in wanted.values() for name in allowed}
+        for name in names:
+            if name not in known_columns:
+                raise self._mistake(
+                    f"Line 1 of {self.path} names a column that is not known: {name!r}.",
+                    nearest(name, known_columns),
+                    mend="rename or remove the column: nothing would use it",
+                )
+        return len(names), places
+
+    def _values(self, values: dict[str, str], line: int) -> tuple[bytes, str, str | None, bytes]:
+        """The key, the class, the split and the group that a row names."""
+        for use, value in values.items():
+            if not value:
+                raise self._mistake(f"Line {line} of {self.path} has no {use}.")
+        if not values["label"].isprintable():
+            raise self._mistake(f"Line {line} of {self.path} has a label that can not be printed: {values['label']!r}.")
+        split = None
+        if "split" in values:
+            split = SPLIT_FOLDERS.get(values["split"].lower())
+            if split is None:
+                raise self._mistake(
+                    f"Line {line} of {self.path} has an unknown split: {values['split']!r}.",
+                    nearest(values["split"], SPLIT_FOLDERS),
+                    allowed="train, validation and test",
+                )
+        key = os.fsencode(posixpath.normpath(local_path(values["image"])))
+        return key, values["label"], split, values.get("group", "").encode()
+
+    def _no_group_column(self, names: list[str]) -> UserError:
+        return UserError(
+            f"Line 1 of {self.path} names no column {self._group_column}.",
+            setting="data.group_by",
+            value=f"column:{self._group_column}",
+            allowed="column: and one of " + ", ".join(names),
+            nearest=nearest(self._group_column or "", names),
+        )
+
+    def _mistake(
+        self, message: str, near: str | None = None, *, allowed: str = COLUMNS, mend: str | None = None
+    ) -> UserError:
+        return UserError(message, setting="data.source", value=self.reference, allowed=allowed, nearest=near, mend=mend)
+
+
+def _status(root: Path, key: bytes) -> os.stat_result | str:
+    """A file's status, or why there is none."""
+    try:
+        status = os.stat(os.path.join(os.fsencode(root), key))  # noqa: PTH116, PTH118
+    except OSError as error:
+        return error.strerror or "it can not be read"
+    return status if stat.S_ISREG(status.st_mode) else "it is no file"
+
+
+class ManifestReader:
+    """Reads files by paths that are relative to a folder, or absolute."""
+
+    def __init__(self, root: Path) -> None:
+        self._relative = FileReader(root)
+        self._absolute = FileReader(Path("/"))
+
+    def read(self, key: bytes, place: int, size: int) -> bytes:
+        if key.startswith(b"/"):
+            return self._absolute.read(key[1:], place, size)
+        return self._relative.read(key, place, size)

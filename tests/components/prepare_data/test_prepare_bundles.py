@@ -1,0 +1,194 @@
+"""Examples that have to stay together are in one split."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from components.prepare_data import index
+from components.prepare_data.bundles import Bundles, PatternReader
+from components.prepare_data.index import Dealer, Listing, list_part, list_path, read_list
+from components.prepare_data.prepare import Prepared, prepare
+from components.prepare_data.records import example_parts, read_records
+from components.prepare_data.settings import DataSettings
+from components.prepare_data.sources.source import SPLITS, Entry, Group
+from trainer.errors import UserError
+
+MakeFolder = Callable[..., Path]
+MakeSettings = Callable[..., DataSettings]
+PATTERN = r"/(p\d+)_"
+
+
+class FakeSource:
+    """Its one part is a list of entries."""
+
+    def entries(self, part: list[Entry], ignored: object, scratch: Path) -> list[Entry]:
+        return part
+
+    def groups(self, found: list[Group]) -> dict[Group, Group]:
+        return {group: group for group in found}
+
+
+def divided(folder: Path, bundles: list[dict[str, int]], seed: int = 0) -> dict[str, list[str]]:
+    """The keys of each split, when each bundle has so many examples of each class."""
+    entries: list[Entry] = [
+        (f"{label}/p{number}_{place}".encode(), label, None, 1, 1, 0, b"")
+        for number, counts in enumerate(bundles)
+        for label, count in counts.items()
+        for place in range(count)
+    ]
+    settings = DataSettings(source="digits", group_by=PATTERN, seed=seed)
+    source: object = FakeSource()
+    listing = Listing(source, [list_part(source, entries, seed, folder / "part", PatternReader(PATTERN))])  # type: ignore[arg-type]
+    found = Bundles(listing, settings, frozenset(), folder)
+    labels = sorted({label for _, label in listing.groups})
+    lists = folder / "lists"
+    lists.mkdir()
+    split_of = found.open_table()
+    Dealer(listing, found.divided, dict.fromkeys(SPLITS, 1), frozenset(), labels, split_of=split_of).deal(lists)
+    dealt = {split: [key.decode() for key, *_ in read_list(list_path(lists, split, 0))] for split in SPLITS}
+    for split, keys in dealt.items():
+        assert Counter(key[0] for key in keys) == Counter(
+            {label: counts[split] for (_, label), counts in found.divided.items() if split in counts}
+        )
+    return dealt
+
+
+def bundle(key: str) -> str:
+    found = re.search(PATTERN, key)
+    assert found
+    return found[1]
+
+
+pure = st.builds(lambda label, count: {label: count}, st.sampled_from("abc"), st.integers(1, 9))
+mixed = st.dictionaries(st.sampled_from("abc"), st.integers(1, 9), min_size=1)
+
+
+@given(
+    bundles=st.lists(pure | mixed, max_size=60).map(
+        lambda some: [*some, *({label: 1} for label in "abc" for _ in range(3))]
+    ),
+    seed=st.integers(0, 5),
+)
+@hypothesis_settings(deadline=None, max_examples=60)
+def test_no_bundle_is_in_two_splits(tmp_path_factory, bundles: list[dict[str, int]], seed: int) -> None:
+    """Nothing is lost, every class is in every split, and the same again is the same."""
+    try:
+        dealt = divided(tmp_path_factory.mktemp("one"), bundles, seed)
+    except UserError:  # the last bundles of two classes that are missing in different splits may be one and the same
+        assume(all(len(counts) == 1 for counts in bundles))
+        raise
+    again = divided(tmp_path_factory.mktemp("two"), bundles, seed)
+    assert dealt == again
+    names = {split: {bundle(key) for key in keys} for split, keys in dealt.items()}
+    for one, other in itertools.combinations(SPLITS, 2):
+        assert not names[one] & names[other]
+    assert sorted(itertools.chain(*dealt.values())) == sorted(
+        f"{label}/p{number}_{place}"
+        for number, counts in enumerate(bundles)
+        for label, count in counts.items()
+        for place in range(count)
+    )
+
+
+@given(
+    bundles=st.lists(st.dictionaries(st.sampled_from("ab"), st.integers(1, 5), min_size=1), min_size=150, max_size=200)
+)
+@hypothesis_settings(deadline=None, max_examples=20)
+def test_fractions_are_met_as_well_as_bundles_allow(tmp_path_factory, bundles: list[dict[str, int]]) -> None:
+    bundles += [{label: 1} for label in "ab" for _ in range(3)]
+    dealt = divided(tmp_path_factory.mktemp("share"), bundles)
+    for label in "ab":
+        total = sum(counts.get(label, 0) for counts in bundles)
+        for split, share in (("train", 0.8), ("validation", 0.1), ("test", 0.1)):
+            found = sum(key.startswith(label) for key in dealt[split])
+            assert abs(found - share * total) <= 10 + 0.02 * total  # two bundles
+
+
+@pytest.mark.parametrize("limit", [3, 50])
+def test_pieces_on_disk_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    bundles = [{"a": 3 + number % 3, "b": number % 5} for number in range(60)]
+    for folder in ("whole", "pieces"):
+        (tmp_path / folder).mkdir()
+    whole = divided(tmp_path / "whole", bundles)
+    monkeypatch.setattr(index, "MOST_ROWS_LISTED", limit)
+    monkeypatch.setattr(index, "PIECE_ROWS", 2)
+    assert divided(tmp_path / "pieces", bundles) == whole
+
+
+def keys(prepared: Prepared) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for split, about in prepared.manifest.splits.items():
+        for shard in about.shards:
+            with (prepared.folder / shard.file).open("rb") as file:
+                found[split] += [example_parts(message)[1].decode() for message in read_records(file)]
+    return found
+
+
+def patients(make_folder: MakeFolder, folders: dict[str, range]) -> Path:
+    """Four images of each patient in each folder."""
+    root = make_folder({folder: 4 * len(numbers) for folder, numbers in folders.items()})
+    for folder, numbers in folders.items():
+        names = [f"p{number}_{place}.png" for number in numbers for place in range(4)]
+        for path, name in zip(sorted((root / folder).iterdir()), names, strict=True):
+            path.rename(path.with_name(name))
+    return root
+
+
+def test_a_set_has_each_group_in_one_split(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
+    root = patients(make_folder, {"a": range(40), "b": range(30, 60)})
+    (root / "a" / "p7_2.png").write_bytes(b"")  # is left out, and all is written again
+    (root / "b" / "p44_1.png").write_bytes((root / "a" / "p3_3.png").read_bytes())
+    settings = make_settings(root, group_by=PATTERN, skip_corrupt=0.01, duplicates="drop")
+    prepared = prepare(settings, 3)
+    found = keys(prepared)
+    assert sum(map(len, found.values())) + prepared.manifest.left_out_count == 280
+    names = {split: {bundle(key) for key in some} for split, some in found.items()}
+    assert sum(map(len, names.values())) == 60
+    assert 22 <= len(found["test"]) <= 34
+    assert prepare(settings, 3).reused
+    assert prepared.manifest.settings["group_by"] == PATTERN
+    assert not prepare(settings.model_copy(update={"group_by": r"(p\d)"}), 3).reused
+
+
+def test_validation_is_taken_from_train_by_groups(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
+    root = patients(make_folder, {"train/a": range(30), "test/a": range(30, 35)})
+    found = keys(prepare(make_settings(root, group_by=PATTERN), 1))
+    assert {bundle(key) for key in found["test"]} == {f"p{number}" for number in range(30, 35)}
+    assert not {bundle(key) for key in found["train"]} & {bundle(key) for key in found["validation"]}
+    assert len(found["validation"]) in (12, 16)
+
+
+def test_a_group_in_two_of_the_sources_splits_is_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
+    root = patients(make_folder, {"train/a": range(30), "test/a": range(29, 35)})
+    with pytest.raises(UserError, match="The group 'p29' is in 2 splits of the source") as error:
+        prepare(make_settings(root, group_by=PATTERN), 1)
+    assert "train/a/p29_0.png (train)" in re.sub("_[1-3]", "_0", error.value.message)
+    assert error.value.setting == "data.group_by"
+
+
+def test_a_class_with_too_few_groups_is_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
+    root = patients(make_folder, {"a": range(30), "b": range(2)})
+    with pytest.raises(UserError, match="'b' has no image for the split") as error:
+        prepare(make_settings(root, group_by=PATTERN), 1)
+    assert "too few groups" in (error.value.mend or "")
+
+
+def test_a_key_without_a_group_is_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
+    with pytest.raises(UserError, match=r"does not tell the group of a/image \d\.png"):
+        prepare(make_settings(make_folder({"a": 9}), group_by=PATTERN), 1)
+
+
+@pytest.mark.parametrize("pattern", ["(", "abc", "(a)(b)"])
+def test_a_pattern_has_one_group(pattern: str) -> None:
+    with pytest.raises(ValidationError, match="regular expression"):
+        DataSettings(source="digits", group_by=pattern)

@@ -1,0 +1,143 @@
+"""The source csv: a list of images, and what can be wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.prepare_data.prepare import Prepared, prepare
+from components.prepare_data.records import example_parts, read_records
+from components.prepare_data.settings import DataSettings
+from components.prepare_data.sources import unique
+from components.prepare_data.sources.unique import UniqueKeys
+from trainer.errors import UserError
+
+MakeSettings = Callable[..., DataSettings]
+
+
+@pytest.fixture
+def images(tmp_path: Path, encoded: Callable[..., bytes]) -> Path:
+    """40 images in a folder, one of them outside of it."""
+    folder = tmp_path / "list"
+    (folder / "sub, folder").mkdir(parents=True)
+    for number in range(39):
+        (folder / "sub, folder" / f"ö {number}.png").write_bytes(encoded(number))
+    (tmp_path / "outside.png").write_bytes(encoded(39))
+    return folder
+
+
+def path_of(number: int) -> str:
+    return '"../outside.png"' if number == 39 else f'"sub, folder/ö {number}.png"'
+
+
+def found(prepared: Prepared) -> dict[str, tuple[str, str]]:
+    """The split and the class of each key."""
+    result = {}
+    for split, about in prepared.manifest.splits.items():
+        for shard in about.shards:
+            with (prepared.folder / shard.file).open("rb") as file:
+                for message in read_records(file):
+                    _, key, label = example_parts(message)
+                    result[key.decode()] = split, prepared.manifest.classes[label]
+    return result
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("names", ["image,label", "path,class", "file , label"])
+def test_a_list_without_splits(images: Path, make_settings: MakeSettings, names: str, encoding: str) -> None:
+    lines = [f"{path_of(number)},{'ab'[number % 2]} " for number in range(39)]
+    (images / "all.csv").write_text("\r\n".join([names, *lines, "", f"{images}/../outside.png,b"]), encoding)
+    prepared = prepare(make_settings(f"csv:{images / 'all.csv'}"), 2)
+    assert prepared.manifest.name == "all"
+    keys = found(prepared)
+    assert {key: label for key, (_, label) in keys.items()} == {
+        **{f"sub, folder/ö {number}.png": "ab"[number % 2] for number in range(39)},
+        str(images.parent / "outside.png"): "b",
+    }
+    assert prepare(make_settings(f"csv:{images / 'all.csv'}"), 2).reused
+
+
+def test_splits_and_groups_are_columns(images: Path, make_settings: MakeSettings) -> None:
+    lines = [f"{number // 2},{path_of(number)},cat,{'test' if number < 6 else 'Train'}" for number in range(40)]
+    (images / "all.csv").write_text("\n".join(["patient,image,label,split", *lines]))
+    settings = make_settings(f"csv:{images / 'all.csv'}", group_by="column:patient")
+    keys = found(prepare(settings, 1))
+    where = {number: keys[path_of(number).strip('"')][0] for number in range(40)}
+    assert all(where[number] == where[number + 1] for number in range(0, 40, 2))
+    assert {number for number in where if where[number] == "test"} == set(range(6))
+    assert 2 <= sum(split == "validation" for split in where.values()) <= 6
+    (images / "all.csv").write_text("\n".join(["patient,image,label,split", *(f"1{line[1:]}" for line in lines)]))
+    with pytest.raises(UserError, match="in 2 splits of the source") as error:
+        prepare(settings, 1)
+    assert error.value.setting == "data.group_by"
+
+
+HEADER = "image,label"
+ROWS = [f"{path_of(number)},{'ab'[number % 2]}" for number in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "Line 1 of .* names no column image or path or file"),
+        (["image;label"], "Line 1 of .* names no column image"),
+        (["image,labels", *ROWS], "Line 1 of .* names no column label or class"),
+        (["image,path,label"], "Line 1 of .* has several columns for the image: image, path"),
+        (["image,label,splits", *ROWS], "Line 1 of .* a column that is not known: 'splits'"),
+        ([HEADER], "lists no images"),
+        ([HEADER, *ROWS, "a.png"], "Line 42 of .* has 1 columns, the first line has 2"),
+        ([HEADER, *ROWS, '"a\nb.png",'], "Line 43 of .* has no label"),
+        ([HEADER, *ROWS, ",a"], "Line 42 of .* has no image"),
+        (
+            [HEADER, *ROWS, "none.png,a", ".,b"],
+            r"2 of the .* none\.png \(line 42: No such file.*; \. \(line 43: it is no",
+        ),
+        ([HEADER, *ROWS, "x/../../outside.png,a"], r"outside\.png is listed twice in .*: in the lines 41 and 42"),
+        ([HEADER, *ROWS, '"a.png,b'], "Line 42 of .* is not CSV: unexpected end"),
+        ([HEADER, *ROWS, "a\0.png,b"], "Line 42 of .* holds a zero byte"),
+        (["image,label,split", f"{path_of(1)},a,tset"], "Line 2 of .* has an unknown split: 'tset'"),
+        (["image,label,split", f"{path_of(1)},a,"], "Line 2 of .* has no split"),
+        (["image,label,split", f"{path_of(1)},a,test"], "no image in the split train"),
+    ],
+)
+def test_mistakes_are_named_with_their_lines(
+    images: Path, make_settings: MakeSettings, lines: list[str], message: str
+) -> None:
+    (images / "all.csv").write_text("\n".join(lines))
+    settings = make_settings(f"csv:{images / 'all.csv'}")
+    with pytest.raises(UserError, match=message) as error:
+        prepare(settings, 1)
+    assert error.value.setting == "data.source"
+    assert len(str(error.value).splitlines()) <= 24
+    assert not Path(settings.store).exists()
+
+
+def test_other_encodings_are_named_with_the_line(images: Path, make_settings: MakeSettings) -> None:
+    (images / "all.csv").write_bytes("\n".join([HEADER, "a.png,caf\xe9"]).encode("latin-1"))
+    with pytest.raises(UserError, match=r"Line 2 of .* is not text in UTF-8"):
+        prepare(make_settings(f"csv:{images / 'all.csv'}"), 1)
+
+
+def test_a_missing_list_and_a_missing_column_are_named(images: Path, make_settings: MakeSettings) -> None:
+    with pytest.raises(UserError, match="can not be read: No such file"):
+        prepare(make_settings(f"csv:{images / 'none.csv'}"), 1)
+    (images / "all.csv").write_text("\n".join([HEADER, *ROWS]))
+    with pytest.raises(UserError, match="names no column patient") as error:
+        prepare(make_settings(f"csv:{images / 'all.csv'}", group_by="column:patient"), 1)
+    assert error.value.setting == "data.group_by"
+    with pytest.raises(UserError, match="has no columns"):
+        prepare(make_settings("digits", group_by="column:patient"), 1)
+
+
+def test_a_key_that_is_there_twice_is_found_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unique, "MOST_ROWS", 7)
+    monkeypatch.setattr(unique, "PIECE_ROWS", 2)
+    with UniqueKeys(tmp_path / "keys") as keys:
+        for number in range(100):
+            keys.add(b"%d" % (number * 37 % 100), number)
+        assert keys.twice() is None
+        keys.add(b"5", 100)
+        assert keys.twice() == (b"5", 65, 100)
+    assert not (tmp_path / "keys").exists()

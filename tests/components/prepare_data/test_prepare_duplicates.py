@@ -1,0 +1,158 @@
+"""An image that is in two splits is refused, or dropped from one, by its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.prepare_data import duplicates
+from components.prepare_data.duplicates import bucket_count, find_copies, write_hashes
+from components.prepare_data.prepare import Prepared, prepare
+from components.prepare_data.records import example_parts, read_records
+from components.prepare_data.settings import DataSettings
+from components.prepare_data.sources.source import SPLITS
+from trainer import manifest
+from trainer.errors import UserError
+
+MakeFolder = Callable[..., Path]
+MakeSettings = Callable[..., DataSettings]
+
+
+def split_images(prepared: Prepared) -> dict[str, dict[str, bytes]]:
+    """The images of each split by key."""
+    found: dict[str, dict[str, bytes]] = {}
+    for split, about in prepared.manifest.splits.items():
+        found[split] = {}
+        for shard in about.shards:
+            with (prepared.folder / shard.file).open("rb") as file:
+                parts = [example_parts(message) for message in read_records(file)]
+            assert len(parts) == shard.examples > 0
+            found[split] |= {key.decode(): image for image, key, _ in parts}
+        assert len(found[split]) == about.examples
+    return found
+
+
+def shared(images: dict[str, dict[str, bytes]]) -> set[bytes]:
+    """The images that are in more than one split."""
+    train, validation, test = (set(images[split].values()) for split in SPLITS)
+    return train & validation | train & test | validation & test
+
+
+@pytest.fixture
+def own_splits(make_folder: MakeFolder) -> Path:
+    """Splits of its own: one image in all three, one in train and validation, one twice in train only."""
+    root = make_folder({f"{split}/{label}": 12 for split in SPLITS for label in "ab"})
+    test, validation, train = (root / split / "a" for split in reversed(SPLITS))
+    for copy in (train / "x.png", train / "y.png", validation / "x.png"):
+        copy.write_bytes((test / "image 0.png").read_bytes())
+    (root / "train" / "b" / "z.png").write_bytes((validation / "image 1.png").read_bytes())
+    (train / "twice.png").write_bytes((train / "image 5.png").read_bytes())
+    return root
+
+
+def test_copies_are_refused_by_name(own_splits: Path, make_settings: MakeSettings) -> None:
+    with pytest.raises(UserError) as error:
+        prepare(make_settings(own_splits), 2)
+    assert error.value.message == (
+        "4 images are in another split too: "
+        "train/a/x.png (train) = test/a/image 0.png (test); train/a/y.png (train) = test/a/image 0.png (test); "
+        "train/b/z.png (train) = validation/a/image 1.png (validation); "
+        "validation/a/x.png (validation) = test/a/image 0.png (test)."
+    )
+    assert (error.value.setting, error.value.value) == ("data.duplicates", "refuse")
+    assert "data.duplicates to drop" in (error.value.mend or "")
+    assert not Path(make_settings(own_splits).store).exists()
+
+
+def test_copies_are_kept_where_that_is_wanted(own_splits: Path, make_settings: MakeSettings) -> None:
+    images = split_images(prepare(make_settings(own_splits, duplicates="keep"), 2))
+    assert sum(map(len, images.values())) == 3 * 24 + 5
+    assert len(shared(images)) == 2
+
+
+@pytest.mark.parametrize("replicas", [1, 5])
+def test_the_test_splits_copy_stays(
+    own_splits: Path, make_settings: MakeSettings, replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duplicates, "BUCKET_ROWS", 10 * replicas)
+    prepared = prepare(make_settings(own_splits, duplicates="drop"), replicas)
+    images = split_images(prepared)
+    assert not shared(images)
+    dropped = {"train/a/x.png", "train/a/y.png", "train/b/z.png", "validation/a/x.png"}
+    files = {str(path.relative_to(own_splits)) for path in own_splits.rglob("*.png")}
+    assert set().union(*images.values()) == files - dropped  # "twice" stays: both are in train
+    about = prepared.manifest
+    assert about.left_out_count == 4
+    assert {item.key: item.reason for item in about.left_out} == {
+        **dict.fromkeys(
+            ("train/a/x.png", "train/a/y.png", "validation/a/x.png"),
+            "it is the same image as test/a/image 0.png in the split test",
+        ),
+        "train/b/z.png": "it is the same image as validation/a/image 1.png in the split validation",
+    }
+    assert "4 images were left out" in (prepared.folder / "statistics.html").read_text()
+    manifest.verify(prepared.folder, about)
+    assert prepare(make_settings(own_splits, duplicates="drop"), replicas).reused
+
+
+def test_what_is_dropped_does_not_depend_on_the_workers(
+    make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    """A source without splits, half of it copies, and some of it damaged."""
+    root = make_folder({"a": 60, "b": 60})
+    for number in range(60):
+        (root / "b" / f"image {number}.png").write_bytes((root / "a" / f"image {number}.png").read_bytes())
+    (root / "a" / "image 7.png").write_bytes(b"")
+    choices = {"duplicates": "drop", "skip_corrupt": 0.1}
+    sets = [prepare(make_settings(root, workers=n, store=str(tmp_path / str(n)), **choices), 3) for n in (1, 3)]
+    contents = [{path.name: path.read_bytes() for path in prepared.folder.iterdir()} for prepared in sets]
+    assert contents[0] == contents[1]
+    images = split_images(sets[0])
+    assert not shared(images)
+    assert len(set().union(*(found.values() for found in images.values()))) == 60  # one of each image at least
+    assert sum(map(len, images.values())) + sets[0].manifest.left_out_count == 120
+    assert len(images["test"]) == 12  # nothing was dropped from it
+
+
+def test_a_class_of_copies_only_is_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
+    root = make_folder({f"{split}/{label}": 5 for split in SPLITS for label in "ab"})
+    for number in range(5):
+        path = root / "train" / "b" / f"image {number}.png"
+        path.write_bytes((root / "test" / "a" / f"image {number}.png").read_bytes())
+    with pytest.raises(UserError, match="'b' has no image for the split train") as error:
+        prepare(make_settings(root, duplicates="drop"), 1)
+    assert "copies" in (error.value.mend or "")
+
+
+shard_images = st.lists(st.integers(0, 12), max_size=12)
+
+
+@given(splits=st.fixed_dictionaries({split: st.lists(shard_images, max_size=3) for split in SPLITS}))
+def test_without_the_copies_no_image_is_in_two_splits(tmp_path_factory, splits: dict[str, list[list[int]]]) -> None:
+    """Whatever is where: nothing is lost, test loses nothing, and what stays is in the first of its splits."""
+    folder = tmp_path_factory.mktemp("hashes")
+    where: dict[bytes, tuple[str, int]] = {}
+    files: dict[str, list[Path]] = {}
+    for split, shards in splits.items():
+        files[split] = []
+        for number, images in enumerate(shards):
+            keys = [f"{split} {number} {place}".encode() for place in range(len(images))]
+            where |= {key: (split, image) for key, image in zip(keys, images, strict=True)}
+            rows = [(image * 977 % 256).to_bytes() * 32 + key for key, image in zip(keys, images, strict=True)]
+            files[split].append(folder / f"{split} {number}")
+            assert write_hashes(files[split][-1], rows, 4).examples == len(rows)
+    copies = list(find_copies(files, 4))
+    assert len({copy.key for copy in copies}) == len(copies)
+    keeper = {image: split for name in SPLITS for split, image in where.values() if split == name}  # the last wins
+    assert {copy.key for copy in copies} == {key for key, (split, image) in where.items() if split != keeper[image]}
+    for copy in copies:
+        assert where[copy.kept] == (copy.keeper, where[copy.key][1])
+        assert where[copy.key][0] == copy.split != copy.keeper
+
+
+def test_buckets_hold_few() -> None:
+    assert [bucket_count(count) for count in (0, 1, 8192, 8193, 10**6)] == [1, 1, 1, 2, 123]
