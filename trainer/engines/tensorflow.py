@@ -165,8 +165,7 @@ class TensorFlowEngine:
 
     def _from_memory(self, data: MemoryTraining) -> Callable[[int, int], Any]:
         """The training function on decoded examples: it is told their order and gathers them in the graph."""
-        with tf.device("CPU:0"):
-            images, labels = tf.constant(data.images), tf.constant(data.labels)
+        images, labels = data.tensors()
         share = self._batch // self._devices
 
         def batch(replica: Any, indices: Any) -> tuple[Any, Any]:
