@@ -253,7 +253,7 @@ def _aligned(shape: tuple[int, ...]) -> Images:
 
 
 def _read(share: Share, split: str, batch: int | None = None) -> Iterator[tuple[Images, Labels]]:
-    """The worker's examples of `split` in the shards' order, `batch` (or as many as suits) at a time, the last fewer."""
+    """The worker's examples of `split` in order, `batch` (or as many as suits) at a time, the last time fewer."""
     left = share.examples(split)
     if not left:
         return
