@@ -224,7 +224,7 @@ def show(best: dict[str, dict[str, float]]) -> None:
     for heading in ("", "PNG, first epoch", "later", "JPEG, first epoch", "later"):
         table.add_column(heading, justify="right" if heading else "left")
     rows = {text: (variant, "first", "later") for variant, text in VARIANTS.items()}
-    rows["the same, files listed in the first epoch"] = ("directory", "whole", "")
+    rows["image_dataset_from_directory, with listing"] = ("directory", "whole", "")
     rows["tf.data over the decoded array"] = ("memory", "", "array")
     for text, (variant, *rates) in rows.items():
         cells = [best.get(f"{kind}:{variant}", {}).get(rate) for kind in SETS for rate in rates]

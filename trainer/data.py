@@ -272,9 +272,10 @@ def _read(share: Share, split: str, batch: int | None = None) -> Iterator[tuple[
 
 def _decoded(records: Any, manifest: Manifest, group: int) -> Any:
     """Serialized examples as images uint8 [group, height, width, channels] and labels int32 [group], in their order."""
-    # As many calls as cores from the start: tuned automatically it would be one for the first seconds.
+    # A call for each core from the start, and one that is ready when one ends; tuned automatically it would be one call
+    # for the first seconds.
     return records.batch(group, drop_remainder=True).map(
-        lambda raw: _parse(raw, manifest), num_parallel_calls=_cores(), deterministic=True
+        lambda raw: _parse(raw, manifest), num_parallel_calls=_cores() + 1, deterministic=True
     )
 
 
