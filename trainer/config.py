@@ -33,6 +33,25 @@ class CheckpointSettings(Settings):
     keep: PositiveInt = 3
 
 
+class AugmentSettings(Settings):
+    """Random changes to training images, for each image anew in each step; all are off by default.
+
+    `flip` exchanges left and right in half of them; `shift` moves them by up to so many pixels, up or down and left or
+    right, with black coming in. Of pixels in [0, 1], `brightness` is the most that is added or taken away, and
+    `contrast` the most by which their distance from the image's mean grows or shrinks, as a share of it.
+    """
+
+    flip: bool = False
+    shift: int = Field(default=0, ge=0)
+    brightness: float = Field(default=0.0, ge=0, le=1)
+    contrast: float = Field(default=0.0, ge=0, le=1)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is changed."""
+        return bool(self.flip or self.shift or self.brightness or self.contrast)
+
+
 class TrainSettings(Settings):
     """How to train. One of `epochs`, `steps` and `examples` says for how long.
 
@@ -49,6 +68,7 @@ class TrainSettings(Settings):
     learning_rate: PositiveFloat = 0.001
     seed: int = Field(default=0, ge=0, lt=2**31)
     steps_per_call: PositiveInt = 50
+    augment: AugmentSettings = AugmentSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
 
     @model_validator(mode="after")

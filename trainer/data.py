@@ -4,11 +4,15 @@ Each worker takes every n-th shard. A training split whose decoded pixels fit in
 (`MemoryTraining`), and an epoch's order is a permutation drawn from seed and epoch; a larger one is streamed
 (`StreamTraining`) through a shuffle buffer seeded the same way. Either way the batch of any step follows from the seed
 and the step's number alone, so a resumed run sees what an undisturbed one would have seen.
+
+Records are parsed and decoded in groups, one group a core at a time. How large a group is changes nothing in the order.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +22,22 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from trainer.manifest import Manifest
-from trainer.pixels import decode_images
+from trainer.pixels import decode_prepared
 from trainer.share import Share
 
 # Decoded pixels of one split that a worker may keep, in bytes. A constant and not a share of the memory at hand, so
 # that a run resumed on another machine reads in the same order.
 MEMORY_BUDGET = 2 * 1024**3
-# Encoded examples in the shuffle buffer of a streamed split.
+# The shuffle buffer of a streamed split: encoded examples, and their bytes, whichever is reached first.
 SHUFFLE_EXAMPLES = 16_384
-_PARSED_TOGETHER = 256
+SHUFFLE_BYTES = 256 * 1024**2
 _SHARDS_TOGETHER = 8
+# A group's examples and the bytes of their pixels: few enough to stay in the processor's caches and to be made anew in
+# memory that the last one left.
+_GROUP_EXAMPLES = 64
+_GROUP_BYTES = 8 * 1024**2
+# What TensorFlow asks of an array that it is to use in place.
+_ALIGNMENT = 64
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +55,11 @@ class MemoryTraining:
     steps_per_epoch: int
     seed: int
     rank: int
+
+    def tensors(self) -> tuple[Any, Any]:
+        """Images and labels as tensors on the CPU; the images' is the same memory, not a copy."""
+        with tf.device("CPU:0"):
+            return tf.experimental.dlpack.from_dlpack(self.images.__dlpack__()), tf.constant(self.labels)
 
     def order(self, step: int, count: int) -> NDArray[np.int32]:
         """The examples of `count` steps from `step` (from 0) on, as indices [count, batch]."""
@@ -89,18 +104,16 @@ class StreamTraining:
         epoch, position = divmod(step, self.steps_per_epoch)
         records = tf.data.Dataset.range(epoch, np.iinfo(np.int64).max).flat_map(self._epoch)
         shape = self.share.manifest.image_shape
-        batches = (
-            records.skip(position * self.batch)
-            .batch(self.batch, drop_remainder=True)
-            .map(lambda raw: _parse(raw, self.share.manifest), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-            .prefetch(tf.data.AUTOTUNE)
-        )
+        group = _group(shape, self.batch)
+        batches = _decoded(records.skip(position * self.batch), self.share.manifest, group)
+        if group != self.batch:
+            batches = batches.rebatch(self.batch, drop_remainder=True)
         return batches.map(
             lambda images, labels: (
                 tf.ensure_shape(images, (self.batch, *shape)),
                 tf.ensure_shape(labels, (self.batch,)),
             )
-        )
+        ).prefetch(2)
 
     def _epoch(self, epoch: Any) -> Any:
         """One epoch's encoded records, exactly as many as its steps take."""
@@ -122,11 +135,11 @@ class StreamTraining:
                 tf.data.TFRecordDataset,
                 cycle_length=min(len(paths), _SHARDS_TOGETHER),
                 block_length=16,
-                num_parallel_calls=tf.data.AUTOTUNE,
+                num_parallel_calls=min(len(paths), _SHARDS_TOGETHER),
                 deterministic=True,
             )
         )
-        return records.shuffle(SHUFFLE_EXAMPLES, seed=seed + 1)
+        return records.shuffle(shuffled_together(self.share), seed=seed + 1)
 
 
 TrainingData = MemoryTraining | StreamTraining
@@ -139,13 +152,27 @@ def training(share: Share, batch: int, steps_per_epoch: int, seed: int, *, budge
     what = f"{share.examples('train')} training examples in {shards} shard{'s' if shards > 1 else ''}"
     if size > budget:
         logger.info(
-            "streaming %s: decoded they would take %s, more than the %s kept in memory",
-            what, _megabytes(size), _megabytes(budget),
+            "streaming %s: decoded they would take %s, more than the %s kept in memory; shuffled among %d, decoded %s",
+            what, _megabytes(size), _megabytes(budget), shuffled_together(share), _at_a_time(share, batch),
         )  # fmt: skip
         return StreamTraining(share, batch, steps_per_epoch, seed)
-    logger.info("keeping %s decoded in memory: they take %s of at most %s", what, _megabytes(size), _megabytes(budget))
+    logger.info(
+        "keeping %s decoded in memory: they take %s of at most %s; decoded once, %s",
+        what, _megabytes(size), _megabytes(budget), _at_a_time(share),
+    )  # fmt: skip
     images, labels = _decode_all(share, "train")
     return MemoryTraining(images, labels, batch, steps_per_epoch, seed, share.rank)
+
+
+def shuffled_together(share: Share) -> int:
+    """How many examples are in a streamed training split's shuffle buffer; follows from the manifest alone."""
+    written = sum(shard.bytes for shard in share.shards("train"))
+    return max(1, min(SHUFFLE_EXAMPLES, SHUFFLE_BYTES * share.examples("train") // max(1, written)))
+
+
+def _at_a_time(share: Share, batch: int | None = None) -> str:
+    group, cores = _group(share.manifest.image_shape, batch), _cores()
+    return f"{group} at a time on {'each of ' if cores > 1 else ''}{cores} core{'s' if cores > 1 else ''}"
 
 
 Batch = tuple[Images, Labels, NDArray[np.float32]]
@@ -207,25 +234,49 @@ def _padded(images: Images, labels: Labels, batch: int) -> Batch:
 def _decode_all(share: Share, split: str) -> tuple[Images, Labels]:
     """All of the worker's examples of `split`, in the shards' order."""
     count = share.examples(split)
-    images = np.empty((count, *share.manifest.image_shape), np.uint8)
+    images = _aligned((count, *share.manifest.image_shape))
     labels = np.empty(count, np.int32)
     position = 0
-    for some_images, some_labels in _read(share, split, _PARSED_TOGETHER):
+    for some_images, some_labels in _read(share, split):
         end = position + len(some_labels)
         images[position:end], labels[position:end] = some_images, some_labels
         position = end
     return images, labels
 
 
-def _read(share: Share, split: str, batch: int) -> Iterator[tuple[Images, Labels]]:
-    """The worker's examples of `split` in the shards' order, the last batch a partial one."""
-    if not share.shards(split):
+def _aligned(shape: tuple[int, ...]) -> Images:
+    """An array that TensorFlow can use in place."""
+    size = math.prod(shape)
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].reshape(shape)
+
+
+def _read(share: Share, split: str, batch: int | None = None) -> Iterator[tuple[Images, Labels]]:
+    """The worker's examples of `split` in order, `batch` (or as many as suits) at a time, the last time fewer."""
+    left = share.examples(split)
+    if not left:
         return
-    records = tf.data.TFRecordDataset(share.paths(split)).batch(batch)
-    decoded = records.map(
-        lambda raw: _parse(raw, share.manifest), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    group = _group(share.manifest.image_shape, batch)
+    # Each group has the same size: the last is filled up with examples from the beginning, which are dropped again.
+    records = tf.data.TFRecordDataset(share.paths(split)).repeat().take(-(-left // group) * group)
+    decoded = _decoded(records, share.manifest, group)
+    if batch is not None and group != batch:
+        decoded = decoded.rebatch(batch)
+    for images, labels in decoded.prefetch(2).as_numpy_iterator():
+        yield images[:left], labels[:left]
+        left -= len(labels)
+        if left <= 0:
+            return
+
+
+def _decoded(records: Any, manifest: Manifest, group: int) -> Any:
+    """Serialized examples as images uint8 [group, height, width, channels] and labels int32 [group], in their order."""
+    # A call for each core from the start, and one that is ready when one ends; tuned automatically it would be one call
+    # for the first seconds.
+    return records.batch(group, drop_remainder=True).map(
+        lambda raw: _parse(raw, manifest), num_parallel_calls=_cores() + 1, deterministic=True
     )
-    yield from decoded.prefetch(2).as_numpy_iterator()
 
 
 def _parse(raw: Any, manifest: Manifest) -> tuple[Any, Any]:
@@ -233,7 +284,17 @@ def _parse(raw: Any, manifest: Manifest) -> tuple[Any, Any]:
     features = tf.io.parse_example(
         raw, {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
     )
-    return decode_images(features["image"], manifest), tf.cast(features["label"], tf.int32)
+    return decode_prepared(features["image"], manifest), tf.cast(features["label"], tf.int32)
+
+
+def _group(shape: tuple[int, int, int], batch: int | None = None) -> int:
+    """How many examples are parsed and decoded together: a whole batch of them where it is not too large."""
+    most = max(1, min(_GROUP_EXAMPLES, _GROUP_BYTES // math.prod(shape)))
+    return most if batch is None else min(batch, most)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _megabytes(size: int) -> str:

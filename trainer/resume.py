@@ -47,6 +47,7 @@ def identity(job: JobConfig, data_fingerprint: str) -> dict[str, Any]:
         "train.optimizer": job.train.optimizer,
         "train.batch_size": job.train.batch_size,
         "train.seed": job.train.seed,
+        "train.augment": job.train.augment.model_dump(),
         "data": data_fingerprint,
     }
 

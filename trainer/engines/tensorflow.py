@@ -18,9 +18,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
-from trainer import builder, saved_model
+from trainer import augment, builder, saved_model
 from trainer.cluster import Cluster
-from trainer.config import JobConfig, ModelSettings, TrainSettings
+from trainer.config import AugmentSettings, JobConfig, ModelSettings, TrainSettings
 from trainer.data import Evaluation, MemoryTraining, TrainingData
 from trainer.engines import Engine, Measured, ModelSize, PeerLost, State, StepFigures, keras_model
 from trainer.errors import UserError
@@ -46,6 +46,8 @@ class TensorFlowEngine:
         self._model: Any = None
         self._optimizer: Any = None
         self._batch = 0  # examples that this worker takes a step
+        self._seed = 0
+        self._augment = AugmentSettings()
         self._steps: Callable[[int, int], Any] | None = None
         self._measures: dict[Any, Callable[..., Any]] = {}
 
@@ -84,6 +86,8 @@ class TensorFlowEngine:
                 nearest=str(near),
                 mend=f"--set train.batch_size={near}",
             )
+        augment.verify(job.train.augment, manifest.image_shape)
+        self._seed, self._augment = job.train.seed, job.train.augment
         keras.backend.clear_session()
         keras.utils.set_random_seed(job.train.seed)
         tf.config.experimental.enable_op_determinism()  # no measurable cost on a CPU
@@ -165,18 +169,19 @@ class TensorFlowEngine:
 
     def _from_memory(self, data: MemoryTraining) -> Callable[[int, int], Any]:
         """The training function on decoded examples: it is told their order and gathers them in the graph."""
-        with tf.device("CPU:0"):
-            images, labels = tf.constant(data.images), tf.constant(data.labels)
+        images, labels = data.tensors()
         share = self._batch // self._devices
 
         def batch(replica: Any, indices: Any) -> tuple[Any, Any]:
             return tf.gather(images, indices[replica]), tf.gather(labels, indices[replica])
 
-        @tf.function(input_signature=[tf.TensorSpec([None, self._devices, share], tf.int32)])
-        def steps(order: Any) -> Any:
-            return self._loop(tf.shape(order)[0], lambda number: (order[number],), batch)
+        @tf.function(
+            input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None, self._devices, share], tf.int32)]
+        )
+        def steps(first: Any, order: Any) -> Any:
+            return self._loop(first, tf.shape(order)[0], lambda number: (order[number],), batch)
 
-        return lambda step, count: steps(data.order(step, count).reshape(count, self._devices, share))
+        return lambda step, count: steps(step, data.order(step, count).reshape(count, self._devices, share))
 
     def _from_stream(self, data: Any, first: int) -> Callable[[int, int], Any]:
         """The training function on streamed batches, from step `first` on."""
@@ -188,45 +193,54 @@ class TensorFlowEngine:
             start = replica * share
             return images[start : start + share], labels[start : start + share]
 
-        @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])
-        def steps(count: Any) -> Any:
-            return self._loop(count, lambda _number: next(iterator), batch)
+        @tf.function(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int32)])
+        def steps(first: Any, count: Any) -> Any:
+            return self._loop(first, count, lambda _number: next(iterator), batch)
 
         def go_on(step: int, count: int) -> Any:
             nonlocal position
             if step != position:
                 raise ValueError(f"the stream is at step {position}, not {step}")
             position += count
-            return steps(count)
+            return steps(step, count)
 
         return go_on
 
-    def _loop(self, count: Any, fetch: Callable[[Any], Any], batch: Callable[..., Any]) -> Any:
+    def _loop(self, first: Any, count: Any, fetch: Callable[[Any], Any], batch: Callable[..., Any]) -> Any:
         """`count` steps in the graph: float32 [count, 2], each step's loss and accuracy over the global batch.
 
         Args:
+            first: The first one's number in the run (from 0), int32 scalar.
             count: How many, int32 scalar.
             fetch: From the step's number within the call to the worker's batch, or what names it.
             batch: From a device's number on this worker and what `fetch` gave to its images and labels.
         """
 
-        def replica_step(*fetched: Any) -> Any:
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group % self._devices
+        def replica_step(step: Any, *fetched: Any) -> Any:
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             with tf.device("CPU:0"):
-                images, labels = batch(replica, *fetched)
+                images, labels = batch(replica % self._devices, *fetched)
+            images = scale(images)
+            if self._augment.is_on:
+                images = augment.augment(images, self._augment, self._seed, step, replica)
             return self._train_step(images, labels)
 
         figures = tf.TensorArray(tf.float32, size=count, element_shape=[2])
         for number in tf.range(count):
-            by_device = self._strategy.run(replica_step, args=tuple(fetch(number)))
+            by_device = self._strategy.run(replica_step, args=(first + number, *fetch(number)))
             figures = figures.write(number, tf.add_n(self._strategy.experimental_local_results(by_device)))
         return self._reduce(figures.stack(), "SUM")
 
     def _train_step(self, images: Any, labels: Any) -> Any:
-        """One device's part of a step: its share of the global batch's mean loss and accuracy, float32 [2]."""
+        """One device's part of a step: its share of the global batch's mean loss and accuracy, float32 [2].
+
+        Args:
+            images: What the network is given, float32 [share of the batch, height, width, channels].
+            labels: int32 [share of the batch].
+        """
         global_batch = self._batch * self._workers
         with tf.GradientTape() as tape:
-            logits = tf.cast(self._model(scale(images), training=True), tf.float32)
+            logits = tf.cast(self._model(images, training=True), tf.float32)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
             loss = tf.reduce_sum(losses) / global_batch
             if self._model.losses:  # the regularizers', the same on every device

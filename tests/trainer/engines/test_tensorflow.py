@@ -73,9 +73,10 @@ def test_one_call_of_many_steps_is_many_calls_of_one(tiny: Path, make_job: Any) 
     assert engine_for(make_job(tiny, steps=100, steps_per_epoch=75, seed=1)).weights_checksum() != checksum
 
 
+@pytest.mark.parametrize("augment", [{}, {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2}])
 @pytest.mark.parametrize("budget", [0, 10**9])
-def test_restored_it_goes_on_bit_by_bit(tiny: Path, make_job: Any, budget: int) -> None:
-    config = make_job(tiny, steps=100, steps_per_epoch=75, builder="sample_networks:dropout")
+def test_restored_it_goes_on_bit_by_bit(tiny: Path, make_job: Any, budget: int, augment: dict[str, Any]) -> None:
+    config = make_job(tiny, steps=100, steps_per_epoch=75, builder="sample_networks:dropout", augment=augment)
     whole = engine_for(config)
     whole.run(training(config, budget), 0, 40)
     state = {name: array.copy() for name, array in whole.state().items()}
@@ -131,6 +132,37 @@ def test_regularization_is_part_of_the_loss(tiny: Path, make_job: Any) -> None:
     kernel = next(array for name, array in engine.state().items() if name.endswith("kernel"))
     regularized = engine.run(training(config), 0, 1).losses[0]
     assert regularized == pytest.approx(plain + 0.1 * (kernel**2).sum(), rel=1e-5)
+
+
+def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(tiny: Path, make_job: Any) -> None:
+    from trainer import data
+    from trainer.augment import augment
+
+    config = make_job(tiny, steps=2, steps_per_epoch=75, builder="sample_networks:linear", seed=3, augment={"shift": 3})
+    engine, read = engine_for(config), training(config)
+    engine.run(read, 0, 1)
+    kernel, bias = (
+        array.copy()
+        for name, array in engine.state().items()
+        if name.endswith(("kernel", "bias")) and name.startswith("model")
+    )
+    share = Share(tiny, manifests.read(tiny), 0, 1)
+    measured = engine.evaluate(data.evaluation(share, "validation", 50))
+    images, labels = data._decode_all(share, "validation")
+    assert measured.loss == pytest.approx(cross_entropy(images / np.float32(255), labels, kernel, bias), rel=1e-5)
+
+    chosen = read.order(1, 1)[0]
+    images, labels = read.images[chosen] / np.float32(255), read.labels[chosen]
+    moved = augment(images, config.train.augment, 3, 1, 0).numpy()
+    loss = engine.run(read, 1, 1).losses[0]
+    assert loss == pytest.approx(cross_entropy(moved, labels, kernel, bias), rel=1e-5)
+    assert loss != pytest.approx(cross_entropy(images, labels, kernel, bias), rel=1e-3)
+
+
+def cross_entropy(images: Any, labels: Any, kernel: Any, bias: Any) -> float:
+    """The mean loss of a network without hidden layer."""
+    logits = images.reshape(len(labels), -1) @ kernel + bias
+    return float((np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(labels)), labels]).mean())
 
 
 def test_agreeing_alone_changes_nothing(tiny: Path, make_job: Any) -> None:

@@ -1,0 +1,249 @@
+"""How fast examples come into an empty step, side by side: `python -m benchmarks.read_rate --images FOLDER`.
+
+Two sets are prepared in a temporary folder: the given one (PNG), and JPEG files of 256x256 pixels cut from
+scikit-learn's two sample photographs. Each variant is measured in a process of its own, one after the other, as often
+as `--rounds` says (the best round counts, so that other work on the machine does not). The step is empty but for
+looking at one pixel and one label, in the graph.
+
+- The first epoch: all of it, from opening the set to its last batch. Ours and `image_dataset_from_directory` shuffle,
+  `map` doesn't. What `image_dataset_from_directory` takes to list its files is in one of its two rates, as ours have
+  been listed when the set was prepared.
+- From the second epoch on: ours beside tf.data over the same decoded array, epoch by epoch in one process.
+
+A virtual machine may have to ask its host for memory, at its first use and slowly: each process uses as much as the
+decoded set takes once before it is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SETS = {"png": 64, "jpeg": 32}  # and the batch size, which is image_dataset_from_directory's for JPEG
+VARIANTS = {
+    "map": "map(parse + decode), batch",
+    "directory": "image_dataset_from_directory, files listed",
+    "memory": "Slipway, kept in memory",
+    "stream": "Slipway, streamed",
+}
+EPOCHS = 8
+STEPS_PER_CALL = 50
+
+
+def main() -> None:
+    """Measure all variants, or, in a process of its own, one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", required=True, type=Path, help="split/class/* or class/*, PNG of one size")
+    parser.add_argument("--jpegs", type=int, default=2500, help="how many JPEG files to make")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.variant:
+        kind, _, variant = arguments.variant.partition(":")
+        print(json.dumps(measure(variant, arguments.images, SETS[kind])))
+        return
+    best: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        make_jpegs(Path(folder) / "jpeg", arguments.jpegs)
+        sets = {"png": prepared(arguments.images, folder, "png"), "jpeg": prepared(f"{folder}/jpeg", folder, "jpeg")}
+        wanted = [
+            f"{kind}:{variant}" for kind in SETS for variant in VARIANTS if f"{kind}:{variant}" != "png:directory"
+        ]
+        for _, name in itertools.product(range(arguments.rounds), wanted):
+            kind, _, variant = name.partition(":")
+            found = in_a_process(name, Path(folder) / "jpeg" if variant == "directory" else sets[kind])
+            kept = best.setdefault(name, found)
+            best[name] = {rate: max(value, kept[rate]) for rate, value in found.items()}
+    show(best)
+
+
+def prepared(images: Path | str, folder: str, name: str) -> Path:
+    """A data set of `images`, all but a few of them in its training split."""
+    from components.prepare_data.prepare import prepare
+    from components.prepare_data.settings import DataSettings
+
+    settings = {"source": f"images:{images}", "store": f"{folder}/store", "name": name, "check": "header"}
+    return prepare(DataSettings.model_validate(settings), replicas=1).folder
+
+
+def make_jpegs(folder: Path, count: int) -> None:
+    """Write JPEG files of 256x256 pixels, cut from two photographs at random places (seed 0), one class for each."""
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    photographs = load_sample_images().images
+    draws = np.random.default_rng(0)
+    for number in range(count):
+        label = number % len(photographs)
+        pixels = photographs[label]
+        top, left = (draws.integers(0, size - 256 + 1) for size in pixels.shape[:2])
+        path = folder / "train" / f"photograph_{label}" / f"{number:05d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[top : top + 256, left : left + 256]).save(path, quality=90)
+
+
+def in_a_process(name: str, place: Path) -> dict[str, float]:
+    """Measure one variant in a fresh process; what it printed last."""
+    command = [sys.executable, "-m", "benchmarks.read_rate", "--images", str(place), "--variant", name]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def measure(variant: str, place: Path, batch: int) -> dict[str, float]:
+    """Examples/s of the first epoch, and of the later ones where the variant has such."""
+    import numpy as np
+    import tensorflow as tf
+
+    tf.data.Dataset.range(2).map(lambda number: number + 1).reduce(np.int64(0), lambda one, other: one + other)
+    if variant == "directory":
+        np.ones(1 << 29, np.uint8)
+        return directory_rates(place, batch)
+    from trainer import manifest as manifests
+    from trainer.share import Share
+
+    share = Share(place, manifests.read(place), rank=0, workers=1)
+    np.ones(share.decoded_bytes("train") + (1 << 26), np.uint8)
+    measures: dict[str, Callable[[Share, int], dict[str, float]]] = {
+        "map": map_rate,
+        "memory": memory_rates,
+        "stream": stream_rate,
+    }
+    return measures[variant](share, batch)
+
+
+def pass_rate(dataset: Any, batch: int, started: float) -> float:
+    """Examples/s of one pass over a tf.data.Dataset of batches, in the graph, since `started`."""
+    import tensorflow as tf
+
+    def step(state: Any, examples: Any) -> Any:
+        images, labels = examples
+        return state[0] + 1, state[1] + tf.cast(images[0, 0, 0, 0], tf.int64) + tf.cast(labels[0], tf.int64)
+
+    batches, _ = dataset.reduce((tf.constant(0, tf.int64), tf.constant(0, tf.int64)), step)
+    return int(batches) * batch / (time.perf_counter() - started)
+
+
+def map_rate(share: Any, batch: int) -> dict[str, float]:
+    """As the guides have it: each record parsed and decoded by itself, then batched."""
+    import tensorflow as tf
+
+    features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+
+    def parse(record: Any) -> tuple[Any, Any]:
+        example = tf.io.parse_single_example(record, features)
+        pixels = tf.io.decode_image(example["image"], share.manifest.channels, expand_animations=False)
+        return tf.ensure_shape(pixels, share.manifest.image_shape), example["label"]
+
+    started = time.perf_counter()
+    records = tf.data.TFRecordDataset(share.paths("train"))
+    dataset = records.map(parse, num_parallel_calls=tf.data.AUTOTUNE).batch(batch, drop_remainder=True)
+    return {"first": pass_rate(dataset.prefetch(tf.data.AUTOTUNE), batch, started)}
+
+
+def directory_rates(images: Path, batch: int) -> dict[str, float]:
+    """Keras's reader of folders of images: its first epoch, and that with the listing of the files before it."""
+    import keras
+
+    opened = time.perf_counter()
+    dataset = keras.utils.image_dataset_from_directory(images / "train", batch_size=batch, verbose=False)
+    started = time.perf_counter()
+    first = pass_rate(dataset, batch, started)
+    examples = batch * int(dataset.cardinality())
+    return {"first": first, "whole": examples / (examples / first + started - opened)}
+
+
+def memory_rates(share: Any, batch: int) -> dict[str, float]:
+    """Ours, decoded in memory; from the second epoch on beside tf.data over the same array."""
+    import tensorflow as tf
+
+    from trainer import data
+
+    tf.config.experimental.enable_op_determinism()  # as the engine has it
+    steps = share.examples("train") // batch
+    started = time.perf_counter()
+    training = data.training(share, batch, steps, seed=0, budget=sys.maxsize)
+    assert isinstance(training, data.MemoryTraining)
+    images, labels = training.tensors()
+
+    def run_steps(order: Any) -> Any:
+        seen = tf.constant(0, tf.int64)
+        for number in tf.range(tf.shape(order)[0]):
+            some_images, some_labels = tf.gather(images, order[number]), tf.gather(labels, order[number])
+            seen += tf.cast(some_images[0, 0, 0, 0], tf.int64) + tf.cast(some_labels[0], tf.int64)
+        return seen
+
+    run = tf.function(run_steps, input_signature=[tf.TensorSpec([None, batch], tf.int32)])
+
+    def epoch(number: int) -> None:
+        for step in range(0, steps, STEPS_PER_CALL):
+            run(training.order(number * steps + step, min(STEPS_PER_CALL, steps - step)))
+
+    epoch(0)
+    rates = {"first": steps * batch / (time.perf_counter() - started), "later": 0.0, "array": 0.0}
+    array = tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch, drop_remainder=True).prefetch(2)
+    for number in range(1, 1 + EPOCHS):
+        started = time.perf_counter()
+        epoch(number)
+        rates["later"] = max(rates["later"], steps * batch / (time.perf_counter() - started))
+        rates["array"] = max(rates["array"], pass_rate(array, batch, time.perf_counter()))
+    return rates
+
+
+def stream_rate(share: Any, batch: int) -> dict[str, float]:
+    """Ours, as for a set that does not fit in memory."""
+    import tensorflow as tf
+
+    from trainer import data
+
+    tf.config.experimental.enable_op_determinism()
+    steps = share.examples("train") // batch
+    started = time.perf_counter()
+    training = data.training(share, batch, steps, seed=0, budget=0)
+    assert isinstance(training, data.StreamTraining)
+    return {"first": pass_rate(training.batches(0).take(steps), batch, started)}
+
+
+def show(best: dict[str, dict[str, float]]) -> None:
+    """Print the table and the ratios."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="examples/s into an empty step")
+    for heading in ("", "PNG, first epoch", "later", "JPEG, first epoch", "later"):
+        table.add_column(heading, justify="right" if heading else "left")
+    rows = {text: (variant, "first", "later") for variant, text in VARIANTS.items()}
+    rows["image_dataset_from_directory, with listing"] = ("directory", "whole", "")
+    rows["tf.data over the decoded array"] = ("memory", "", "array")
+    for text, (variant, *rates) in rows.items():
+        cells = [best.get(f"{kind}:{variant}", {}).get(rate) for kind in SETS for rate in rates]
+        table.add_row(text, *("" if cell is None else f"{cell:,.0f}" for cell in cells))
+    Console().print(table)
+    png, jpeg = best["png:memory"], best["jpeg:memory"]
+    directory = best["jpeg:directory"]
+    ratios = {
+        "png_first_epoch_to_map": png["first"] / best["png:map"]["first"],
+        "png_streamed_to_map": best["png:stream"]["first"] / best["png:map"]["first"],
+        "jpeg_first_epoch_to_directory": jpeg["first"] / directory["whole"],
+        "jpeg_first_epoch_to_listed_directory": jpeg["first"] / directory["first"],
+        "jpeg_streamed_to_directory": best["jpeg:stream"]["first"] / directory["whole"],
+        "jpeg_streamed_to_listed_directory": best["jpeg:stream"]["first"] / directory["first"],
+        "png_later_epochs_to_array": png["later"] / png["array"],
+        "jpeg_later_epochs_to_array": jpeg["later"] / jpeg["array"],
+    }
+    print(json.dumps({name: round(value, 3) for name, value in ratios.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What augmentation does to images, and that it can be repeated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.config import AugmentSettings
+from trainer.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+ALL = AugmentSettings(flip=True, shift=2, brightness=0.2, contrast=0.5)
+
+
+@pytest.fixture(scope="module")
+def images() -> Any:
+    """64 float32 images of 6x8 pixels in two colours, none of them symmetrical."""
+    return np.random.default_rng(5).uniform(0.3, 0.7, (64, 6, 8, 2)).astype(np.float32)
+
+
+def augmented(images: Any, settings: AugmentSettings, seed: int = 1, step: int = 7, replica: int = 0) -> Any:
+    from trainer.augment import augment
+
+    return np.asarray(augment(images, settings, seed, step, replica))
+
+
+def test_nothing_is_on_by_default(images: Any) -> None:
+    assert not AugmentSettings().is_on
+    np.testing.assert_array_equal(augmented(images, AugmentSettings()), images)
+    for name, value in ALL.model_dump().items():
+        assert AugmentSettings(**{name: value}).is_on
+
+
+def test_the_same_seed_step_and_replica_give_the_same_images(images: Any) -> None:
+    import tensorflow as tf
+
+    from trainer.augment import augment
+
+    first = augmented(images, ALL)
+    np.testing.assert_array_equal(augmented(images, ALL), first)
+    in_graph = tf.function(lambda step: augment(images, ALL, 1, step, 0))(tf.constant(7))
+    np.testing.assert_allclose(in_graph, first, atol=1e-6)
+    for other in ({"seed": 2}, {"step": 8}, {"replica": 1}):
+        assert (augmented(images, ALL, **other) != first).any(axis=(1, 2, 3)).mean() > 0.9
+    assert first.min() >= 0
+    assert first.max() <= 1
+
+
+def test_flipping_exchanges_left_and_right_of_about_half_of_them(images: Any) -> None:
+    found = augmented(images, AugmentSettings(flip=True))
+    same = (found == images).all(axis=(1, 2, 3))
+    flipped = (found == images[:, :, ::-1]).all(axis=(1, 2, 3))
+    assert (same ^ flipped).all()
+    assert 16 < flipped.sum() < 48
+
+
+def test_shifting_moves_each_image_by_its_own_way_in_every_direction(images: Any) -> None:
+    found = augmented(images, AugmentSettings(shift=2))
+    padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)])
+    moves = []
+    for number in range(64):
+        moves += [
+            (down, right)
+            for down in range(5)
+            for right in range(5)
+            if np.array_equal(found[number], padded[number, down : down + 6, right : right + 8])
+        ]
+    assert len(moves) == 64
+    assert {down for down, _ in moves} == {right for _, right in moves} == {0, 1, 2, 3, 4}
+
+
+def test_brightness_adds_to_an_image_and_contrast_scales_it(images: Any) -> None:
+    added = (augmented(images, AugmentSettings(brightness=0.2)) - images).reshape(64, -1)
+    np.testing.assert_allclose(added, added[:, :1].repeat(added.shape[1], axis=1), atol=1e-6)
+    assert -0.2 <= added.min() < -0.1
+    assert 0.1 < added.max() <= 0.2
+    found = augmented(images, AugmentSettings(contrast=0.5)).reshape(64, -1)
+    before = images.reshape(64, -1)
+    np.testing.assert_allclose(found.mean(axis=1), before.mean(axis=1), atol=1e-5)
+    factors = found.std(axis=1) / before.std(axis=1)
+    assert 0.5 <= factors.min() < 0.7
+    assert 1.3 < factors.max() <= 1.5
+
+
+def test_moving_an_image_out_of_sight_is_refused() -> None:
+    from trainer.augment import verify
+
+    verify(AugmentSettings(shift=3), (6, 8, 1))
+    with pytest.raises(UserError, match="6 x 8") as caught:
+        verify(AugmentSettings(shift=4), (6, 8, 1))
+    assert (caught.value.setting, caught.value.nearest) == ("train.augment.shift", "3")
