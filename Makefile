@@ -11,7 +11,6 @@ LOCK := requirements/development.txt
 STAMP := .venv/.installed
 BIN := .venv/bin
 options = -c $(CONFIG) $(if $(HARDWARE),--hardware '$(HARDWARE)')
-benchmarks := $(filter-out __init__,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: help
 help: ## Show what can be made
@@ -54,8 +53,15 @@ lint: $(STAMP) ## Check style, types and who imports whom
 	$(BIN)/lint-imports
 
 .PHONY: bench
-bench: $(STAMP) ## Run every benchmark, side by side (MNIST=folder of PNG files for some)
-	@for name in $(benchmarks); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
+bench: $(STAMP) ## Run the benchmarks, side by side (IMAGES=folder of split/class/*.png)
+	$(BIN)/python -m benchmarks.pipeline_overhead
+ifdef IMAGES
+	$(BIN)/python -m benchmarks.write_rate --images $(IMAGES)
+	$(BIN)/python -m benchmarks.read_rate --images $(IMAGES)
+	$(BIN)/python -m benchmarks.memory --images $(IMAGES)
+else
+	@echo "write_rate, read_rate and memory need pictures, MNIST's for instance: make bench IMAGES=FOLDER"
+endif
 
 .PHONY: lock
 lock: $(STAMP) ## Resolve the dependencies anew into requirements/
