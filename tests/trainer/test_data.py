@@ -116,6 +116,60 @@ def test_a_worker_with_too_few_examples_repeats_its_stream(tiny: Path) -> None:
     assert take(stream.batches(48), 5) == batches[48:53]
 
 
+def test_workers_stream_different_shards_and_as_many_batches(tiny: Path) -> None:
+    from trainer import data
+
+    seen: list[set[bytes]] = []
+    for rank, examples in enumerate((300, 149, 151)):
+        stream = data.training(share_of(tiny, rank, 3), batch=4, steps_per_epoch=50, seed=1, budget=0)
+        batches = take(stream.batches(0), 2 * 50)  # endless: two epochs are there for each
+        assert [len(batch) for batch in batches] == [4] * 100
+        whole = {name for batch in take(stream.batches(0), 12 * 50) for name in batch}
+        assert len(whole) == examples
+        seen.append(whole)
+    assert len(seen[0] | seen[1] | seen[2]) == 600
+
+
+@pytest.mark.parametrize("batch", [64, 65, 100, 300])
+def test_a_batch_larger_than_what_is_decoded_together_has_the_same_examples(tiny: Path, batch: int) -> None:
+    """What is decoded together is a matter of speed: the records of the stream come in one order."""
+    from trainer import data
+
+    def examples(batch: int, steps: int, step: int = 0) -> list[bytes]:
+        stream = data.training(share_of(tiny), batch=batch, steps_per_epoch=600 // batch, seed=2, budget=0)
+        return [name for names in take(stream.batches(step), steps) for name in names]
+
+    steps = 600 // batch
+    assert examples(batch, steps) == examples(1, steps * batch)
+    assert examples(batch, 3, step=steps - 1) == examples(batch, steps + 2)[-3 * batch :]
+    evaluation = data.evaluation(share_of(tiny), "train", batch, budget=0)
+    assert sum(weights.sum() for _, _, weights in evaluation.batches()) == 600
+
+
+def test_the_decoded_set_is_given_to_tensorflow_without_a_copy(tiny: Path) -> None:
+    from trainer import data
+
+    training = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=0)
+    assert isinstance(training, data.MemoryTraining)
+    images, labels = training.tensors()
+    np.testing.assert_array_equal(labels, training.labels)
+    np.testing.assert_array_equal(images, training.images)
+    training.images[7] = 123
+    assert (images[7].numpy() == 123).all()
+
+
+def test_a_shuffle_buffer_is_bounded_by_bytes(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainer import data
+
+    share = share_of(tiny)
+    assert data.shuffled_together(share) == data.SHUFFLE_EXAMPLES
+    written = sum(shard.bytes for shard in share.shards("train"))
+    monkeypatch.setattr(data, "SHUFFLE_BYTES", written // 6)
+    assert 95 <= data.shuffled_together(share) <= 100
+    monkeypatch.setattr(data, "SHUFFLE_BYTES", 1)
+    assert data.shuffled_together(share) == 1
+
+
 @pytest.mark.parametrize("budget", [0, 10**9])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_evaluation_counts_every_example_once_on_equally_many_batches(tiny: Path, workers: int, budget: int) -> None:
