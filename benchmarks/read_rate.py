@@ -44,7 +44,7 @@ def main() -> None:
     """Measure all variants, or, in a process of its own, one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", required=True, type=Path, help="split/class/* or class/*, PNG of one size")
-    parser.add_argument("--jpegs", type=int, default=2500, help="how many JPEG files to make")
+    parser.add_argument("--jpegs", type=int, default=5000, help="how many JPEG files to make")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--variant", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
