@@ -54,9 +54,6 @@ class RunDisplay:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def tick(self) -> None:
-        """Nothing to do: the bar refreshes itself."""
-
     def event(self, record: RunRecord, event: dict[str, Any]) -> None:
         """Show one event of the run."""
         step = record.step(event["step"])

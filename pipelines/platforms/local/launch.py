@@ -24,6 +24,7 @@ from components.register_model.registry import Registry
 from components.step import LOGS_VARIABLE
 from pipelines.config import RunConfig
 from pipelines.runs import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord
+from trainer.errors import UserError
 from trainer.events import EVENTS_VARIABLE
 
 STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
@@ -41,9 +42,6 @@ class Watcher(Protocol):
 
     def event(self, record: RunRecord, event: dict[str, Any]) -> None:
         """Something happened: see trainer.events."""
-
-    def tick(self) -> None:
-        """A moment has passed."""
 
 
 def new_record(folder: RunFolder, config: RunConfig, *, rehearsal: bool) -> RunRecord:
@@ -116,7 +114,6 @@ def _execute(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int, 
             if stop.requested:
                 raise Interrupted
             seen = _follow(folder, record, watcher, seen)
-            watcher.tick()
             time.sleep(POLL_SECONDS)
     finally:
         stop_session(process)
@@ -225,11 +222,9 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> bool:
 
 def _sentence(error: dict[str, Any]) -> str:
     """A failed step's error as one screen without its mend, which has a place of its own."""
-    lines = [error["message"]]
-    if error.get("setting"):
-        lines.append(f"  setting: {error['setting']} = {error['value']!r}")
-    lines += [f"  {key}: {error[key]}" for key in ("allowed", "nearest") if error.get(key)]
-    return "\n".join(lines)
+    if "setting" not in error:  # no user's mistake: a sentence and a traceback
+        return str(error["message"])
+    return str(UserError.from_dict({**error, "mend": None}))
 
 
 def _take_results(record: RunRecord, step: StepRecord) -> None:
