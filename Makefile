@@ -65,7 +65,7 @@ endif
 
 .PHONY: lock
 lock: $(STAMP) ## Resolve the dependencies anew into requirements/
-	$(BIN)/uv pip compile --quiet --upgrade --all-extras --universal --generate-hashes --python-version 3.11 pyproject.toml -o $(LOCK)
+	$(BIN)/uv pip compile --quiet --upgrade $(addprefix --extra ,training cloud beam development) --universal --generate-hashes --python-version 3.11 pyproject.toml -o $(LOCK)
 
 .PHONY: clean
 clean: ## Remove caches and the virtual environment; runs, datasets and models stay
