@@ -97,7 +97,7 @@ def list_part(source: Source, part: Any, seed: int, path: Path, bundle_of: Bundl
                 _write_runs(file, rows, groups)
                 held, group = 0, None
         _write_runs(file, rows, groups)
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(ignored.unusable_digest)
         for group in sorted(groups, key=_group_order):
             runs = groups[group].runs
             if len(runs) > 1:
@@ -188,6 +188,10 @@ class Listing:
                 self.groups[group] = Amount(before.examples + found.examples, before.bytes + found.bytes)
         self.groups = {group: self.groups[group] for group in sorted(self.groups, key=_group_order)}
         self.digest = digest.hexdigest()
+
+    def examples(self) -> int:
+        """How many examples there are."""
+        return sum(amount.examples for amount in self.groups.values())
 
     def summary(self) -> Summary:
         """The listing's summary."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.prepare_data.sources.layout import LAYOUT, check_class_folders, is_image, split_folders
-from components.prepare_data.sources.source import Entry, Group, Ignored, Unusable
+from components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader
+from components.prepare_data.unusable import Unusable
 from trainer.errors import UserError, nearest
 from trainer.places import local_path
 
@@ -27,7 +28,7 @@ class ClassFolder:
     split: str | None
 
 
-class ImagesSource:
+class ImagesSource(Plain):
     """The source `images:FOLDER`.
 
     Files at the top, hidden files and files that are no images are passed over. Symbolic links are followed.
@@ -145,7 +146,7 @@ class ImagesSource:
         )
 
 
-class FileReader:
+class FileReader(PlainReader):
     """Reads files below a folder."""
 
     def __init__(self, root: Path) -> None:
