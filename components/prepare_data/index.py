@@ -148,11 +148,6 @@ def _group_order(group: Group) -> tuple[str, str]:
     return (group[0] or "", group[1])
 
 
-def _renamed(source: Source, groups: dict[Group, GroupList]) -> dict[Group, GroupList]:
-    names = source.groups(groups)
-    return {names[group]: found for group, found in groups.items()}
-
-
 class Summary(BaseModel):
     """What a data set's identity takes of a listing: the amount of each (split, class), and a digest of everything."""
 
@@ -179,10 +174,11 @@ class Listing:
         self.groups: dict[Group, Amount] = {}
         self.ignored = Ignored()
         digest = hashlib.sha256()
+        names = source.groups({group: None for part in parts for group in part.groups})
         for part in parts:
             self.ignored.merge(part.ignored)
             digest.update(part.digest.encode())
-            part.groups = _renamed(source, part.groups)
+            part.groups = {names[group]: found for group, found in part.groups.items()}
             for group, found in part.groups.items():
                 before = self.groups.get(group, Amount(0, 0))
                 self.groups[group] = Amount(before.examples + found.examples, before.bytes + found.bytes)

@@ -46,6 +46,7 @@ class ImagesSource(Plain):
     def parts(self) -> list[ClassFolder]:
         top = self._subfolders("")
         splits = split_folders(top, self.root, self.reference)
+        self._check_splits(splits)
         found = [
             ClassFolder(f"{folder}/{name}", name, split)
             for folder, split in splits.items()
@@ -131,6 +132,18 @@ class ImagesSource(Plain):
             allowed=LAYOUT,
             nearest=f"images:{self.root.with_name(near)}" if near and not exists else None,
         )
+
+    def _check_splits(self, splits: Iterable[str]) -> None:
+        """Refuse a split without classes: its examples would be taken from train instead."""
+        for folder in splits:
+            if not self._subfolders(folder):
+                raise UserError(
+                    f"The split {folder} of {self.root} is empty.",
+                    setting="data.source",
+                    value=self.reference,
+                    allowed=LAYOUT,
+                    mend="add class folders to it, or remove it: then a part of train becomes it",
+                )
 
     def _pass_over(self, file: os.DirEntry[bytes], part: ClassFolder, prefix: bytes, ignored: Ignored) -> None:
         """Note what is no image; refuse a folder, as it may hold images that would be missing."""

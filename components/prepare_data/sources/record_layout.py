@@ -34,7 +34,7 @@ Descriptions = dict[str, dict[str, Any]]
 class Features:
     """All features of an example as `features.json` describes them, and the classes' names of those that are labels.
 
-    A label inside another feature has the name of both: `objects-label`.
+    There, `-` stands for the `/` in a name, as in `objects-label`, a label inside another feature.
     """
 
     descriptions: Descriptions
@@ -179,7 +179,7 @@ def _ours(content: Mapping[str, Any], where: str) -> Features:
                 raise UserError(
                     f"The classes of {name} in {where} are not all different, or none.", setting="data.features"
                 )
-            names[str(name)] = found
+            names[str(name).replace("/", "-")] = found
             descriptions[str(name)] = class_label(len(found))
             continue
         try:

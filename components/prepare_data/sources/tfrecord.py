@@ -136,7 +136,7 @@ class TfrecordSource:
                 else "The files hold no usable example.",
                 setting="data.source",
                 value=self.reference,
-                mend="add records to them, or leave them out of the pattern",
+                mend="add records to the files, or leave them out",
             )
         if present != {None} and "train" not in present:
             raise UserError(
@@ -207,10 +207,8 @@ def open_tfrecord(pattern: str, settings: DataSettings, group_column: str | None
 
 
 def _split_of(path: Path) -> str | None:
-    for name in (path.name, path.parent.name):
-        if found := SPLIT_TOKEN.findall(name):
-            return SPLIT_FOLDERS[found[-1].lower()]
-    return None
+    found = SPLIT_TOKEN.findall(path.name)
+    return SPLIT_FOLDERS.get((found[-1] if found else path.parent.name).lower())
 
 
 def _name(path: Path, root: Path) -> str:

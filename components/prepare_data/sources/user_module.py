@@ -206,7 +206,10 @@ class ModuleSource:
             _label(example.get(self._label)),
             _split(example.get("split")),
             encoded_image(example.get(self._image)),
-            [(stored_name(name).encode(), _encoded(name, kind, further[name])) for name, kind in self._kinds.items()],
+            [
+                (stored_name(name).encode(), _encoded(name, kind, further[name]))
+                for name, kind in sorted(self._kinds.items())
+            ],
         )
 
     def _group_value(self, taken: Taken) -> bytes:
