@@ -21,9 +21,7 @@ from trainer.precision import choose
         ("GPU", None, "float32"),
     ],
 )
-def test_auto_is_what_the_device_is_fast_in(
-    device: str, capability: tuple[int, int] | None, precision: str
-) -> None:
+def test_auto_is_what_the_device_is_fast_in(device: str, capability: tuple[int, int] | None, precision: str) -> None:
     assert choose(TrainSettings(steps=1), device, capability) == precision
 
 
