@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 
 class Settings(BaseModel):
@@ -31,6 +40,18 @@ class CheckpointSettings(Settings):
     every_seconds: PositiveFloat | None = 60.0
     every_steps: PositiveInt | None = None
     keep: PositiveInt = 3
+
+
+class RestartSettings(Settings):
+    """What happens when a worker is killed or preempted: all are started again and go on from the last checkpoint.
+
+    `at_most` is how often each worker may be the cause, on this machine (Vertex has five of its own); 0 for never.
+    `backoff_seconds` is the first wait, doubled for each restart without a checkpoint in between. An error of the
+    user's code is never tried again.
+    """
+
+    at_most: NonNegativeInt = 5
+    backoff_seconds: NonNegativeFloat = 1.0
 
 
 class AugmentSettings(Settings):
@@ -70,6 +91,7 @@ class TrainSettings(Settings):
     steps_per_call: PositiveInt = 50
     augment: AugmentSettings = AugmentSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    restarts: RestartSettings = RestartSettings()
 
     @model_validator(mode="after")
     def _one_duration(self) -> TrainSettings:
