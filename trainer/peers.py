@@ -157,19 +157,25 @@ def _accepted(listener: socket.socket) -> list[Connection]:
 
 def _report_to(chief: Task, cluster: Cluster, patience: _Patience) -> Connection:
     """A worker's part: report to the chief until it says go. A server that is no chief of this try does not answer."""
+    missing = str(chief)
     while True:
-        missing = str(chief)
         connection = _connected(chief)
-        if connection is not None:
-            connection.send(f"hello {cluster.rank}")
-            while (lines := connection.receive()) is not None and not _is_silent(connection, 5 * HEARTBEAT_SECONDS):
+        with contextlib.ExitStack() as given_up:
+            if connection is not None:
+                given_up.callback(connection.socket.close)
+                connection.send(f"hello {cluster.rank}")
+            while connection is not None and not _is_silent(connection, 5 * HEARTBEAT_SECONDS):
+                lines = connection.receive()
+                if lines is None:
+                    break
                 for line in lines:
                     word, _, names = line.partition(" ")
                     if word == "go":
+                        given_up.pop_all()
                         return connection
                     missing = names if word == "waiting" else missing
                 patience.wait(missing)
-            connection.socket.close()
+        missing = str(chief)
         patience.wait(missing)
 
 

@@ -1,17 +1,13 @@
-"""Who this process is among its peers, and waiting for them."""
+"""Who this process is among its peers."""
 
 from __future__ import annotations
 
 import json
-import socket
-import threading
-import time
-from typing import Any
 
 import pytest
 
 from trainer import cluster as clusters
-from trainer.cluster import Cluster, Task
+from trainer.cluster import Task
 from trainer.errors import UserError
 
 
@@ -60,7 +56,8 @@ def test_cluster_spec_tells_a_lone_replica_and_several() -> None:
 def test_replicas_that_share_a_machine_are_counted() -> None:
     cluster = {"chief": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.2:2223"]}
     assert clusters.read(tf_config(cluster, "chief")).on_this_machine == 1
-    assert clusters.read(tf_config(cluster, "worker", 1)).on_this_machine == 2
+    second = clusters.read(tf_config(cluster, "worker", 1))
+    assert (second.local_rank, second.on_this_machine) == (1, 2)
     assert clusters.read({}).on_this_machine == 1
 
 
@@ -86,3 +83,48 @@ def test_what_vertex_would_not_set_is_refused(text: str) -> None:
     with pytest.raises(UserError) as caught:
         clusters.read({"TF_CONFIG": text})
     assert caught.value.setting == "TF_CONFIG"
+
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "ten",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_torchruns_variables_tell_a_place_and_the_first_ones_address() -> None:
+    cluster = clusters.read(TORCHRUN)
+    assert (cluster.rank, cluster.replicas, cluster.is_chief, cluster.source) == (5, 8, False, "torchrun")
+    assert (cluster.local_rank, cluster.on_this_machine) == (1, 4)
+    assert cluster.tasks[0].host_and_port == ("ten", 29500)
+    assert cluster.task.address == ""
+    assert clusters.read({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}).is_chief
+
+
+def test_vertexs_variables_go_before_torchruns() -> None:
+    assert clusters.read({**TORCHRUN, **tf_config({"chief": ["a:1"]}, "chief")}).source == "TF_CONFIG"
+
+
+@pytest.mark.parametrize(
+    "change", [{"RANK": "8"}, {"RANK": "one"}, {"WORLD_SIZE": ""}, {"MASTER_PORT": "x"}, {"LOCAL_RANK": "4"}]
+)
+def test_what_torchrun_would_not_set_is_refused(change: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="torchrun") as caught:
+        clusters.read({**TORCHRUN, **change})
+    assert caught.value.setting == "RANK"
+
+
+def test_torchruns_variables_that_are_missing_are_named() -> None:
+    with pytest.raises(UserError, match="MASTER_ADDR"):
+        clusters.read({name: value for name, value in TORCHRUN.items() if name != "MASTER_ADDR"})
+
+
+def test_one_line_tells_what_was_found() -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:1"]}
+    found = clusters.read({**tf_config(cluster, "chief"), "TPU_NODE_NAME": "node-7"}).describe()
+    assert found.startswith("chief 0 (the chief) of 2 replicas, by TF_CONFIG: chief 0 at a:1, worker 0 at b:1; ")
+    assert found.count("TPU") == 2  # the accelerator, and by which variable it was found
+    assert "\n" not in found

@@ -98,10 +98,13 @@ def test_tensorboards_file_ends_where_it_can_not_be_written(tmp_path: Path, capl
 
     metrics = Metrics(tmp_path, 0)
 
-    def full(_record: bytes) -> None:
-        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+    class FullDisk:
+        def write(self, _record: bytes) -> None:
+            raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
 
-    metrics._scalars["train"]._file = type("Full", (), {"write": staticmethod(full)})()
+        flush = close = None
+
+    metrics._scalars["train"]._file = FullDisk()
     metrics.write("train", 1, 0.2, loss=1.0)
     metrics.write("train", 2, 0.4, loss=0.5)
     metrics.close()
