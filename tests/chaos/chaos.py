@@ -6,6 +6,7 @@ how and when is drawn from a seed; the machine's own timing is not, so a seed re
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -67,7 +68,8 @@ def plan_strikes(chaos: Chaos) -> list[Strike]:
         groups.append(tuple((rank, chance.choice((signal.SIGKILL, signal.SIGTERM))) for rank in ranks))
         left -= count
     endings = min(2, len(groups) - 1)
-    kinds = [chance.choice(("starting", "training")) for _ in groups[endings:]]
+    kinds = [("training", "starting")[number % 2] for number in range(len(groups) - endings)]
+    chance.shuffle(kinds)
     parts = iter(sorted(chance.uniform(0.02, 0.95) for _ in kinds))
     strikes = [
         Strike(kind, next(parts) if kind == "training" else chance.random(), victims)
@@ -80,9 +82,8 @@ def plan_strikes(chaos: Chaos) -> list[Strike]:
 class Attacker:
     """Kills workers of the job that writes to `output`, in a thread of its own, while the main thread runs the job."""
 
-    strikes: list[Strike]
+    chaos: Chaos
     output: Path
-    steps: int
     start_seconds: float
     killed: list[signal.Signals] = field(default_factory=list)
     seen_steps: list[int] = field(default_factory=list)  # the newest checkpoint's step, at each strike
@@ -103,7 +104,7 @@ class Attacker:
 
     def _attack(self) -> None:
         struck: set[psutil.Process] = set()
-        for strike in self.strikes:
+        for strike in plan_strikes(self.chaos):
             workers = self._next_try(struck)
             if not self._wait_for(strike):
                 break
@@ -119,9 +120,8 @@ class Attacker:
         """The workers of a try that has not been struck, in the order of their ranks."""
         while not self._is_over():
             workers = trainers()
-            if workers and not struck & {*workers}:
-                time.sleep(0.05)  # the last of them may be about to start
-                return trainers()
+            if len(workers) == self.chaos.processes and not struck & {*workers}:
+                return workers
             time.sleep(0.01)
         return []
 
@@ -129,7 +129,7 @@ class Attacker:
         """Wait for the moment; whether it has come before the job was over."""
         if strike.when == "starting":
             return not self._over.wait(strike.part * self.start_seconds)
-        goal = self.steps if strike.when == "ending" else strike.part * self.steps
+        goal = self.chaos.steps if strike.when == "ending" else strike.part * self.chaos.steps
         while (pointed_step(self.output / "checkpoints") or 0) < goal:
             if self._is_over():
                 return False
@@ -139,24 +139,21 @@ class Attacker:
     def _strike(self, strike: Strike, workers: list[psutil.Process]) -> None:
         self.seen_steps.append(pointed_step(self.output / "checkpoints") or 0)
         for rank, number in strike.victims:
-            try:
-                if workers[rank].status() == psutil.STATUS_ZOMBIE:
-                    continue
-                workers[rank].send_signal(number)
-            except (psutil.NoSuchProcess, IndexError):
-                continue
-            self.killed.append(number)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if workers and workers[rank].status() != psutil.STATUS_ZOMBIE:
+                    workers[rank].send_signal(number)
+                    self.killed.append(number)
 
     def _is_over(self) -> bool:
         return self._over.is_set() or time.monotonic() > self._deadline
 
 
 def trainers() -> list[psutil.Process]:
-    """This process's workers, in the order in which they were started."""
+    """This process's workers, also those that have just ended, in the order in which they were started."""
     found = []
     for child in psutil.Process().children():
         try:
-            if "trainer" in child.cmdline():
+            if "trainer" in child.cmdline() or child.status() == psutil.STATUS_ZOMBIE:
                 found.append(child)
         except psutil.Error:
             continue
@@ -177,9 +174,8 @@ def run(chaos: Chaos, folder: Path) -> Result:
     """Train undisturbed, then under attack, in `folder`; compare."""
     pools, spec = _job(chaos, folder)
     calm = _start(pools, spec, folder / "calm")
-    strikes = plan_strikes(chaos)
     output = folder / "attacked"
-    with Attacker(strikes, output, chaos.steps, calm.start_seconds) as attacker:
+    with Attacker(chaos, output, calm.start_seconds) as attacker:
         attacked = _start(pools, spec, output)
     problems = ["it did not end by itself"] if attacker.timed_out else []
     problems += _differences(folder / "calm", output)
