@@ -66,6 +66,8 @@ class LossScale:
 class TrainingStep:
     """A step's two halves: `gradients` on each device, then `update`.
 
+    `part` is what a device computes at once, of a part of its share, as `gradients` does for all of it.
+
     Args:
         model: The network.
         optimizer: As `optimizer` makes it.
@@ -89,7 +91,7 @@ class TrainingStep:
         self._class_weights, self._replicas = class_weights, replicas
         self._variables = model.trainable_variables
         self.loss_scale = LossScale() if keras.config.dtype_policy().name == "mixed_float16" else None
-        self._part = tf.function(self._of_part, jit_compile=True) if compiled else self._of_part
+        self.part = tf.function(self._of_part, jit_compile=True) if compiled else self._of_part
 
     @property
     def variables(self) -> list[Any]:
@@ -105,14 +107,14 @@ class TrainingStep:
         """
         parts = self._train.accumulation
         if parts == 1:
-            return self._part(images, labels)
+            return self.part(images, labels)
         size = images.shape[0] // parts
         # One after the other: only one part's activations are in memory at a time.
         zeros = [tf.zeros_like(variable.value) for variable in self._variables]
 
         def add(number: Any, figures: Any, sums: list[Any]) -> Any:
             start = number * size
-            more, gradients = self._part(images[start : start + size], labels[start : start + size])
+            more, gradients = self.part(images[start : start + size], labels[start : start + size])
             return number + 1, figures + more, [one + other for one, other in zip(sums, gradients, strict=True)]
 
         first = (tf.constant(0), tf.zeros([2]), zeros)
@@ -143,7 +145,8 @@ class TrainingStep:
             if self._model.losses:  # the regularizers', the same on every device and for every part
                 loss += tf.add_n(self._model.losses) / (self._replicas * self._train.accumulation)
             minimized = loss * self.loss_scale.scale if self.loss_scale else loss
-        gradients = tape.gradient(minimized, [variable.value for variable in self._variables])
+        variables = [variable.value for variable in self._variables]
+        gradients = tape.gradient(minimized, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         accuracy = tf.reduce_sum(correct(logits, labels)) / examples
         return tf.stack([loss, accuracy]), [tf.convert_to_tensor(gradient) for gradient in gradients]
 
