@@ -296,7 +296,8 @@ class TensorFlowEngine:
             assert self._step is not None
             share = self._batch // self._devices // (self._train.accumulation if self._train else 1)
             fits = tensorflow_work.most_that_fit(self._step.part, self._image_shape, share)
-            raise OutOfMemory(error.message.partition("\n")[0], fits) from error
+            cause = re.search(r"(OOM|[Oo]ut of memory).*", error.message)
+            raise OutOfMemory(cause[0] if cause else error.message.partition("\n")[0], fits) from error
 
 
 @contextlib.contextmanager

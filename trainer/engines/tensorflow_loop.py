@@ -284,7 +284,7 @@ def _in_order(call: Call, first: int) -> Call:
 
 
 def _now() -> Any:
-    """The time in seconds, float64 scalar, when the graph comes to it; tf.timestamp is refused in deterministic runs."""
+    """The time in seconds, a float64 scalar, when the graph comes to it; deterministic runs refuse tf.timestamp."""
     return tf.ensure_shape(tf.numpy_function(lambda: np.float64(time.perf_counter()), [], tf.float64), [])
 
 

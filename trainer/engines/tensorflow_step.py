@@ -108,13 +108,13 @@ class TrainingStep:
         parts = self._train.accumulation
         if parts == 1:
             return self.part(images, labels)
-        size = images.shape[0] // parts
+        images = tf.reshape(images, [parts, -1, *images.shape[1:]])
+        labels = tf.reshape(labels, [parts, -1])
         # One after the other: only one part's activations are in memory at a time.
         zeros = [tf.zeros_like(variable.value) for variable in self._variables]
 
         def add(number: Any, figures: Any, sums: list[Any]) -> Any:
-            start = number * size
-            more, gradients = self.part(images[start : start + size], labels[start : start + size])
+            more, gradients = self.part(images[number], labels[number])
             return number + 1, figures + more, [one + other for one, other in zip(sums, gradients, strict=True)]
 
         first = (tf.constant(0), tf.zeros([2]), zeros)
