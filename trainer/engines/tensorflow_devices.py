@@ -10,9 +10,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
+from trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
 from trainer.cluster import Cluster
-
-VIRTUAL_DEVICES_VARIABLE = "SLIPWAY_VIRTUAL_DEVICES"
 
 
 def devices() -> list[str]:
