@@ -167,9 +167,9 @@ def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> None:
             target[last] = yaml.safe_load(value)
         except yaml.YAMLError:
             target[last] = value
-        if parents == ["train"] and last in DURATIONS:
+        if parents[:1] == ["train"] and last in DURATIONS:
             for other in DURATIONS:
-                if other != last and f"train.{other}" not in keys:
+                if other != last and ".".join([*parents, other]) not in keys:
                     target.pop(other, None)
 
 

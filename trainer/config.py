@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from trainer.errors import UserError
+
+# What Keras takes for AdamW where nothing is said.
+ADAMW_WEIGHT_DECAY = 0.004
 
 
 class Settings(BaseModel):
@@ -52,32 +58,213 @@ class AugmentSettings(Settings):
         return bool(self.flip or self.shift or self.brightness or self.contrast)
 
 
+class Duration(Settings):
+    """How long: exactly one of epochs (passes over the training split, maybe a fraction of one), steps and examples."""
+
+    epochs: PositiveFloat | None = None
+    steps: PositiveInt | None = None
+    examples: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        _check_one_duration(self)
+        return self
+
+    def in_steps(self, batch_size: int, steps_per_epoch: int) -> int:
+        """The fewest steps that see the asked-for examples or epochs, or the steps as given; at least 1."""
+        if self.steps is not None:
+            return self.steps
+        if self.examples is not None:
+            return math.ceil(self.examples / batch_size)
+        assert self.epochs is not None
+        return max(1, math.ceil(round(self.epochs * steps_per_epoch, 6)))
+
+
+class ScheduleSettings(Settings):
+    """How the learning rate changes; `train.learning_rate` is its peak. `trainer.learning_rate` says how, exactly.
+
+    `warmup`: it rises linearly to the peak over so long. Then `shape`, until the run's end: it stays (constant), falls
+    to `final` along a line, half a cosine or an exponential curve, or (piecewise) is multiplied by `factor` (0.1 unless
+    given) at each of `milestones`, counted from the run's start, and never falls below `final`. `final` is 0 unless
+    given; the exponential curve needs one above 0.
+    """
+
+    shape: Literal["constant", "linear", "cosine", "exponential", "piecewise"] = "constant"
+    warmup: Duration | None = None
+    final: NonNegativeFloat | None = None
+    milestones: tuple[Duration, ...] = ()
+    factor: float | None = Field(default=None, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if self.shape == "constant" and self.final is not None:
+            falling = "linear, cosine, exponential or piecewise"
+            raise _contradiction(
+                "A constant learning rate has no final one.", "schedule.final", self.final, f"with the shape {falling}",
+                nearest=None, mend="--set train.schedule.shape=cosine",
+            )  # fmt: skip
+        if self.shape == "exponential" and not self.final:
+            raise _contradiction(
+                "An exponential curve needs a final learning rate above 0: it never reaches 0.",
+                "schedule.final", self.final, "above 0, such as a hundredth of train.learning_rate",
+                nearest=None, mend="--set train.schedule.final=VALUE, or train.schedule.shape=cosine, which ends in 0",
+            )  # fmt: skip
+        if (self.shape == "piecewise") != bool(self.milestones):
+            raise _contradiction(
+                "Milestones belong to a piecewise learning rate, and such a one needs them.",
+                "schedule.milestones", [each.model_dump(exclude_none=True) for each in self.milestones],
+                "one or more with the shape piecewise, none with another", nearest=None,
+                mend="--set train.schedule.shape=piecewise --set train.schedule.milestones='[{epochs: 30}]'",
+            )  # fmt: skip
+        if self.shape != "piecewise" and self.factor is not None:
+            raise _contradiction(
+                f"A {self.shape} learning rate is not multiplied by anything.", "schedule.factor", self.factor,
+                "with the shape piecewise", nearest=None, mend="--set train.schedule.shape=piecewise",
+            )  # fmt: skip
+        return self
+
+
+class EarlyStopSettings(Settings):
+    """When to end before the last step: after `patience` validations in a row without progress.
+
+    Progress is that `train.monitor` is better than it was at the last progress by more than `minimum_change`.
+    """
+
+    patience: PositiveInt
+    minimum_change: NonNegativeFloat = 0.0
+
+
 class TrainSettings(Settings):
     """How to train. One of `epochs`, `steps` and `examples` says for how long.
 
-    `batch_size` is the global one: the replicas share it. `steps_per_call` is how many steps run in one call of the
-    engine; the number of steps is exact, whatever it is.
+    engine: What executes the training step.
+    batch_size: The global one, a step's examples: the replicas share it.
+    accumulation: In how many parts (micro-batches) a device works through its share of a step's batch, one after the
+        other, for less memory; the step is the same.
+    optimizer: adam, adamw or sgd.
+    momentum, nesterov: Of sgd.
+    weight_decay: Each step takes learning rate x weight_decay of every weight away (decoupled), biases and other
+        variables of less than two dimensions left out. adamw's is 0.004 unless given; adam has none.
+    clip_norm: Gradients whose global norm (over all variables and the global batch) is larger are scaled down to it.
+    learning_rate: In every step, or its peak where `schedule` changes it.
+    precision: What the network computes in; its variables, the loss and the optimizer are float32. mixed_float16 scales
+        the loss against underflow. auto: see `trainer.precision`.
+    xla: Whether the step is compiled by XLA; auto: where it pays.
+    class_weights: What an example's loss is multiplied by: a factor for each class that is named (1 for the others), or
+        "balanced", inverse to the class's share of the training split and 1 on average. Validation is not weighted.
+    seed: Of the weights, the data's order and all that is drawn at random.
+    steps_per_call: How many steps run in one call of the engine; the number of steps is exact, whatever it is.
+    monitor: The validation figure that `early_stop` and `export` go by.
+    export: The weights that are exported: the last ones, or those of the epoch's end with the best `monitor`.
+    profile_steps: So many steps are profiled for TensorBoard, soon after the start; 0: none.
+    module: A module of your own, run as `python -m MODULE ARGUMENTS` in every replica in place of Slipway's trainer.
+        No other setting of this section but `arguments` goes with it.
     """
 
-    engine: Literal["tensorflow"] = "tensorflow"
+    engine: Literal["tensorflow", "jax", "pytorch"] = "tensorflow"
     epochs: PositiveFloat | None = None
     steps: PositiveInt | None = None
     examples: PositiveInt | None = None
     batch_size: PositiveInt = 64
+    accumulation: PositiveInt = 1
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    nesterov: bool = False
+    weight_decay: NonNegativeFloat | None = None
+    clip_norm: PositiveFloat | None = None
     learning_rate: PositiveFloat = 0.001
+    schedule: ScheduleSettings = ScheduleSettings()
+    precision: Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"] = "auto"
+    xla: bool | Literal["auto"] = "auto"
+    class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None = None
     seed: int = Field(default=0, ge=0, lt=2**31)
     steps_per_call: PositiveInt = 50
     augment: AugmentSettings = AugmentSettings()
+    monitor: Literal["loss", "accuracy"] = "loss"
+    early_stop: EarlyStopSettings | None = None
+    export: Literal["last", "best"] = "last"
+    profile_steps: int = Field(default=0, ge=0)
     checkpoint: CheckpointSettings = CheckpointSettings()
+    module: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+    arguments: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _one_duration(self) -> TrainSettings:
-        given = [name for name in ("epochs", "steps", "examples") if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = " and ".join(given) if given else "none"
-            raise ValueError(f"exactly one of epochs, steps and examples says how long to train; found {found}")
+    def _belong_together(self) -> Self:
+        if self.module is not None:
+            self._check_nothing_else()
+            return self
+        _check_one_duration(self)
+        if self.arguments:
+            raise _contradiction(
+                "Arguments are for a training module of your own, and there is none.",
+                "arguments", " ".join(self.arguments), "together with train.module", nearest=None,
+                mend="--set train.module=MODULE; the network's arguments are model.arguments",
+            )  # fmt: skip
+        if self.optimizer != "sgd" and (self.momentum or self.nesterov):
+            name = "momentum" if self.momentum else "nesterov"
+            raise _contradiction(
+                f"{self.optimizer} has a momentum of its own.", name, getattr(self, name), "with the optimizer sgd",
+                nearest="sgd", mend=f"--set train.optimizer=sgd, or leave train.{name} out",
+            )  # fmt: skip
+        if self.nesterov and not self.momentum:
+            raise _contradiction(
+                "Nesterov's variant needs a momentum.", "momentum", self.momentum, "above 0 and below 1",
+                nearest="0.9", mend="--set train.momentum=0.9",
+            )  # fmt: skip
+        if self.optimizer == "adam" and self.weight_decay:
+            raise _contradiction(
+                "adam has no weight decay; adamw is adam with one.", "weight_decay", self.weight_decay,
+                "with the optimizers adamw and sgd", nearest="adamw", mend="--set train.optimizer=adamw",
+            )  # fmt: skip
+        final = self.schedule.final
+        if final is not None and final >= self.learning_rate:
+            raise _contradiction(
+                "The learning rate is to fall, and its final value is not below its peak.", "schedule.final", final,
+                f"below train.learning_rate = {self.learning_rate:g}", nearest=f"{self.learning_rate / 100:g}",
+                mend=f"--set train.schedule.final={self.learning_rate / 100:g}",
+            )  # fmt: skip
         return self
+
+    def _check_nothing_else(self) -> None:
+        """Raise UserError for a setting that a module of the user's own would never see."""
+        for name, field in TrainSettings.model_fields.items():
+            if name not in ("module", "arguments") and getattr(self, name) != field.default:
+                raise _contradiction(
+                    f"train.{name} is for Slipway's own training loop; {self.module} takes its settings as arguments.",
+                    name, getattr(self, name), "train.module and train.arguments only", nearest=None,
+                    mend=f"take train.{name} out, and put it into train.arguments in the way that {self.module} knows",
+                )  # fmt: skip
+
+    @property
+    def duration(self) -> Duration:
+        """How long to train; not with `module`."""
+        return Duration(epochs=self.epochs, steps=self.steps, examples=self.examples)
+
+    @property
+    def decay(self) -> float:
+        """The weight decay that holds."""
+        if self.weight_decay is not None:
+            return self.weight_decay
+        return ADAMW_WEIGHT_DECAY if self.optimizer == "adamw" else 0.0
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether something is decided by the validation split."""
+        return self.early_stop is not None or self.export == "best"
+
+
+def _check_one_duration(settings: Duration | TrainSettings) -> None:
+    given = [name for name in ("epochs", "steps", "examples") if getattr(settings, name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) if given else "none"
+        raise ValueError(f"exactly one of epochs, steps and examples says how long; found {found}")
+
+
+def _contradiction(
+    message: str, setting: str, value: Any, allowed: str, *, nearest: str | None, mend: str
+) -> UserError:
+    """The error of a setting of the section `train` that does not go with another."""
+    return UserError(message, setting=f"train.{setting}", value=value, allowed=allowed, nearest=nearest, mend=mend)
 
 
 class Plan(Settings):

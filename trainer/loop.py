@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trainer import events
+from trainer import events, learning_rate
 from trainer.checkpoints import Checkpoints
 from trainer.cluster import Cluster
 from trainer.config import JobConfig
@@ -128,20 +129,22 @@ class Loop:
 
     def _call(self, count: int) -> None:
         started = time.perf_counter()
-        figures = self._engine.run(self._training, self._step, count)
+        rates = learning_rate.rates(self._job.train, self._plan, self._step, count)
+        figures = self._engine.run(self._training, self._step, rates)
         if self._warm:
             self._speed.steps += count
             self._speed.seconds += time.perf_counter() - started
         self._warm = True
         _check_finite(figures, self._step, self._job)
-        self._log(figures)
+        self._log(figures, rates)
         self._show(figures)
 
-    def _log(self, figures: StepFigures) -> None:
+    def _log(self, figures: StepFigures, rates: NDArray[np.float32]) -> None:
         """Count the call's steps, and write a line for each log point among them."""
         every = max(1, min(self._plan.steps_per_epoch // LOG_POINTS_PER_EPOCH, MOST_STEPS_BETWEEN_LOG_POINTS))
         rate = self._speed.steps_per_second
-        for loss, accuracy in zip(figures.losses.tolist(), figures.accuracies.tolist(), strict=True):
+        steps = zip(figures.losses.tolist(), figures.accuracies.tolist(), rates.tolist(), strict=True)
+        for loss, accuracy, learned_at in steps:
             self._progress.step += 1
             interval = self._progress.interval
             interval.add(loss, accuracy)
@@ -154,7 +157,7 @@ class Loop:
                     self._epoch(),
                     loss=interval.loss / interval.steps,
                     accuracy=interval.accuracy / interval.steps,
-                    learning_rate=self._job.train.learning_rate,
+                    learning_rate=learned_at,
                     steps_per_second=rate and round(rate, 3),
                     examples_per_second=rate and round(rate * self._job.train.batch_size, 1),
                 )

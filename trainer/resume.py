@@ -45,6 +45,8 @@ def identity(job: JobConfig, data_fingerprint: str) -> dict[str, Any]:
         "model.builder": job.model.builder,
         "model.arguments": job.model.arguments,
         "train.optimizer": job.train.optimizer,
+        "train.momentum": job.train.momentum,
+        "train.precision": job.train.precision,
         "train.batch_size": job.train.batch_size,
         "train.seed": job.train.seed,
         "train.augment": job.train.augment.model_dump(),

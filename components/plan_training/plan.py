@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from components.plan_training.fitting import largest_batch
-from trainer import events
+from trainer import abilities, events
 from trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from trainer.errors import UserError
 from trainer.manifest import Manifest
@@ -47,8 +46,10 @@ def plan_training(
             which is said aloud. 0: nothing is fitted.
 
     Raises:
-        UserError: The batch, the shards or the examples can not be shared among the replicas.
+        UserError: The engine can not do what the settings ask for, or the batch, the shards or the examples can not be
+            shared among the replicas.
     """
+    abilities.refuse(train)
     replicas = sum(int(pool.get("replica_count", 0)) for pool in pools)
     if memory:
         train = _fitted(replicas * max(1, devices), manifest, model, train, memory)
@@ -115,18 +116,8 @@ def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings)
         replicas=replicas,
         batch_per_replica=batch // replicas,
         steps_per_epoch=steps_per_epoch,
-        steps=_steps(train, steps_per_epoch),
+        steps=train.duration.in_steps(batch, steps_per_epoch),
     )
-
-
-def _steps(train: TrainSettings, steps_per_epoch: int) -> int:
-    """The run's number of steps: given, or the fewest that see the asked-for examples or epochs."""
-    if train.steps is not None:
-        return train.steps
-    if train.examples is not None:
-        return math.ceil(train.examples / train.batch_size)
-    assert train.epochs is not None  # TrainSettings has exactly one of the three
-    return max(1, math.ceil(round(train.epochs * steps_per_epoch, 6)))
 
 
 def _layout(replicas: int, devices: int) -> str:

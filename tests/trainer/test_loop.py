@@ -31,8 +31,9 @@ class CountingEngine:
         self.losses: dict[int, float] = {}
         self.on_call: Any = lambda: None
 
-    def run(self, _data: Any, step: int, count: int) -> StepFigures:
+    def run(self, _data: Any, step: int, rates: Any) -> StepFigures:
         assert step == self.weight
+        count = len(rates)
         self.calls.append((step, count))
         self.weight += count
         self.on_call()

@@ -139,7 +139,7 @@ def test_two_virtual_devices_train_as_one_would(tiny: Path, tmp_path: Path, work
     one.open(cluster.read({}))
     one.build(config, manifest.read(tiny))
     share = Share(tiny, manifest.read(tiny), 0, 1)
-    losses = one.run(data.training(share, 8, 10, config.train.seed), 0, 100).losses
+    losses = one.run(data.training(share, 8, 10, config.train.seed), 0, np.full(100, 0.01, np.float32)).losses
 
     end = two.wait()
     assert end.status == 0, end.errors

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,10 +31,15 @@ class PeerLost(Exception):
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What a call's steps gave, float64 [steps]: mean loss and accuracy over the global batch, before its update."""
+    """What a call's steps gave, float64 [steps]: mean loss and accuracy over the global batch, before its update.
+
+    The loss is what is minimized: class weights and regularizers are in it. `waited` are the seconds of the call in
+    which the steps waited for input; None where that can not be told.
+    """
 
     losses: NDArray[np.float64]
     accuracies: NDArray[np.float64]
+    waited: float | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,34 @@ class Measured:
     loss: float
     accuracy: float
     examples: int
+
+
+class OutOfMemory(Exception):
+    """A device's memory does not hold what a call needs.
+
+    `fits` is how many examples a device can work through at once (trained on, with their gradients), as trials on that
+    device have shown; None where it is not known, 0 where not even one fits.
+    """
+
+    def __init__(self, message: str, fits: int | None = None) -> None:
+        super().__init__(message)
+        self.fits = fits
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a training step asks of the devices.
+
+    `device` is the name of one of them as its maker gives it ("NVIDIA H100 80GB HBM3", "TPU v5 lite", "CPU"), `devices`
+    how many the whole job has, `precision` what they compute in, `step_flops` the floating-point operations of one
+    step on all of them together (a multiplication and an addition are two), counted from the network's own forward and
+    backward computation; None where the engine can not count them.
+    """
+
+    device: str
+    devices: int
+    precision: str
+    step_flops: float | None
 
 
 @dataclass(frozen=True)
@@ -66,8 +100,18 @@ class Engine(Protocol):
             UserError: The builder's or its network's mistakes, or a batch that the devices do not divide.
         """
 
-    def run(self, data: Any, step: int, count: int) -> StepFigures:
-        """Train exactly `count` steps, the first of them number `step` (from 0), on a trainer.data.TrainingData."""
+    def run(self, data: Any, step: int, rates: NDArray[np.float32]) -> StepFigures:
+        """Train exactly len(rates) steps, the first of them number `step` (from 0).
+
+        Args:
+            data: A trainer.data.TrainingData.
+            step: The first one's number in the run.
+            rates: Each step's learning rate, float32 [steps].
+
+        Raises:
+            OutOfMemory: A step needs more memory than a device has.
+            PeerLost: Another replica is gone.
+        """
 
     def evaluate(self, data: Any) -> Measured:
         """Measure a trainer.data.Evaluation over all replicas, each example once."""
@@ -84,6 +128,15 @@ class Engine(Protocol):
         Raises:
             UserError: It is another network's or optimizer's.
         """
+
+    def work(self) -> Work:
+        """What a training step asks of the devices; may take a second, and is asked for once."""
+
+    def graph(self) -> bytes | None:
+        """The network as a serialized tf.GraphDef, for TensorBoard; None where the engine has no such graph."""
+
+    def profile(self, folder: Path) -> AbstractContextManager[None]:
+        """Within it, what the devices do is profiled; TensorBoard's files are then below `folder`. On the chief."""
 
     def size(self) -> ModelSize:
         """How much memory the network's variables take."""

@@ -16,18 +16,27 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from numpy.typing import NDArray
 
 from trainer import augment, builder, saved_model
 from trainer.cluster import Cluster
 from trainer.config import AugmentSettings, JobConfig, ModelSettings, TrainSettings
 from trainer.data import Evaluation, MemoryTraining, TrainingData
-from trainer.engines import Engine, Measured, ModelSize, PeerLost, State, StepFigures, keras_model
+from trainer.engines import (
+    Engine,
+    Measured,
+    ModelSize,
+    PeerLost,
+    State,
+    StepFigures,
+    Work,
+    keras_model,
+    tensorflow_devices,
+    tensorflow_work,
+)
 from trainer.errors import UserError
 from trainer.manifest import Manifest
 from trainer.pixels import scale
-
-VIRTUAL_DEVICES_VARIABLE = "SLIPWAY_VIRTUAL_DEVICES"
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +52,13 @@ class TensorFlowEngine:
     def __init__(self) -> None:
         self._strategy: Any = None
         self._workers = 1
+        self._device = ""
         self._model: Any = None
         self._optimizer: Any = None
         self._batch = 0  # examples that this worker takes a step
         self._seed = 0
         self._augment = AugmentSettings()
-        self._steps: Callable[[int, int], Any] | None = None
+        self._steps: Callable[[int, NDArray[np.float32]], Any] | None = None
         self._measures: dict[Any, Callable[..., Any]] = {}
 
     @property
@@ -62,9 +72,9 @@ class TensorFlowEngine:
             # Replicas that each use all cores take turns instead: two on two cores trained a quarter slower.
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // cluster.on_this_machine))
-        devices = _devices()
+        devices = tensorflow_devices.devices()
         if cluster.replicas > 1:
-            self._strategy = _multi_worker_strategy(cluster, devices)
+            self._strategy = tensorflow_devices.multi_worker_strategy(cluster, devices)
             kind = "MultiWorkerMirroredStrategy"
         elif len(devices) > 1:
             self._strategy = tf.distribute.MirroredStrategy(devices)
@@ -72,6 +82,7 @@ class TensorFlowEngine:
         else:
             self._strategy = tf.distribute.get_strategy()
             kind = "one device"
+        self._device = tensorflow_devices.maker_name(devices)
         return f"TensorFlow {tf.__version__}, {kind}, {self._devices} of {devices[0].partition(':')[0]} here"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
@@ -112,11 +123,11 @@ class TensorFlowEngine:
                     mend="make the layer inside the function, each time that it is called",
                 )
 
-    def run(self, data: TrainingData, step: int, count: int) -> StepFigures:
+    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
         if self._steps is None:
             self._steps = self._from_memory(data) if isinstance(data, MemoryTraining) else self._from_stream(data, step)
         with _peers():
-            figures = self._steps(step, count).numpy().astype(np.float64)
+            figures = self._steps(step, rates).numpy().astype(np.float64)
         return StepFigures(losses=figures[:, 0], accuracies=figures[:, 1])
 
     def evaluate(self, data: Evaluation) -> Measured:
@@ -146,6 +157,23 @@ class TensorFlowEngine:
         for name, variable in variables.items():
             variable.assign(state[name])
 
+    def work(self) -> Work:
+        flops = tensorflow_work.example_flops(self._model)
+        return Work(
+            device=self._device,
+            devices=int(self._strategy.num_replicas_in_sync),
+            precision="float32",
+            step_flops=None if flops is None else flops * self._batch * self._workers,
+        )
+
+    def graph(self) -> bytes | None:
+        return tensorflow_work.graph(self._model)
+
+    @contextlib.contextmanager
+    def profile(self, folder: Path) -> Iterator[None]:
+        with tf.profiler.experimental.Profile(str(folder)):
+            yield
+
     def size(self) -> ModelSize:
         return keras_model.size(self._model)
 
@@ -167,7 +195,7 @@ class TensorFlowEngine:
 
     # Training
 
-    def _from_memory(self, data: MemoryTraining) -> Callable[[int, int], Any]:
+    def _from_memory(self, data: MemoryTraining) -> Callable[[int, NDArray[np.float32]], Any]:
         """The training function on decoded examples: it is told their order and gathers them in the graph."""
         images, labels = data.tensors()
         share = self._batch // self._devices
@@ -176,14 +204,20 @@ class TensorFlowEngine:
             return tf.gather(images, indices[replica]), tf.gather(labels, indices[replica])
 
         @tf.function(
-            input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None, self._devices, share], tf.int32)]
+            input_signature=[
+                tf.TensorSpec([], tf.int32),
+                tf.TensorSpec([None], tf.float32),
+                tf.TensorSpec([None, self._devices, share], tf.int32),
+            ]
         )
-        def steps(first: Any, order: Any) -> Any:
-            return self._loop(first, tf.shape(order)[0], lambda number: (order[number],), batch)
+        def steps(first: Any, rates: Any, order: Any) -> Any:
+            return self._loop(first, rates, lambda number: (order[number],), batch)
 
-        return lambda step, count: steps(step, data.order(step, count).reshape(count, self._devices, share))
+        return lambda step, rates: steps(
+            step, rates, data.order(step, len(rates)).reshape(len(rates), self._devices, share)
+        )
 
-    def _from_stream(self, data: Any, first: int) -> Callable[[int, int], Any]:
+    def _from_stream(self, data: Any, first: int) -> Callable[[int, NDArray[np.float32]], Any]:
         """The training function on streamed batches, from step `first` on."""
         iterator = iter(data.batches(first))
         share = self._batch // self._devices
@@ -193,25 +227,25 @@ class TensorFlowEngine:
             start = replica * share
             return images[start : start + share], labels[start : start + share]
 
-        @tf.function(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int32)])
-        def steps(first: Any, count: Any) -> Any:
-            return self._loop(first, count, lambda _number: next(iterator), batch)
+        @tf.function(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32)])
+        def steps(first: Any, rates: Any) -> Any:
+            return self._loop(first, rates, lambda _number: next(iterator), batch)
 
-        def go_on(step: int, count: int) -> Any:
+        def go_on(step: int, rates: NDArray[np.float32]) -> Any:
             nonlocal position
             if step != position:
                 raise ValueError(f"the stream is at step {position}, not {step}")
-            position += count
-            return steps(step, count)
+            position += len(rates)
+            return steps(step, rates)
 
         return go_on
 
-    def _loop(self, first: Any, count: Any, fetch: Callable[[Any], Any], batch: Callable[..., Any]) -> Any:
-        """`count` steps in the graph: float32 [count, 2], each step's loss and accuracy over the global batch.
+    def _loop(self, first: Any, rates: Any, fetch: Callable[[Any], Any], batch: Callable[..., Any]) -> Any:
+        """Steps in the graph: float32 [steps, 2], each step's loss and accuracy over the global batch.
 
         Args:
             first: The first one's number in the run (from 0), int32 scalar.
-            count: How many, int32 scalar.
+            rates: Each one's learning rate, float32 [steps].
             fetch: From the step's number within the call to the worker's batch, or what names it.
             batch: From a device's number on this worker and what `fetch` gave to its images and labels.
         """
@@ -225,8 +259,10 @@ class TensorFlowEngine:
                 images = augment.augment(images, self._augment, self._seed, step, replica)
             return self._train_step(images, labels)
 
+        count = tf.shape(rates)[0]
         figures = tf.TensorArray(tf.float32, size=count, element_shape=[2])
         for number in tf.range(count):
+            self._optimizer.learning_rate.assign(rates[number])
             by_device = self._strategy.run(replica_step, args=(first + number, *fetch(number)))
             figures = figures.write(number, tf.add_n(self._strategy.experimental_local_results(by_device)))
         return self._reduce(figures.stack(), "SUM")
@@ -333,55 +369,6 @@ def _correct(logits: Any, labels: Any) -> Any:
 def _optimizer(settings: TrainSettings) -> Any:
     kinds = {"adam": keras.optimizers.Adam, "adamw": keras.optimizers.AdamW, "sgd": keras.optimizers.SGD}
     return kinds[settings.optimizer](learning_rate=settings.learning_rate)
-
-
-def _devices() -> list[str]:
-    """The devices to train on, such as GPU:0; as many virtual ones of the CPU as SLIPWAY_VIRTUAL_DEVICES asks for."""
-    virtual = int(os.environ.get(VIRTUAL_DEVICES_VARIABLE) or 0)
-    if virtual:
-        tf.config.set_visible_devices([], "GPU")
-        processor = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * virtual)
-        return [f"CPU:{number}" for number in range(virtual)]
-    accelerators = tf.config.list_physical_devices("GPU")
-    for accelerator in accelerators:
-        tf.config.experimental.set_memory_growth(accelerator, True)
-    return [f"GPU:{number}" for number in range(len(accelerators))] or ["CPU:0"]
-
-
-def _multi_worker_strategy(cluster: Cluster, devices: Sequence[str]) -> Any:
-    # The cluster is handed over, not read by TensorFlow: it knows no `master`, and Vertex's TF_CONFIG may have one.
-    tasks: dict[str, list[str]] = {}
-    for task in cluster.tasks:
-        tasks.setdefault(_job(task.type), []).append(task.address)
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(tasks),
-        task_type=_job(cluster.task.type),
-        task_id=cluster.task.index,
-        num_accelerators={"GPU": len(devices)} if devices[0].startswith("GPU") else {},
-        rpc_layer="grpc",
-    )
-    with _several_processors(devices) if devices[0].startswith("CPU") else contextlib.nullcontext():
-        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
-
-
-def _job(task_type: str) -> str:
-    return "chief" if task_type == "master" else task_type
-
-
-@contextlib.contextmanager
-def _several_processors(devices: Sequence[str]) -> Iterator[None]:
-    """Let the strategy take all of the CPU's virtual devices; it would take the first only, whatever it is told."""
-    original = CollectiveAllReduceExtended._initialize_local_devices
-
-    def initialize(_self: Any, _resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
-        return tuple(f"{worker_device}/device:{device}" for device in devices), "CPU"
-
-    CollectiveAllReduceExtended._initialize_local_devices = initialize
-    try:
-        yield
-    finally:
-        CollectiveAllReduceExtended._initialize_local_devices = original
 
 
 def _other_state(name: str, found: Any, expected: Any) -> UserError:

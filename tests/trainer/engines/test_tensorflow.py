@@ -33,6 +33,10 @@ def training(config: JobConfig, budget: int = 10**9) -> Any:
     return data.training(share, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed, budget=budget)
 
 
+def rates(count: int, rate: float = 0.01) -> Any:
+    return np.full(count, rate, np.float32)
+
+
 def test_a_step_is_the_optimizers_step_on_the_mean_loss(tiny: Path, make_job: Any) -> None:
     """Against the gradient worked out by hand, for a network without hidden layer and plain gradient descent."""
     config = make_job(
@@ -48,7 +52,7 @@ def test_a_step_is_the_optimizers_step_on_the_mean_loss(tiny: Path, make_job: An
     picked = probabilities[np.arange(8), data.labels[chosen]]
     difference = probabilities - np.eye(3)[data.labels[chosen]]
 
-    figures = engine.run(data, 0, 1)
+    figures = engine.run(data, 0, rates(1, 0.5))
 
     after = engine.state()
     np.testing.assert_allclose(figures.losses, [-np.log(picked).mean()], rtol=1e-5)
@@ -63,10 +67,10 @@ def test_one_call_of_many_steps_is_many_calls_of_one(tiny: Path, make_job: Any) 
     config = make_job(tiny, steps=100, steps_per_epoch=75, builder="sample_networks:dropout")
     data = training(config)
     many, single = engine_for(config), None
-    figures = many.run(data, 0, 80)
+    figures = many.run(data, 0, rates(80))
     checksum = many.weights_checksum()
     single = engine_for(config)
-    losses = [single.run(data, step, 1).losses[0] for step in range(80)]
+    losses = [single.run(data, step, rates(1)).losses[0] for step in range(80)]
     assert figures.losses.tolist() == losses
     assert single.weights_checksum() == checksum
     assert len(figures.losses) == 80
@@ -78,18 +82,18 @@ def test_one_call_of_many_steps_is_many_calls_of_one(tiny: Path, make_job: Any) 
 def test_restored_it_goes_on_bit_by_bit(tiny: Path, make_job: Any, budget: int, augment: dict[str, Any]) -> None:
     config = make_job(tiny, steps=100, steps_per_epoch=75, builder="sample_networks:dropout", augment=augment)
     whole = engine_for(config)
-    whole.run(training(config, budget), 0, 40)
+    whole.run(training(config, budget), 0, rates(40))
     state = {name: array.copy() for name, array in whole.state().items()}
     assert any("seed_generator" in name for name in state)
     # Another sequence of draws and steps must not matter.
     resumed = engine_for(config)
-    resumed.run(training(config, budget), 0, 3)
+    resumed.run(training(config, budget), 0, rates(3))
     resumed = engine_for(config)
     resumed.load_state(state)
-    resumed.run(training(config, budget), 40, 30)
+    resumed.run(training(config, budget), 40, rates(30))
 
     straight = engine_for(config)
-    straight.run(training(config, budget), 0, 70)
+    straight.run(training(config, budget), 0, rates(70))
     assert resumed.weights_checksum() == straight.weights_checksum()
 
 
@@ -109,7 +113,7 @@ def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(tiny: Path,
 
     config = make_job(tiny, steps=3, steps_per_epoch=75)
     engine = engine_for(config)
-    engine.run(training(config), 0, 3)
+    engine.run(training(config), 0, rates(3))
     share = Share(tiny, manifests.read(tiny), 0, 1)
     measured = engine.evaluate(data.evaluation(share, "validation", batch))
     images, labels = data._decode_all(share, "validation")
@@ -124,13 +128,13 @@ def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(tiny: Path,
 
 def test_regularization_is_part_of_the_loss(tiny: Path, make_job: Any) -> None:
     config = make_job(tiny, steps=1, steps_per_epoch=75, builder="sample_networks:linear")
-    plain = engine_for(config).run(training(config), 0, 1).losses[0]
+    plain = engine_for(config).run(training(config), 0, rates(1)).losses[0]
     config = make_job(
         tiny, steps=1, steps_per_epoch=75, builder="sample_networks:linear", arguments={"regularization": 0.1}
     )
     engine = engine_for(config)
     kernel = next(array for name, array in engine.state().items() if name.endswith("kernel"))
-    regularized = engine.run(training(config), 0, 1).losses[0]
+    regularized = engine.run(training(config), 0, rates(1)).losses[0]
     assert regularized == pytest.approx(plain + 0.1 * (kernel**2).sum(), rel=1e-5)
 
 
@@ -140,7 +144,7 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(ti
 
     config = make_job(tiny, steps=2, steps_per_epoch=75, builder="sample_networks:linear", seed=3, augment={"shift": 3})
     engine, read = engine_for(config), training(config)
-    engine.run(read, 0, 1)
+    engine.run(read, 0, rates(1))
     kernel, bias = (
         array.copy()
         for name, array in engine.state().items()
@@ -154,7 +158,7 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(ti
     chosen = read.order(1, 1)[0]
     images, labels = read.images[chosen] / np.float32(255), read.labels[chosen]
     moved = augment(images, config.train.augment, 3, 1, 0).numpy()
-    loss = engine.run(read, 1, 1).losses[0]
+    loss = engine.run(read, 1, rates(1)).losses[0]
     assert loss == pytest.approx(cross_entropy(moved, labels, kernel, bias), rel=1e-5)
     assert loss != pytest.approx(cross_entropy(images, labels, kernel, bias), rel=1e-3)
 
@@ -174,9 +178,9 @@ def test_an_exploding_loss_is_found_at_its_very_step(tiny: Path, make_job: Any) 
     from trainer import loop
 
     config = make_job(tiny, steps=50, steps_per_epoch=75, optimizer="sgd", learning_rate=1e30)
-    one_call = engine_for(config).run(training(config), 0, 50)
+    one_call = engine_for(config).run(training(config), 0, rates(50, 1e30))
     engine, data = engine_for(config), training(config)
-    first_bad = next(step for step in range(50) if not np.isfinite(engine.run(data, step, 1).losses[0]))
+    first_bad = next(step for step in range(50) if not np.isfinite(engine.run(data, step, rates(1, 1e30)).losses[0]))
     assert first_bad > 0
     with pytest.raises(UserError, match=f"at step {first_bad + 1} of 50"):
         loop._check_finite(one_call, 0, config)

@@ -1,0 +1,50 @@
+"""The learning rate of every step, the same for every engine: a warm-up, then a curve down to a final value.
+
+With W warm-up steps of a run of T, the peak p and the final rate f, step k (from 0) has p (k + 1) / (W + 1) while
+k < W. From then on, with the part x = (k - W) / (T - W) of the rest that is over, linear has p + (f - p) x, cosine
+f + (p - f) (1 + cos πx) / 2 and exponential p (f / p)^x, so that each would reach f right after the last step.
+Piecewise has p times `factor` for every milestone that k has reached, and f at least.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.config import Plan, TrainSettings
+
+# What a piecewise learning rate is multiplied by at a milestone, where nothing is said.
+FACTOR = 0.1
+
+
+def rates(train: TrainSettings, plan: Plan, step: int, count: int) -> NDArray[np.float32]:
+    """The learning rates of `count` steps from `step` (from 0) on, float32 [count]."""
+    steps = np.arange(step, step + count, dtype=np.float64)
+    warmup = warmup_steps(train, plan)
+    rising = train.learning_rate * (steps + 1) / (warmup + 1)
+    return np.where(steps < warmup, rising, _after_warmup(train, plan, steps, warmup)).astype(np.float32)
+
+
+def warmup_steps(train: TrainSettings, plan: Plan) -> int:
+    """How many steps the learning rate rises for; more than the run has where that is shorter."""
+    warmup = train.schedule.warmup
+    return 0 if warmup is None else warmup.in_steps(train.batch_size, plan.steps_per_epoch)
+
+
+def _after_warmup(train: TrainSettings, plan: Plan, steps: NDArray[np.float64], warmup: int) -> NDArray[np.float64]:
+    peak, schedule = train.learning_rate, train.schedule
+    final = schedule.final or 0.0
+    over = np.clip((steps - warmup) / max(1, plan.steps - warmup), 0.0, 1.0)
+    match schedule.shape:
+        case "constant":
+            return np.full_like(steps, peak)
+        case "linear":
+            return peak + (final - peak) * over
+        case "cosine":
+            return final + (peak - final) * (1 + np.cos(np.pi * over)) / 2
+        case "exponential":
+            return peak * (final / peak) ** over
+        case "piecewise":
+            ends = [each.in_steps(train.batch_size, plan.steps_per_epoch) for each in schedule.milestones]
+            reached = np.searchsorted(np.sort(ends), steps, side="right")
+            return np.maximum(peak * (schedule.factor or FACTOR) ** reached, final)

@@ -1,0 +1,29 @@
+"""In which precision a network computes: `train.precision` on the devices at hand, the same rule for every engine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainer.config import TrainSettings
+
+Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
+# NVIDIA's compute capability from which its GPUs multiply matrices in bfloat16 (Ampere), and in float16 (Volta).
+BFLOAT16_CAPABILITY = (8, 0)
+FLOAT16_CAPABILITY = (7, 0)
+
+
+def choose(train: TrainSettings, device: str, capability: tuple[int, int] | None = None) -> Precision:
+    """The precision to compute in; what is asked for, or for "auto" what the device is fast in.
+
+    Args:
+        train: The settings.
+        device: CPU, GPU or TPU.
+        capability: A GPU's compute capability, None where it is not known.
+    """
+    if train.precision != "auto":
+        return train.precision
+    if device == "TPU" or (device == "GPU" and (capability or (0, 0)) >= BFLOAT16_CAPABILITY):
+        return "mixed_bfloat16"
+    if device == "GPU" and (capability or (0, 0)) >= FLOAT16_CAPABILITY:
+        return "mixed_float16"
+    return "float32"
