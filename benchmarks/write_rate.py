@@ -124,9 +124,9 @@ def measure_reading(images: Path, workers: int | None, folder: Path) -> dict[str
     from components.prepare_data.workers import Workers
 
     settings = DataSettings.model_validate(_settings(images, workers, folder))
-    source = open_source(settings.source)
+    source = open_source(settings)
     listing = preparation.list_source(source, settings, folder)
-    plan = preparation.Plan.of(listing.groups, settings, replicas=1)
+    plan = preparation.Plan.of(source, listing.groups, settings, replicas=1)
     preparation.SetWriter(source, settings, listing, plan, folder, folder).deal(plan)
     tasks = sorted((folder / "lists").iterdir(), key=lambda path: -path.stat().st_size)
     started = time.perf_counter()

@@ -208,9 +208,9 @@ def compile_(
         )  # fmt: skip
     check_folder_of(output)
     if target is Target.vertex:
-        from pipelines.platforms import vertex
+        from pipelines.platforms.vertex import steps as vertex_steps
 
-        pipeline = vertex.pipeline(configuration)
+        pipeline = vertex_steps.pipeline(configuration)
     else:
         from pipelines.platforms.local import steps
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from components.cloud.connection import Connection, check_endpoints
 from components.evaluate.settings import EvaluateSettings
 from components.prepare_data.settings import DataSettings
 from components.register_model.settings import RegisterSettings
@@ -27,7 +28,8 @@ class VertexSettings(Settings):
 
     `image` is the image that the steps and the trainer run in, by digest or by a tag that is never moved;
     `serving_image` the one that serves the SavedModel. `encryption_key` is a Cloud KMS key's full name; it encrypts
-    the training job and the model, as `labels` label them.
+    the training job and the model, as `labels` label them. `endpoints` gives host[:port] for services that are
+    reached elsewhere than at Google's public addresses (private access), by the service's name.
     """
 
     project: str
@@ -41,6 +43,18 @@ class VertexSettings(Settings):
         default=None, pattern=r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$"
     )
     labels: dict[str, str] = Field(default_factory=dict)
+    endpoints: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("endpoints")
+    @classmethod
+    def _known_services(cls, endpoints: dict[str, str]) -> dict[str, str]:
+        check_endpoints(endpoints)
+        return endpoints
+
+    @property
+    def connection(self) -> Connection:
+        """The way to Google's services for this project and region."""
+        return Connection(self.project, self.region, self.endpoints)
 
 
 class RunConfig(Settings):

@@ -3,7 +3,8 @@
 `prepare_data` writes `manifest.json` last, so a folder that has one is complete. Beside it lie the TFRecord shards, and
 `features.json` and `dataset_info.json`, by which `tensorflow_datasets.builder_from_directory` reads the same folder.
 Each record is a tf.train.Example with `image` (the image's encoded bytes, as they were in the source), `label`
-(int64, an index into `classes`) and `key` (the example's name in its source).
+(int64, an index into `classes`) and `key` (the example's name in its source), and perhaps further features, which
+training does without.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Manifest(BaseModel):
 
     `image_size` is [height, width] in pixels of what a model is given: the size that all images have, or the one
     that was asked for, to which a reader then resizes (`resize`). `encodings` are those found: png, jpeg.
+    `features` are the further features, by name, and what each is.
     `left_out` lists the first 100 images that were left out; `left_out_count` counts all of them.
     """
 
@@ -66,6 +68,7 @@ class Manifest(BaseModel):
     resize: bool
     encodings: list[str]
     splits: dict[str, Split]
+    features: dict[str, str] = {}
     left_out_count: int = 0
     left_out: list[LeftOut] = []
 

@@ -13,7 +13,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from components.prepare_data.sources.source import Unusable
+from components.prepare_data.unusable import Unusable
 
 # As Pillow's limit: more would be a decompression bomb.
 MOST_PIXELS = 89_478_485

@@ -6,20 +6,30 @@ They are written by hand, as importing tensorflow_datasets (and with it TensorFl
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from components.prepare_data.sources.record_layout import class_label
+from components.prepare_data.sources.source import Source
 from trainer.manifest import Manifest
 
 VERSION = "1.0.0"
 _FEATURES = "tensorflow_datasets.core.features."
 
 
-def write_dataset_info(folder: Path, manifest: Manifest) -> None:
-    """Write `dataset_info.json`, `features.json` and the classes' names beside the shards."""
+def write_dataset_info(folder: Path, manifest: Manifest, source: Source) -> None:
+    """Write `dataset_info.json`, `features.json` and the classes' names beside the shards.
+
+    Args:
+        folder: Where the shards are.
+        manifest: What is in them.
+        source: What they were made of, which knows the further features.
+    """
     (folder / "dataset_info.json").write_text(_json(_dataset_info(manifest)), encoding="utf-8")
-    (folder / "features.json").write_text(_json(_features(manifest)), encoding="utf-8")
-    (folder / "label.labels.txt").write_text("\n".join(manifest.classes) + "\n", encoding="utf-8")
+    (folder / "features.json").write_text(_json(_features(manifest, source.features)), encoding="utf-8")
+    for name, classes in {**source.class_names, "label": manifest.classes}.items():
+        (folder / f"{name}.labels.txt").write_text("\n".join(classes) + "\n", encoding="utf-8")
 
 
 def _dataset_info(manifest: Manifest) -> dict[str, Any]:
@@ -35,7 +45,7 @@ def _dataset_info(manifest: Manifest) -> dict[str, Any]:
     return {"fileFormat": "tfrecord", "name": manifest.name, "splits": splits, "version": VERSION}
 
 
-def _features(manifest: Manifest) -> dict[str, Any]:
+def _features(manifest: Manifest, further: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     # -1 stands for any: the stored images have their own sizes where the reader resizes them.
     height, width = (-1, -1) if manifest.resize else manifest.image_size
     image: dict[str, Any] = {
@@ -45,12 +55,10 @@ def _features(manifest: Manifest) -> dict[str, Any]:
     if len(manifest.encodings) == 1:
         image["encodingFormat"] = manifest.encodings[0]
     features = {
+        **further,
         "image": {"pythonClassName": f"{_FEATURES}image_feature.Image", "image": image},
         "key": {"pythonClassName": f"{_FEATURES}text_feature.Text", "text": {}},
-        "label": {
-            "pythonClassName": f"{_FEATURES}class_label_feature.ClassLabel",
-            "classLabel": {"numClasses": str(len(manifest.classes))},
-        },
+        "label": class_label(len(manifest.classes)),
     }
     return {"pythonClassName": f"{_FEATURES}features_dict.FeaturesDict", "featuresDict": {"features": features}}
 

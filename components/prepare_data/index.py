@@ -97,7 +97,7 @@ def list_part(source: Source, part: Any, seed: int, path: Path, bundle_of: Bundl
                 _write_runs(file, rows, groups)
                 held, group = 0, None
         _write_runs(file, rows, groups)
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(ignored.unusable_digest)
         for group in sorted(groups, key=_group_order):
             runs = groups[group].runs
             if len(runs) > 1:
@@ -148,11 +148,6 @@ def _group_order(group: Group) -> tuple[str, str]:
     return (group[0] or "", group[1])
 
 
-def _renamed(source: Source, groups: dict[Group, GroupList]) -> dict[Group, GroupList]:
-    names = source.groups(groups)
-    return {names[group]: found for group, found in groups.items()}
-
-
 class Summary(BaseModel):
     """What a data set's identity takes of a listing: the amount of each (split, class), and a digest of everything."""
 
@@ -179,15 +174,20 @@ class Listing:
         self.groups: dict[Group, Amount] = {}
         self.ignored = Ignored()
         digest = hashlib.sha256()
+        names = source.groups({group: None for part in parts for group in part.groups})
         for part in parts:
             self.ignored.merge(part.ignored)
             digest.update(part.digest.encode())
-            part.groups = _renamed(source, part.groups)
+            part.groups = {names[group]: found for group, found in part.groups.items()}
             for group, found in part.groups.items():
                 before = self.groups.get(group, Amount(0, 0))
                 self.groups[group] = Amount(before.examples + found.examples, before.bytes + found.bytes)
         self.groups = {group: self.groups[group] for group in sorted(self.groups, key=_group_order)}
         self.digest = digest.hexdigest()
+
+    def examples(self) -> int:
+        """How many examples there are."""
+        return sum(amount.examples for amount in self.groups.values())
 
     def summary(self) -> Summary:
         """The listing's summary."""

@@ -19,6 +19,7 @@ from components.prepare_data.bundles import Bundles, bundle_reader
 from components.prepare_data.dataset_info import write_dataset_info
 from components.prepare_data.duplicates import Copy, bucket_count, find_copies, refuse_copies
 from components.prepare_data.index import BundleOf, Dealer, Listing, PartList, Summary, list_part, list_path
+from components.prepare_data.kinds import described
 from components.prepare_data.left_out import LeftOutImages, refuse_too_many
 from components.prepare_data.settings import DataSettings
 from components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
@@ -40,6 +41,8 @@ IDENTITY_DIGITS = 16
 # What a record takes beside the image: the frame, the fields' names and lengths, the key.
 RECORD_BYTES_BESIDE_IMAGE = 120
 MOST_LEFT_OUT_LISTED = 100
+# Settings that most sources have no use for; they are not told of where they are not set.
+DESCRIBING = ("features", "image", "label")
 SECONDS_BETWEEN_EVENTS = 0.3
 
 
@@ -59,15 +62,16 @@ def prepare(settings: DataSettings, replicas: int) -> Prepared:
     Raises:
         UserError: The source, an image in it or the place to write to is not as it must be; nothing is left behind.
     """
-    source = open_source(settings.source, settings.group_by)
+    source = open_source(settings)
     store = Store(settings.store, settings.name or source.name)
     known = store.recall(listing_name(source, settings))
-    if known is not None and (prepared := reusable(store, Target.of(known, settings, replicas, store.name))):
+    if known is not None and (prepared := reusable(store, Target.of(source, known, settings, replicas, store.name))):
         return prepared
     with store_errors_named(store, 0), store.work_folder() as scratch:
         listing = list_source(source, settings, scratch)
+        refuse_unlisted(listing, settings)
         summary = listing.summary()
-        target = Target.of(summary, settings, replicas, store.name)
+        target = Target.of(source, summary, settings, replicas, store.name)
         store.remove_leftovers(but=target.identity)
         if prepared := reusable(store, target):
             return prepared
@@ -113,6 +117,17 @@ def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing
     return Listing(source, [listed[number] for number in range(len(parts))])
 
 
+def refuse_unlisted(listing: Listing, settings: DataSettings) -> None:
+    """Refuse a source of which more can not even be listed than the settings allow.
+
+    Raises:
+        UserError: It names the first of what can not be used.
+    """
+    unusable = listing.ignored.unusable_count
+    if unusable:
+        refuse_too_many(unusable, listing.examples() + unusable, listing.ignored.unusable, settings)
+
+
 def worker_count(settings: DataSettings) -> int:
     """How many processes work: as many as there are cores, unless the settings say otherwise."""
     return settings.workers or available_cores()
@@ -135,14 +150,14 @@ class Plan:
     bytes: int
 
     @classmethod
-    def of(cls, groups: Mapping[Group, Amount], settings: DataSettings, replicas: int) -> Plan:
+    def of(cls, source: Source, groups: Mapping[Group, Amount], settings: DataSettings, replicas: int) -> Plan:
         """The plan for all examples.
 
         Raises:
             UserError: A class has no image for one of the splits.
         """
         counts = {group: amount.examples for group, amount in groups.items()}
-        classes = sorted({label for _, label in counts})
+        classes = source.classes({label for _, label in counts})
         divided = splitting.divide(counts, settings.split)
         amounts = {name: _split_amount(name, groups, divided) for name in SPLITS}
         shards = {
@@ -191,25 +206,32 @@ class Target:
         return self.fingerprint[:IDENTITY_DIGITS]
 
     @classmethod
-    def of(cls, listed: Summary, settings: DataSettings, replicas: int, name: str) -> Target:
+    def of(cls, source: Source, listed: Summary, settings: DataSettings, replicas: int, name: str) -> Target:
         """The set of what is listed.
 
         Raises:
             UserError: A class has no image for one of the splits.
         """
-        plan = Plan.of(listed.groups, settings, replicas)
-        about = {
+        plan = Plan.of(source, listed.groups, settings, replicas)
+        about: dict[str, Any] = {
             "format": FORMAT,
             "listing": listed.digest,
             "settings": stored_settings(settings, name),
             "shards": plan.shards,
         }
+        if plan.classes != sorted({label for _, label in listed.groups}):
+            about["classes"] = plan.classes
+        if source.features:
+            about["features"] = source.features
         return cls(plan, hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest())
 
 
 def stored_settings(settings: DataSettings, name: str) -> dict[str, Any]:
     """The settings on which the set's bytes depend."""
-    return {**settings.model_dump(mode="json", exclude={"source", "store", "workers"}), "name": name}
+    found = settings.model_dump(mode="json", exclude={"source", "store", "workers", "tfds", "beam"})
+    return {name: value for name, value in found.items() if value is not None or name not in DESCRIBING} | {
+        "name": name
+    }
 
 
 @dataclass
@@ -274,13 +296,15 @@ class SetWriter:
             UserError: More images can not be used than the settings allow, or they have several sizes, or are in
                 several splits.
         """
-        total = self._plan.examples()
+        unlisted = self._listing.ignored
+        total = self._plan.examples() + unlisted.unusable_count
         while True:
             results = self._write_shards(name)
             tally = combine(result.tally for shards in results.values() for result in shards)
             if tally.left_out_count:
-                count = tally.left_out_count + len(self._left_out.unusable)
-                refuse_too_many(count, total, [*self._left_out.listed(), *tally.left_out], self._settings)
+                count = tally.left_out_count + len(self._left_out.unusable) + unlisted.unusable_count
+                found = [*unlisted.unusable, *self._left_out.listed(), *tally.left_out]
+                refuse_too_many(count, total, found, self._settings)
                 self._begin_again()
                 self._left_out.add(tally.left_out)
             elif copies := self._copies(results):
@@ -294,12 +318,13 @@ class SetWriter:
     def _check_classes(self, results: Mapping[str, list[ShardResult]]) -> None:
         """Refuse a set in which dropped copies were all that a split had of a class."""
         classes = self._plan.classes
+        listed = {label for _, label in self._plan.divided}
         present = {
             split: {classes[label] for result in found for label in result.tally.classes}
             for split, found in results.items()
         }
         mend = "all that {split} had of {label} are copies of what another split has: remove the wrong ones"
-        splitting.check_every_class(classes, present, mend)
+        splitting.check_every_class([label for label in classes if label in listed], present, mend)
 
     def _begin_again(self) -> None:
         for folder in (self._results, self._set, self._hashes):
@@ -368,6 +393,7 @@ class SetWriter:
             # What stays after a first round was looked at whole in it.
             whole=self._settings.check == "decode" and not self._left_out.reasons,
             one_size=self._settings.image_size is None,
+            images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
             most_left_out=int(self._settings.skip_corrupt * self._plan.examples()) + MOST_LEFT_OUT_LISTED,
             source=self._settings.source,
             hashes=self._hashes / f"{file}.hashes" if self._looks_for_copies else None,
@@ -387,7 +413,7 @@ class SetWriter:
         for stray in self._set.glob(".*"):  # what a killed worker was writing
             stray.unlink()
         about = self._manifest(name, fingerprint, results, tally)
-        write_dataset_info(self._set, about)
+        write_dataset_info(self._set, about, self._source)
         write_statistics(self._set, about, tally, self._listing.ignored)
         replace_file(self._set / manifest.FILE_NAME, about.model_dump_json(indent=1).encode())
         return about
@@ -397,6 +423,8 @@ class SetWriter:
     ) -> Manifest:
         settings, classes = self._settings, self._plan.classes
         size = settings.image_size or tally.same_size(settings.source)
+        unlisted = self._listing.ignored
+        left_out = sorted([*unlisted.unusable, *self._left_out.listed()])[:MOST_LEFT_OUT_LISTED]
         own_sizes = {(found.height, found.width) for found in tally.sizes}
         return Manifest(
             name=name,
@@ -409,11 +437,9 @@ class SetWriter:
             resize=own_sizes != {size} or tally.other_sizes > 0,
             encodings=list(tally.encodings),
             splits={split: _split_record(found, classes) for split, found in results.items()},
-            left_out_count=len(self._left_out.reasons),
-            left_out=[
-                LeftOut(key=readable(key), reason=reason)
-                for key, reason in self._left_out.listed()[:MOST_LEFT_OUT_LISTED]
-            ],
+            features={name: described(about) for name, about in self._source.features.items()},
+            left_out_count=len(self._left_out.reasons) + unlisted.unusable_count,
+            left_out=[LeftOut(key=readable(key), reason=reason) for key, reason in left_out],
         )
 
 

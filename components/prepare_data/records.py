@@ -1,18 +1,20 @@
 """The bytes of a TFRecord file of tf.train.Example, written by hand.
 
-One record is an example's `image` (encoded bytes), `key` (bytes) and `label` (int64): the protocol buffer message as
-TensorFlow serializes it deterministically, framed as TFRecord frames it (length, masked CRC-32C of the length, the
-message, masked CRC-32C of the message; all little-endian). Nothing but the lengths varies between most records, so
-what surrounds the image and the key is kept.
+One record is an example's `image` (encoded bytes), `key` (bytes) and `label` (int64), and perhaps further features: the
+protocol buffer message as TensorFlow serializes it deterministically, framed as TFRecord frames it (length, masked
+CRC-32C of the length, the message, masked CRC-32C of the message; all little-endian). Where there are no further
+features, nothing but the lengths varies between most records, so what surrounds the image and the key is kept.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import google_crc32c
+
+from components.prepare_data.messages import bytes_feature, example, features_of, field, integer_feature, values, varint
 
 RECORD_OVERHEAD = 16
 MOST_KEPT = 4096
@@ -31,36 +33,21 @@ def masked_crc32c(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def varint(number: int) -> bytes:
-    """A protocol buffer's variable-length integer; `number` is not negative."""
-    result = bytearray()
-    while number > 0x7F:
-        result.append(number & 0x7F | 0x80)
-        number >>= 7
-    result.append(number)
-    return bytes(result)
-
-
-def _field(tag: int, length: int) -> bytes:
-    """What stands before a length-delimited field of `length` bytes."""
-    return varint(tag << 3 | 2) + varint(length)
-
-
 def _bytes_entry(name: bytes, length: int) -> tuple[bytes, int]:
     """What stands before a value of `length` bytes in Features.feature, and the length of both."""
-    before = _field(1, length)
-    before = _field(1, len(before) + length) + before
-    before = _field(1, len(name)) + name + _field(2, len(before) + length) + before
-    before = _field(1, len(before) + length) + before
+    before = field(1, length)
+    before = field(1, len(before) + length) + before
+    before = field(1, len(name)) + name + field(2, len(before) + length) + before
+    before = field(1, len(before) + length) + before
     return before, len(before) + length
 
 
 def _label_entry(label: int) -> bytes:
     value = varint(label)
-    integers = _field(1, len(value)) + value
-    feature = _field(3, len(integers)) + integers
-    entry = _field(1, len(b"label")) + b"label" + _field(2, len(feature)) + feature
-    return _field(1, len(entry)) + entry
+    integers = field(1, len(value)) + value
+    feature = field(3, len(integers)) + integers
+    entry = field(1, len(b"label")) + b"label" + field(2, len(feature)) + feature
+    return field(1, len(entry)) + entry
 
 
 class RecordEncoder:
@@ -80,6 +67,14 @@ class RecordEncoder:
         crc = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
         return frame + example + crc.to_bytes(4, "little")
 
+    def encode_with(self, image: bytes, key: bytes, label: int, further: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """One example that has further features, given as names and serialized Features, as a framed record."""
+        own = ((b"image", bytes_feature([image])), (b"key", bytes_feature([key])), (b"label", integer_feature([label])))
+        message = example((*own, *further))
+        length = LENGTH.pack(len(message))
+        checksums = (CHECKSUM.pack(masked_crc32c(part)) for part in (length, message))
+        return b"".join((length, next(checksums), message, next(checksums)))
+
     def _label(self, label: int) -> bytes:
         self._labels[label] = _label_entry(label)
         return self._labels[label]
@@ -92,8 +87,8 @@ class RecordEncoder:
         before_image, image_length = _bytes_entry(b"image", image)
         before_key, key_length = _bytes_entry(b"key", key)
         features = image_length + key_length + label
-        before_image = _field(1, features) + before_image
-        length = LENGTH.pack(len(_field(1, features)) + features)
+        before_image = field(1, features) + before_image
+        length = LENGTH.pack(len(field(1, features)) + features)
         layout = (length + CHECKSUM.pack(masked_crc32c(length)), before_image, before_key)
         self._layouts[lengths] = layout
         return layout
@@ -121,30 +116,7 @@ def read_records(file: BinaryIO) -> Iterator[bytes]:
 
 def example_parts(message: bytes) -> tuple[bytes, bytes, int]:
     """The image, the key and the label of an example that `RecordEncoder` made."""
-    _, position = _read_field(message, 0)
-    values: list[bytes] = []
-    while position < len(message):
-        end, position = _read_field(message, position)
-        entry = message[position:end]
-        _, inner = _read_field(entry, _read_field(entry, 0)[0])  # past the name, into the feature
-        _, inner = _read_field(entry, inner)  # into its list
-        value_end, start = _read_field(entry, inner)
-        values.append(entry[start:value_end])
-        position = end
-    image, key, label = values
-    return image, key, _read_varint(label, 0)[0]
-
-
-def _read_field(data: bytes, position: int) -> tuple[int, int]:
-    """The end and the start of the content of the length-delimited field at `position`."""
-    length, start = _read_varint(data, position + 1)
-    return start + length, start
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number at `position`, and the place after it."""
-    number, shift = 0, 0
-    while data[position] & 0x80:
-        number |= (data[position] & 0x7F) << shift
-        position, shift = position + 1, shift + 7
-    return number | data[position] << shift, position + 1
+    found = features_of(message)
+    (image,), (key,), (label,) = (values(found[name]) for name in (b"image", b"key", b"label"))
+    assert isinstance(image, bytes) and isinstance(key, bytes) and isinstance(label, int)
+    return image, key, label

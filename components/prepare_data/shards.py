@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from pydantic import BaseModel
 
-from components.prepare_data.check import Inspector
+from components.prepare_data.check import Inspector, Look
 from components.prepare_data.duplicates import write_hashes
 from components.prepare_data.index import read_list
+from components.prepare_data.messages import values
 from components.prepare_data.records import RecordEncoder
-from components.prepare_data.sources.source import Reader, Source, Unusable
+from components.prepare_data.sources.source import Reader, Source
 from components.prepare_data.tally import Tally, TallyCounter
+from components.prepare_data.unusable import Unusable
 from components.prepare_data.workers import Tick
 from trainer.manifest import Shard
 
@@ -45,6 +48,7 @@ class ShardTask:
         result: Where the `ShardResult` is kept, as the sign that the shard is finished.
         whole: Decode each image; else look at its header.
         one_size: Refuse images of several sizes.
+        images: The further features that are images.
         most_left_out: How many unusable images to name.
         source: The source, as the user wrote it.
         hashes: Where the images' hashes are kept; None where nobody looks for duplicates.
@@ -56,6 +60,7 @@ class ShardTask:
     result: Path
     whole: bool
     one_size: bool
+    images: list[bytes]
     most_left_out: int
     source: str
     hashes: Path | None
@@ -105,7 +110,8 @@ class ShardWriter:
     ) -> tuple[int, str]:
         """Write the records to `path`; the bytes written and their SHA-256. Images' hashes and keys go to `hashed`."""
         read, look = reader.read, Inspector(whole=task.whole).look
-        encode, count = self._encoder.encode, counter.add
+        encode, encode_with, count = self._encoder.encode, self._encoder.encode_with, counter.add
+        has_further, further = bool(self._source.features), []
         sha256 = hashlib.sha256
         digest = sha256()
         waiting: list[bytes] = []
@@ -121,13 +127,17 @@ class ShardWriter:
                     if listed_size > MOST_IMAGE_BYTES:
                         raise Unusable(f"it has {listed_size:,} bytes, more than {MOST_IMAGE_BYTES:,}")
                     image = read(key, place, listed_size)
-                    count(key, label, look(image))
+                    seen = look(image)
+                    if has_further:
+                        further = list(reader.further(place))
+                        look_at_further(further, task.images, look)
+                    count(key, label, seen)
                 except Unusable as reason:
                     counter.leave_out(key, str(reason))
                     continue
                 if hashed is not None:
                     hashed.append(sha256(image).digest() + key)
-                record = encode(image, key, label)
+                record = encode_with(image, key, label, further) if has_further else encode(image, key, label)
                 waiting.append(record)
                 waiting_bytes += len(record)
                 if waiting_bytes > BUFFER_BYTES:
@@ -138,6 +148,21 @@ class ShardWriter:
             os.fsync(file.fileno())
         tick(done - told)
         return size, digest.hexdigest()
+
+
+def look_at_further(further: list[tuple[bytes, bytes]], images: list[bytes], look: Callable[[bytes], Look]) -> None:
+    """Look at the images among an example's further features.
+
+    Raises:
+        Unusable: One is no image that a reader can decode.
+    """
+    for name, feature in further:
+        if name in images:
+            for image in values(feature):
+                try:
+                    look(image if isinstance(image, bytes) else b"")
+                except Unusable as reason:
+                    raise Unusable(f"its {name.decode()}: {reason}") from None
 
 
 def _flush(records: list[bytes], file: BinaryIO, digest: hashlib._Hash) -> int:

@@ -147,5 +147,5 @@ class DataSource:
     def look(self, subject: Subject) -> str:
         if subject.target != "local":
             raise NotConcernedError("the source is not read from this machine")
-        open_source(subject.config.data.source, subject.config.data.group_by)
+        open_source(subject.config.data)
         return subject.config.data.source

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 
-from components.prepare_data.settings import COLUMN
+from components.prepare_data.settings import COLUMN, DataSettings
 from components.prepare_data.sources.archive import ENDING, ArchiveSource
 from components.prepare_data.sources.csv_file import ManifestSource
 from components.prepare_data.sources.digits import DigitsSource
 from components.prepare_data.sources.images import ImagesSource
 from components.prepare_data.sources.source import Source
+from components.prepare_data.sources.tfds_set import open_tfds
+from components.prepare_data.sources.tfrecord import open_tfrecord
+from components.prepare_data.sources.user_module import REFERENCE, ModuleSource
 from trainer.errors import UserError, nearest
 from trainer.places import local_path
 
@@ -17,41 +20,84 @@ FORMS = {
     "digits": "digits",
     "images": "images:FOLDER or images:ARCHIVE (tar, tar.gz, zip)",
     "csv": "csv:FILE (columns image, label and perhaps split)",
+    "tfds": "tfds:NAME[/CONFIG][:VERSION]",
+    "tfrecord": "tfrecord:PATTERN",
 }
+MODULE = "MODULE:FUNCTION"
+PLACES = {"digits": None, "images": "FOLDER", "csv": "FILE", "tfds": "NAME", "tfrecord": "PATTERN"}
 
 
-def open_source(reference: str, group_by: str | None = None) -> Source:
-    """The source that `reference` (the setting data.source) names; `group_by` is the setting data.group_by.
+def open_source(settings: DataSettings) -> Source:
+    """The source that the setting data.source names.
 
     Raises:
         UserError: There is no such kind of source, or it can not be opened, or it has no columns to group by.
     """
-    kind, colon, place = reference.partition(":")
+    reference, group_by = settings.source, settings.group_by
+    kind, _, place = reference.partition(":")
     column = group_by.removeprefix(COLUMN) if group_by is not None and group_by.startswith(COLUMN) else None
-    if kind == "csv" and place:
-        return ManifestSource(place, reference, column)
-    if column is not None and kind in FORMS:
+    if kind not in FORMS and REFERENCE.match(reference):
+        return _user_module(settings, kind, column)
+    if not (reference == "digits" or (kind in FORMS and kind != "digits" and place)):
+        raise _no_source(reference)
+    if kind in ("digits", "images"):
+        _refuse_features(settings, column)
+        return DigitsSource() if kind == "digits" else _images(place, reference)
+    if kind == "csv":
+        return ManifestSource(place, settings, column)
+    return (open_tfds if kind == "tfds" else open_tfrecord)(place, settings, column)
+
+
+def _images(place: str, reference: str) -> Source:
+    is_archive = ENDING.search(place) and not local_path(place).expanduser().is_dir()
+    return ArchiveSource(place, reference) if is_archive else ImagesSource(place, reference)
+
+
+def _user_module(settings: DataSettings, kind: str, column: str | None) -> Source:
+    try:
+        return ModuleSource(settings.source, settings, column)
+    except UserError as error:
+        if error.nearest is None and (near := nearest(kind, FORMS)) and "no module" in error.message:
+            error.nearest = _as_written(near, settings.source.partition(":")[2])
+            error.allowed = " or ".join((*FORMS.values(), MODULE))
+        raise
+
+
+def _refuse_features(settings: DataSettings, column: str | None) -> None:
+    """Refuse settings of features that these sources, which have none but images and labels, would not use."""
+    unused = {"data.features": settings.features, "data.image": settings.image, "data.label": settings.label}
+    for name, value in unused.items():
+        if value is not None:
+            raise UserError(
+                f"The source {settings.source} has no features but images and labels.", setting=name, value=value,
+                mend=f"remove {name}, or list the images in a CSV file with their features",
+            )  # fmt: skip
+    if column is not None:
         raise UserError(
-            f"The source {reference} has no columns.",
+            f"The source {settings.source} has no columns.",
             setting="data.group_by",
-            value=group_by,
+            value=settings.group_by,
             allowed="a regular expression with one group in parentheses, which is searched for in each example's key",
         )
-    if reference == "digits":
-        return DigitsSource()
-    if kind == "images" and place:
-        is_archive = ENDING.search(place) and not local_path(place).expanduser().is_dir()
-        return ArchiveSource(place, reference) if is_archive else ImagesSource(place, reference)
+
+
+def _no_source(reference: str) -> UserError:
+    kind, colon, place = reference.partition(":")
     near = nearest(kind, FORMS)
-    guess = f"{near}:{place or 'FOLDER'}" if near == "images" else f"csv:{place or 'FILE'}" if near == "csv" else near
-    raise UserError(
+    return UserError(
         f"There is no source {reference!r}." if kind not in FORMS else f"The source {reference!r} is not complete.",
         setting="data.source",
         value=reference,
-        allowed=" or ".join(FORMS.values()),
-        nearest=guess,
+        allowed=" or ".join((*FORMS.values(), MODULE)),
+        nearest=_as_written(near, place) if near else None,
         mend=_looks_like_folder(reference, bool(colon)),
     )
+
+
+def _as_written(kind: str, place: str) -> str:
+    """A source of this kind as it is written, with what the user wrote behind the colon."""
+    usual = PLACES[kind]
+    return f"{kind}:{place or usual}" if usual else kind
 
 
 def _looks_like_folder(reference: str, has_colon: bool) -> str | None:

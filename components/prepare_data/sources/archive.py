@@ -20,7 +20,8 @@ from typing import BinaryIO, NamedTuple
 
 from components.prepare_data.sources.images import valid_name
 from components.prepare_data.sources.layout import groups_of, is_image
-from components.prepare_data.sources.source import Entry, Group, Ignored, Reader, Unusable
+from components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader, Reader
+from components.prepare_data.unusable import Unusable
 from trainer.errors import UserError
 from trainer.places import local_path
 
@@ -31,7 +32,7 @@ NOWHERE = 2**64 - 1
 DAMAGED = (tarfile.TarError, EOFError, zlib.error, struct.error, OSError)
 
 
-class ArchiveSource:
+class ArchiveSource(Plain):
     """The source `images:FILE.tar`, `.tar.gz`, `.tgz` or `.zip`.
 
     Raises:
@@ -151,7 +152,7 @@ def _member(found: tarfile.TarInfo, place: int) -> Member:
     return Member(name, found.size, stamp, place) if found.isreg() else Member(name, 0, stamp, NOWHERE)
 
 
-class StretchReader:
+class StretchReader(PlainReader):
     """Reads images that lie in one file as they are."""
 
     def __init__(self, path: Path) -> None:
@@ -229,7 +230,7 @@ def _zip64_sizes(extra: bytes, size: int, packed: int, place: int) -> tuple[int,
     return size, place
 
 
-class ZipReader:
+class ZipReader(PlainReader):
     """Reads a zip file's members, stored or deflated."""
 
     def __init__(self, path: Path) -> None:

@@ -1,19 +1,32 @@
-"""A CSV file that lists images: the path of each, its class, and perhaps its split and its group. Read as a stream."""
+"""A CSV file that lists images: the path of each, its class, and perhaps its split. Read as a stream.
+
+Its other columns are further features, text unless data.features names another kind. They are kept in a file while the
+list is read, as a row can not be found again by its number.
+"""
 
 from __future__ import annotations
 
 import csv
+import difflib
+import hashlib
 import os
 import posixpath
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
+from components.prepare_data.kinds import Kind
+from components.prepare_data.messages import bytes_feature, values
+from components.prepare_data.settings import DataSettings
+from components.prepare_data.sources.columns import further_kinds, stored_name
 from components.prepare_data.sources.images import FileReader, valid_name
 from components.prepare_data.sources.layout import SPLIT_FOLDERS
 from components.prepare_data.sources.source import Entry, Group, Ignored, readable
+from components.prepare_data.sources.spool import Spool, SpoolReader
 from components.prepare_data.sources.unique import UniqueKeys
+from components.prepare_data.unusable import Unusable
 from trainer.errors import UserError, nearest
 from trainer.places import local_path
 
@@ -22,6 +35,9 @@ LABEL_COLUMNS = ("label", "class")
 SPLIT_COLUMN = "split"
 COLUMNS = "a first line that names the columns: image (or path, file), label (or class), and perhaps split"
 MOST_MISSING_NAMED = 5
+SPOOL = "columns"
+# A column called nearly like one of ours is more likely a slip than a feature.
+SLIP = 0.8
 
 
 class ManifestSource:
@@ -29,23 +45,35 @@ class ManifestSource:
 
     Args:
         place: The file's path or gs:// URI.
-        reference: The source as the user wrote it.
+        settings: As the user gave them.
         group_column: The column that says which examples have to stay together.
 
     Raises:
         UserError: The file can not be read, or has other columns.
     """
 
-    def __init__(self, place: str, reference: str, group_column: str | None) -> None:
-        self.reference = reference
+    def __init__(self, place: str, settings: DataSettings, group_column: str | None) -> None:
+        self.reference = settings.source
         self.path = local_path(place).expanduser().absolute()
         self.name = valid_name(self.path.stem)
         self._group_column = group_column
+        self._columns_of = {
+            "image": (settings.image,) if settings.image else IMAGE_COLUMNS,
+            "label": (settings.label,) if settings.label else LABEL_COLUMNS,
+            "split": (SPLIT_COLUMN,),
+        }
+        self._described = further_kinds(settings)
         try:
             with self.path.open("rb") as file:
-                self._columns(self._rows(file))
+                _, _, self._further = self._columns(self._rows(file))
         except OSError as error:
             raise self._mistake(f"{self.path} can not be read: {error.strerror}.") from None
+        self._kinds = {name: self._described.get(name, Kind("text")) for name in self._further}
+        self.features = {stored_name(name): kind.description for name, kind in self._kinds.items()}
+        self.class_names: dict[str, list[str]] = {}
+
+    def classes(self, found: Iterable[str]) -> list[str]:
+        return sorted(found)
 
     def parts(self) -> list[Path]:
         return [self.path]
@@ -54,9 +82,10 @@ class ManifestSource:
         root = part.parent
         missing: list[str] = []
         missing_count = 0
-        with part.open("rb") as file, UniqueKeys(scratch / "keys") as keys:
+        kept = Spool(scratch / SPOOL) if self._further else nullcontext()
+        with part.open("rb") as file, UniqueKeys(scratch / "keys") as keys, kept as spool:
             rows = self._rows(file)
-            header, columns = self._columns(rows)
+            header, columns, _ = self._columns(rows)
             line = 1
             for line, row in rows:
                 if len(row) != header:
@@ -70,7 +99,12 @@ class ManifestSource:
                     if len(missing) < MOST_MISSING_NAMED:
                         missing.append(f"{readable(key)} (line {line}: {status})")
                     continue
-                yield key, label, split, status.st_size, status.st_mtime_ns, 0, group
+                stamp, place = status.st_mtime_ns, 0
+                if spool is not None:
+                    further = self._features(row, line)
+                    place = spool.add(b"", further)
+                    stamp = int.from_bytes(hashlib.blake2b(repr((stamp, further)).encode(), digest_size=8).digest())
+                yield key, label, split, status.st_size, stamp, place, group
             if line == 1:
                 raise self._mistake(f"{part} lists no images.")
             if twice := keys.twice():
@@ -93,8 +127,9 @@ class ManifestSource:
     def stamp(self) -> None:
         return None
 
-    def reader(self, scratch: Path) -> ManifestReader:  # noqa: ARG002
-        return ManifestReader(self.path.parent)
+    def reader(self, scratch: Path) -> ManifestReader:
+        images = [stored_name(name).encode() for name, kind in self._kinds.items() if kind.name == "image"]
+        return ManifestReader(self.path.parent, scratch / SPOOL if self._further else None, images)
 
     def _rows(self, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
         """Each row and the number of its (last) line; empty lines are none."""
@@ -118,11 +153,11 @@ class ManifestSource:
                 raise self._mistake(f"Line {number} of {self.path} holds a zero byte.")
             yield text
 
-    def _columns(self, rows: Iterator[tuple[int, list[str]]]) -> tuple[int, dict[str, int]]:
-        """How many columns there are, and the places of those that are used."""
+    def _columns(self, rows: Iterator[tuple[int, list[str]]]) -> tuple[int, dict[str, int], dict[str, int]]:
+        """How many columns there are, and the places of ours and of the further ones."""
         _, names = next(rows, (1, []))
         names = [name.strip() for name in names]
-        wanted: dict[str, tuple[str, ...]] = {"image": IMAGE_COLUMNS, "label": LABEL_COLUMNS, "split": (SPLIT_COLUMN,)}
+        wanted = dict(self._columns_of)
         if self._group_column is not None:
             wanted["group"] = (self._group_column,)
         places: dict[str, int] = {}
@@ -138,15 +173,58 @@ class ManifestSource:
             elif use != "split":
                 known = " or ".join(allowed)
                 raise self._mistake(f"Line 1 of {self.path} names no column {known}.", nearest(allowed[0], names))
-        known_columns = {name for allowed in wanted.values() for name in allowed}
-        for name in names:
-            if name not in known_columns:
+        further = {
+            name: place for place, name in enumerate(names) if all(places.get(use) != place for use in self._columns_of)
+        }
+        self._check_further(names, further)
+        return len(names), places, further
+
+    def _check_further(self, names: list[str], further: dict[str, int]) -> None:
+        """Refuse further columns without a name of their own, or with one that looks like a slip."""
+        known = {name for allowed in self._columns_of.values() for name in allowed} - set(names)
+        for name in further:
+            if names.count(name) > 1 or not name:
+                raise self._mistake(
+                    f"Line 1 of {self.path} has {'a column without a name' if not name else f'two columns {name}'}."
+                )
+            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=SLIP)
+            if near and name not in self._described and name != self._group_column:
                 raise self._mistake(
                     f"Line 1 of {self.path} names a column that is not known: {name!r}.",
-                    nearest(name, known_columns),
-                    mend="rename or remove the column: nothing would use it",
+                    near[0],
+                    mend=f"rename it, or, if it is a feature of its own, say so: --set data.features.{name}=text",
                 )
-        return len(names), places
+        for name, kind in self._described.items():
+            if name not in further:
+                raise UserError(
+                    f"Line 1 of {self.path} names no column {name}.",
+                    setting=f"data.features.{name}",
+                    value=str(kind),
+                    allowed=", ".join(further) or "no feature: all columns have their use",
+                    nearest=nearest(name, further),
+                )
+
+    def _features(self, row: list[str], line: int) -> list[tuple[bytes, bytes]]:
+        """The further features of a row; of an image, the path."""
+        found = []
+        for name, place in self._further.items():
+            kind, text = self._kinds[name], row[place].strip()
+            try:
+                if kind.name == "image":
+                    paths = [os.fsencode(posixpath.normpath(local_path(path))) for path in kind.from_text(text)]
+                    for path in paths:
+                        if isinstance(status := _status(self.path.parent, path), str):
+                            raise Unusable(f"{readable(path)} can not be read: {status}")
+                    feature = bytes_feature(paths)
+                else:
+                    feature = kind.encode(kind.from_text(text))
+            except Unusable as reason:
+                raise self._mistake(
+                    f"Line {line} of {self.path} has no {kind} in the column {name}: {reason}.",
+                    mend=f"correct the line, or set data.features.{name} to another kind",
+                ) from None
+            found.append((stored_name(name).encode(), feature))
+        return found
 
     def _values(self, values: dict[str, str], line: int) -> tuple[bytes, str, str | None, bytes]:
         """The key, the class, the split and the group that a row names."""
@@ -192,13 +270,36 @@ def _status(root: Path, key: bytes) -> os.stat_result | str:
 
 
 class ManifestReader:
-    """Reads files by paths that are relative to a folder, or absolute."""
+    """Reads files by paths that are relative to a folder, or absolute, and further columns.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: The folder.
+        spool: The file of the further columns' features, where there are some.
+        images: The features that are paths of images, which are read too.
+    """
+
+    def __init__(self, root: Path, spool: Path | None, images: list[bytes]) -> None:
         self._relative = FileReader(root)
         self._absolute = FileReader(Path("/"))
+        self._root = os.fsencode(root)
+        self._spool = SpoolReader(spool) if spool else None
+        self._images = images
 
     def read(self, key: bytes, place: int, size: int) -> bytes:
         if key.startswith(b"/"):
             return self._absolute.read(key[1:], place, size)
         return self._relative.read(key, place, size)
+
+    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:
+        for name, feature in self._spool.further(place) if self._spool else ():
+            if name in self._images:
+                paths = (os.path.join(self._root, path) for path in values(feature) if isinstance(path, bytes))  # noqa: PTH118
+                feature = bytes_feature(_content(path) for path in paths)
+            yield name, feature
+
+
+def _content(path: bytes) -> bytes:
+    try:
+        return Path(os.fsdecode(path)).read_bytes()
+    except OSError as error:
+        raise Unusable(f"{readable(path)} can not be read: {error.strerror}") from None

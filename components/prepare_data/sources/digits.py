@@ -10,12 +10,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib.util
-import struct
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from components.prepare_data.sources.source import Entry, Group, Ignored
+from components.prepare_data.png import encode_png
+from components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader
 from trainer.errors import UserError
 
 SIDE = 8
@@ -23,7 +22,7 @@ BRIGHTEST = 16
 FILE = Path("datasets", "data", "digits.csv.gz")
 
 
-class DigitsSource:
+class DigitsSource(Plain):
     """The source `digits`: one part, no splits of its own."""
 
     name = "digits"
@@ -60,7 +59,7 @@ class DigitsSource:
         return DigitsReader(self.path)
 
 
-class DigitsReader:
+class DigitsReader(PlainReader):
     """Holds the file's 1,797 lines and encodes one when it is asked for."""
 
     def __init__(self, path: Path) -> None:
@@ -80,12 +79,4 @@ def encode_digit(line: bytes) -> bytes:
     The pixels are stored, not compressed: then the bytes do not depend on the zlib at hand, and are fewer.
     """
     values = [int(value) * 255 // BRIGHTEST for value in line.split(b",")[: SIDE * SIDE]]
-    rows = b"".join(b"\0" + bytes(values[start : start + SIDE]) for start in range(0, SIDE * SIDE, SIDE))
-    header = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        (_chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(rows, level=0)), _chunk(b"IEND", b""))
-    )
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return encode_png(bytes(values), SIDE, SIDE, level=0)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.prepare_data.sources.layout import LAYOUT, check_class_folders, is_image, split_folders
-from components.prepare_data.sources.source import Entry, Group, Ignored, Unusable
+from components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader
+from components.prepare_data.unusable import Unusable
 from trainer.errors import UserError, nearest
 from trainer.places import local_path
 
@@ -27,7 +28,7 @@ class ClassFolder:
     split: str | None
 
 
-class ImagesSource:
+class ImagesSource(Plain):
     """The source `images:FOLDER`.
 
     Files at the top, hidden files and files that are no images are passed over. Symbolic links are followed.
@@ -45,6 +46,7 @@ class ImagesSource:
     def parts(self) -> list[ClassFolder]:
         top = self._subfolders("")
         splits = split_folders(top, self.root, self.reference)
+        self._check_splits(splits)
         found = [
             ClassFolder(f"{folder}/{name}", name, split)
             for folder, split in splits.items()
@@ -131,6 +133,18 @@ class ImagesSource:
             nearest=f"images:{self.root.with_name(near)}" if near and not exists else None,
         )
 
+    def _check_splits(self, splits: Iterable[str]) -> None:
+        """Refuse a split without classes: its examples would be taken from train instead."""
+        for folder in splits:
+            if not self._subfolders(folder):
+                raise UserError(
+                    f"The split {folder} of {self.root} is empty.",
+                    setting="data.source",
+                    value=self.reference,
+                    allowed=LAYOUT,
+                    mend="add class folders to it, or remove it: then a part of train becomes it",
+                )
+
     def _pass_over(self, file: os.DirEntry[bytes], part: ClassFolder, prefix: bytes, ignored: Ignored) -> None:
         """Note what is no image; refuse a folder, as it may hold images that would be missing."""
         if not file.is_dir():
@@ -145,7 +159,7 @@ class ImagesSource:
         )
 
 
-class FileReader:
+class FileReader(PlainReader):
     """Reads files below a folder."""
 
     def __init__(self, root: Path) -> None:

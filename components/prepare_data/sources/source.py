@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any, Protocol
 Group = tuple[str | None, str]
 
 SPLITS = ("train", "validation", "test")
+# The features that every stored example has.
+OWN = ("image", "label", "key")
 MOST_IGNORED = 20
+MOST_UNUSABLE_NAMED = 100
 
 
 # One example as it is listed: its key (its name in the source, unique), its class, the source's own split (None where
@@ -23,27 +27,45 @@ Entry = tuple[bytes, str, str | None, int, int, int, bytes]
 
 @dataclass
 class Ignored:
-    """What a source passes over because it is no example: how many files, and the names of the first."""
+    """What a source passes over while it is listed.
+
+    Attributes:
+        count: How many files are no examples.
+        names: The names of the first of them.
+        unusable_count: How many examples are so damaged that nothing of them can be listed; they count for
+            data.skip_corrupt, as those do that can not be used for what is found when they are read.
+        unusable: The keys of the first of them, and why.
+        unusable_digest: Follows from all of them.
+    """
 
     count: int = 0
     names: list[str] = field(default_factory=list)
+    unusable_count: int = 0
+    unusable: list[tuple[bytes, str]] = field(default_factory=list)
+    unusable_digest: bytes = b""
 
     def add(self, key: bytes) -> None:
         self.count += 1
         self.names = sorted((*self.names, readable(key)))[:MOST_IGNORED]
 
+    def leave_out(self, key: bytes, reason: str) -> None:
+        """Note an example of which nothing can be listed."""
+        self.unusable_count += 1
+        if len(self.unusable) < MOST_UNUSABLE_NAMED:
+            self.unusable.append((key, reason))
+        self.unusable_digest = hashlib.sha256(self.unusable_digest + repr((key, reason)).encode()).digest()
+
     def merge(self, other: Ignored) -> None:
         self.count += other.count
         self.names = sorted(self.names + other.names)[:MOST_IGNORED]
+        self.unusable_count += other.unusable_count
+        self.unusable = sorted(self.unusable + other.unusable)[:MOST_UNUSABLE_NAMED]
+        self.unusable_digest += other.unusable_digest
 
 
 def readable(key: bytes) -> str:
     """A key as text that can be shown and stored, whatever its bytes."""
     return key.decode("utf-8", "backslashreplace")
-
-
-class Unusable(Exception):
-    """An example that can not be used; the text says why. The run leaves it out or refuses (data.skip_corrupt)."""
 
 
 class Reader(Protocol):
@@ -58,6 +80,10 @@ class Reader(Protocol):
         """
         ...
 
+    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:
+        """The further features of the example that was read last: names and serialized tf.train.Features."""
+        ...
+
 
 class Source(Protocol):
     """Where examples come from.
@@ -65,10 +91,18 @@ class Source(Protocol):
     Attributes:
         name: What a data set of this source is called, unless the settings say otherwise.
         reference: The source as the user wrote it.
+        features: The further features of each example, by name, as `features.json` describes them; {} without any.
+        class_names: The classes' names of those that are labels, by name.
     """
 
     name: str
     reference: str
+    features: dict[str, dict[str, Any]]
+    class_names: dict[str, list[str]]
+
+    def classes(self, found: Iterable[str]) -> list[str]:
+        """All classes in the order of their labels, where those of the listed examples are `found`."""
+        ...
 
     def parts(self) -> list[Any]:
         """The pieces that are listed apart from each other, by any process, in a fixed order. Each can be pickled."""
@@ -92,3 +126,20 @@ class Source(Protocol):
     def reader(self, scratch: Path) -> Reader:
         """A reader for the process that calls."""
         ...
+
+
+class Plain:
+    """What a source is that has nothing but images and labels, which are sorted by name."""
+
+    features: dict[str, dict[str, Any]] = {}  # noqa: RUF012
+    class_names: dict[str, list[str]] = {}  # noqa: RUF012
+
+    def classes(self, found: Iterable[str]) -> list[str]:
+        return sorted(found)
+
+
+class PlainReader:
+    """What a reader is of a source without further features."""
+
+    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
+        return ()

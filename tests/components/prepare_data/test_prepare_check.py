@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from components.prepare_data.check import Inspector
-from components.prepare_data.sources.source import Unusable
+from components.prepare_data.unusable import Unusable
 
 
 def saved(image: Image.Image, encoding: str, **options: object) -> bytes:

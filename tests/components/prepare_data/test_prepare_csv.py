@@ -114,6 +114,86 @@ def test_mistakes_are_named_with_their_lines(
     assert not Path(settings.store).exists()
 
 
+def test_further_columns_are_features(images: Path, make_settings: MakeSettings) -> None:
+    lines = [
+        f"{path_of(n)},{'ab'[n % 2]},note {n},{n},{n / 8},0 0 0.5 {n / 40},k{n},{path_of(39 - n)}" for n in range(40)
+    ]
+    (images / "all.csv").write_text("\n".join(["image,label,note,age,weight,box,key,splits", *lines]))
+    features = {"age": "integer", "weight": "number", "box": "bounding_box", "splits": "image"}
+    settings = make_settings(f"csv:{images / 'all.csv'}", features=features)
+    prepared = prepare(settings, 2)
+    assert prepared.manifest.features == {**features, "note": "text", "source_key": "text"}
+    import tensorflow_datasets
+
+    builder = tensorflow_datasets.builder_from_directory(str(prepared.folder))
+    decoders = {"splits": tensorflow_datasets.decode.SkipDecoding()}
+    seen = set()
+    for split in prepared.manifest.splits:
+        for one in tensorflow_datasets.as_numpy(builder.as_dataset(split=split, decoders=decoders)):
+            number = int(one["age"])
+            seen.add(number)
+            assert one["key"].decode() == path_of(number).strip('"')
+            assert (one["note"].decode(), one["weight"]) == (f"note {number}", number / 8)
+            assert one["box"] == pytest.approx([0, 0, 0.5, number / 40])
+            assert one["source_key"].decode() == f"k{number}"
+            assert one["splits"] == (images / path_of(39 - number).strip('"')).read_bytes()
+    assert seen == set(range(40))
+    assert prepare(settings, 2).reused
+    (images / "all.csv").write_text((images / "all.csv").read_text().replace("note 7", "another note"))
+    assert not prepare(settings, 2).reused
+
+
+@pytest.mark.parametrize(
+    ("lines", "features", "setting", "message"),
+    [
+        (["image,label,age", f"{path_of(1)},a,x"], {"age": "integer"}, "data.source", "Line 2 .* 'x' is no integer"),
+        (["image,label,mask", f"{path_of(1)},a,none.png"], {"mask": "image"}, "data.source", r"Line 2 .* none.png can"),
+        (["image,label,age", f"{path_of(1)},a,1"], {"ages": "integer"}, "data.features.ages", "no column ages"),
+        (["image,label,age", f"{path_of(1)},a,1"], {"age": "int"}, "data.features.age", "kind of feature 'int'"),
+        (["image,label,age,age"], {}, "data.source", "two columns age"),
+        (["image,label,"], {}, "data.source", "a column without a name"),
+    ],
+)
+def test_features_that_are_not_as_described_are_named(
+    images: Path, make_settings: MakeSettings, lines: list[str], features: dict[str, str], setting: str, message: str
+) -> None:
+    (images / "all.csv").write_text("\n".join(lines))
+    settings = make_settings(f"csv:{images / 'all.csv'}", features=features)
+    with pytest.raises(UserError, match=message) as error:
+        prepare(settings, 1)
+    assert error.value.setting == setting
+    assert not Path(settings.store).exists()
+
+
+def test_a_second_image_that_is_damaged_is_left_out(images: Path, make_settings: MakeSettings) -> None:
+    (images / "bad.png").write_bytes(b"no image")
+    lines = [f"{path_of(n)},a,{path_of(n) if n else 'bad.png'}" for n in range(40)]
+    (images / "all.csv").write_text("\n".join(["image,label,mask", *lines]))
+    settings = make_settings(f"csv:{images / 'all.csv'}", features={"mask": "image"}, skip_corrupt=0.03)
+    (left_out,) = prepare(settings, 1).manifest.left_out
+    assert (left_out.key, left_out.reason) == (path_of(0).strip('"'), "its mask: it is neither PNG nor JPEG")
+
+
+def test_classes_of_any_name_come_through(images: Path, make_settings: MakeSettings) -> None:
+    names = ["..", "a/b", "ö <b>", "-rf", "con"]
+    lines = [f"{path_of(n)},{names[n % 5]}" for n in range(40)]
+    (images / "all.csv").write_text("\n".join([HEADER, *lines]))
+    prepared = prepare(make_settings(f"csv:{images / 'all.csv'}"), 1)
+    assert {key: label for key, (_, label) in found(prepared).items()} == {
+        path_of(n).strip('"'): names[n % 5] for n in range(40)
+    }
+    assert prepared.folder.parent.parent == images.parent / "store"
+    assert "ö &lt;b&gt;" in (prepared.folder / "statistics.html").read_text()
+
+
+def test_images_and_labels_may_be_other_columns(images: Path, make_settings: MakeSettings) -> None:
+    lines = [f"{path_of(n)},{'ab'[n % 2]},text {n}" for n in range(40)]
+    (images / "all.csv").write_text("\n".join(["scan,finding,label", *lines]))
+    prepared = prepare(make_settings(f"csv:{images / 'all.csv'}", image="scan", label="finding"), 1)
+    assert prepared.manifest.classes == ["a", "b"]
+    assert prepared.manifest.features == {"source_label": "text"}
+
+
 def test_other_encodings_are_named_with_the_line(images: Path, make_settings: MakeSettings) -> None:
     (images / "all.csv").write_bytes("\n".join([HEADER, "a.png,caf\xe9"]).encode("latin-1"))
     with pytest.raises(UserError, match=r"Line 2 of .* is not text in UTF-8"):

@@ -1,0 +1,148 @@
+"""Google's own clients, all made one way: for one project and region, at Google's endpoints or at others.
+
+An endpoint of one's own is for private access (Private Service Connect, a proxy): host[:port] by the service's name.
+Everything of Google's is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.errors import UserError, nearest
+
+# The services that are spoken to, by the first part of their host's name.
+SERVICES = (
+    "aiplatform",
+    "artifactregistry",
+    "cloudbuild",
+    "cloudresourcemanager",
+    "iam",
+    "logging",
+    "serviceusage",
+    "storage",
+)
+SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+LOG_IN = "gcloud auth application-default login"
+# A call that hangs is worse than one that fails: it is tried again.
+HTTP_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One project and region of Google Cloud; `endpoints` gives host[:port] for services that are elsewhere."""
+
+    project: str
+    region: str
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_endpoints(self.endpoints)
+
+    @functools.cached_property
+    def credentials(self) -> Any:
+        """The caller's Application Default Credentials.
+
+        Raises:
+            UserError: There are none.
+        """
+        import google.auth
+        from google.auth import exceptions
+
+        try:
+            credentials, _ = google.auth.default(scopes=SCOPES, quota_project_id=None)
+        except exceptions.DefaultCredentialsError as error:
+            raise UserError(
+                f"There are no credentials for Google Cloud: {_first_sentence(error)}.",
+                setting="GOOGLE_APPLICATION_CREDENTIALS",
+                mend=LOG_IN,
+            ) from None
+        return credentials
+
+    def endpoint(self, service: str) -> str:
+        """Host[:port] at which a service is reached."""
+        host = f"{self.region}-aiplatform" if service == "aiplatform" else service
+        return self.endpoints.get(service, f"{host}.googleapis.com")
+
+    def api(self, service: str, version: str) -> Any:
+        """The discovery-style client of one version of a service; for one thread only, as its HTTP connection is."""
+        import google_auth_httplib2
+        import httplib2
+        from googleapiclient.discovery import build
+
+        transport = httplib2.Http(timeout=HTTP_SECONDS, ca_certs=httplib2.certs.where())
+        return build(
+            service,
+            version,
+            http=google_auth_httplib2.AuthorizedHttp(self.credentials, http=transport),
+            client_options={"api_endpoint": f"https://{self.endpoint(service)}"},
+            cache_discovery=False,
+            static_discovery=True,
+        )
+
+    @functools.cached_property
+    def storage(self) -> Any:
+        """google.cloud.storage's client."""
+        from google.cloud import storage
+
+        options = {"api_endpoint": f"https://{self.endpoints['storage']}"} if "storage" in self.endpoints else None
+        return storage.Client(project=self.project, credentials=self.credentials, client_options=options)
+
+    @functools.cached_property
+    def pipelines(self) -> Any:
+        """Vertex AI's PipelineServiceClient."""
+        return self._vertex("PipelineServiceClient")
+
+    @functools.cached_property
+    def jobs(self) -> Any:
+        """Vertex AI's JobServiceClient."""
+        return self._vertex("JobServiceClient")
+
+    @functools.cached_property
+    def schedules(self) -> Any:
+        """Vertex AI's ScheduleServiceClient."""
+        return self._vertex("ScheduleServiceClient")
+
+    @functools.cached_property
+    def models(self) -> Any:
+        """Vertex AI's ModelServiceClient."""
+        return self._vertex("ModelServiceClient")
+
+    @property
+    def parent(self) -> str:
+        """The resource name under which Vertex AI keeps this project's things in this region."""
+        return f"projects/{self.project}/locations/{self.region}"
+
+    def _vertex(self, client: str) -> Any:
+        from google.cloud import aiplatform_v1
+
+        return getattr(aiplatform_v1, client)(
+            credentials=self.credentials, client_options={"api_endpoint": self.endpoint("aiplatform")}
+        )
+
+
+def check_endpoints(endpoints: Mapping[str, str]) -> None:
+    """Raise UserError for an endpoint of an unknown service, or one that is no host[:port]."""
+    for service, endpoint in endpoints.items():
+        if service not in SERVICES:
+            raise UserError(
+                f"There is no service {service}.",
+                setting=f"vertex.endpoints.{service}",
+                value=endpoint,
+                allowed=", ".join(SERVICES),
+                nearest=nearest(service, SERVICES),
+            )
+        if not endpoint or "/" in endpoint or " " in endpoint:
+            raise UserError(
+                f"The endpoint of {service} is no host.",
+                setting=f"vertex.endpoints.{service}",
+                value=endpoint,
+                allowed="host or host:port, reached over TLS",
+                nearest=endpoint.removeprefix("https://").removeprefix("http://").partition("/")[0] or None,
+            )
+
+
+def _first_sentence(error: BaseException) -> str:
+    return str(error).partition(". ")[0].rstrip(".")

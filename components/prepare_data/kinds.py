@@ -1,0 +1,205 @@
+"""The kinds of features beyond an image and its label: how a value is stored, and what TensorFlow Datasets is told.
+
+A kind is written `text`, `integer`, `number`, `image` or `bounding_box`, with `[]` for a list of any length, or with a
+shape, `number[3]`, `integer[2,2]`. A number is a float32, an integer an int64, a bounding box four numbers from 0 to 1:
+ymin, xmin, ymax, xmax, as shares of height and width.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from components.prepare_data.messages import LARGEST_INTEGER, bytes_feature, float_feature, integer_feature
+from components.prepare_data.unusable import Unusable
+
+NAMES = ("text", "integer", "number", "image", "bounding_box")
+ALLOWED = ", ".join(NAMES) + "; with [] a list of them, with a shape as in number[3] so many"
+PATTERN = re.compile(r"^(text|integer|number|image|bounding_box)(?:\[(\d+(?:,\d+)*)?\])?$")
+BOX = 4
+LARGEST_FLOAT = 3.4028235677973366e38
+CLASS = "tensorflow_datasets.core.features."
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind: its name, whether it is a list of any length, or the shape of so many."""
+
+    name: str
+    is_list: bool = False
+    shape: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Kind:
+        """The kind that is written so.
+
+        Raises:
+            ValueError: It is none.
+        """
+        found = PATTERN.match(text.replace(" ", ""))
+        if found is None:
+            raise ValueError(f"there is no kind of feature {text!r}")
+        shape = tuple(int(size) for size in found[2].split(",")) if found[2] else ()
+        if shape and (found[1] not in ("integer", "number") or 0 in shape):
+            raise ValueError(f"the kind of feature {text!r} has a shape that is not possible")
+        return cls(found[1], is_list="[" in text and not shape, shape=shape)
+
+    @classmethod
+    def of(cls, value: Any) -> Kind:
+        """The kind of a value that nobody described.
+
+        Raises:
+            Unusable: There is none for it.
+        """
+        value = _plain(value)
+        if isinstance(value, list | tuple):
+            if not value:
+                raise Unusable("an empty list does not say its kind")
+            return cls(cls.of(value[0]).name, is_list=True)
+        if isinstance(value, str | bytes):
+            return cls("text")
+        if isinstance(value, numbers.Integral):
+            return cls("integer")
+        if isinstance(value, numbers.Real):
+            return cls("number")
+        raise Unusable(f"there is no kind for a {type(value).__name__}")
+
+    def __str__(self) -> str:
+        return self.name + ("[]" if self.is_list else f"[{','.join(map(str, self.shape))}]" if self.shape else "")
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The kind as `features.json` has it."""
+        one = self._one()
+        if not self.is_list:
+            return one
+        return {"pythonClassName": f"{CLASS}sequence_feature.Sequence", "sequence": {"feature": one, "length": "-1"}}
+
+    def _one(self) -> dict[str, Any]:
+        if self.name == "text":
+            return {"pythonClassName": f"{CLASS}text_feature.Text", "text": {}}
+        if self.name == "image":
+            shape = {"dimensions": ["-1", "-1", "3"]}
+            return {"pythonClassName": f"{CLASS}image_feature.Image", "image": {"dtype": "uint8", "shape": shape}}
+        if self.name == "bounding_box":
+            box = {"bboxFormat": "REL_YXYX", "dtype": "float32", "shape": {"dimensions": [str(BOX)]}}
+            return {"pythonClassName": f"{CLASS}bounding_boxes.BBoxFeature", "boundingBox": box}
+        dimensions = {"dimensions": [str(size) for size in self.shape]} if self.shape else {}
+        tensor = {"dtype": "int64" if self.name == "integer" else "float32", "encoding": "none", "shape": dimensions}
+        kind = "tensor_feature.Tensor" if self.shape else "scalar.Scalar"
+        return {"pythonClassName": f"{CLASS}{kind}", "tensor": tensor}
+
+    def from_text(self, text: str) -> Any:
+        """The value that a text stands for, as in a cell of a table; what is several is separated by spaces;
+        of images, the paths.
+
+        Raises:
+            Unusable: It stands for none.
+        """
+        if self.name == "image":
+            return text.split() if self.is_list else [text]
+        if self.name == "text":
+            return text.split() if self.is_list else text
+        read = int if self.name == "integer" else float
+        try:
+            found = [read(part) for part in text.split()]
+        except ValueError:
+            raise Unusable(f"{text!r} is no {self}") from None
+        if self.name == "bounding_box":
+            return _in_fours(found, text) if self.is_list else found
+        return found if self.is_list or self.shape else found[0] if len(found) == 1 else found
+
+    def encode(self, value: Any) -> bytes:
+        """A value as a tf.train.Feature. An image is given as its encoded bytes.
+
+        Raises:
+            Unusable: It is not of this kind.
+        """
+        value = _plain(value)
+        found = list(_flat(value)) if self.is_list or self.shape or self.name == "bounding_box" else [value]
+        if self.shape and len(found) != math.prod(self.shape):
+            raise Unusable(f"{_short(value)} has {len(found)} values, {self} has {math.prod(self.shape)}")
+        if self.name in ("text", "image"):
+            return bytes_feature(self._bytes(part) for part in found)
+        if self.name == "integer":
+            return integer_feature(self._integer(part) for part in found)
+        numbers_found = [self._number(part) for part in found]
+        if self.name == "bounding_box":
+            _check_boxes(numbers_found, self.is_list, value)
+        return float_feature(numbers_found)
+
+    def _bytes(self, value: Any) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, str) and self.name == "text":
+            return value.encode("utf-8", "surrogateescape")
+        raise self._wrong(value)
+
+    def _integer(self, value: Any) -> int:
+        if isinstance(value, numbers.Integral) and -LARGEST_INTEGER - 1 <= int(value) <= LARGEST_INTEGER:
+            return int(value)
+        raise self._wrong(value)
+
+    def _number(self, value: Any) -> float:
+        if isinstance(value, numbers.Real) and not (LARGEST_FLOAT < abs(float(value)) < math.inf):
+            return float(value)
+        raise self._wrong(value)
+
+    def _wrong(self, value: Any) -> Unusable:
+        return Unusable(f"{_short(value)} is no {self.name}")
+
+
+def described(description: dict[str, Any]) -> str:
+    """A feature of `features.json` in a few characters: as a kind where it is one of ours, else by its class."""
+    name = str(description.get("pythonClassName", "")).rpartition(".")[2]
+    if name == "Sequence" and "feature" in description.get("sequence", {}):
+        inner = described(description["sequence"]["feature"])
+        return f"{inner}[]"
+    if name == "FeaturesDict":
+        features = description.get("featuresDict", {}).get("features", {})
+        return "{" + ", ".join(f"{key}: {described(value)}" for key, value in sorted(features.items())) + "}"
+    if name in ("Tensor", "Scalar"):
+        tensor = description.get("tensor", {})
+        kind = {"int64": "integer", "float32": "number"}.get(tensor.get("dtype"), tensor.get("dtype", name))
+        shape = tensor.get("shape", {}).get("dimensions", [])
+        return kind + (f"[{','.join(shape)}]" if shape else "")
+    return {"Text": "text", "Image": "image", "BBoxFeature": "bounding_box", "ClassLabel": "class"}.get(name, name)
+
+
+def _plain(value: Any) -> Any:
+    """An array or a number of NumPy as Python's own."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _flat(_plain(part))
+    else:
+        yield value
+
+
+def _in_fours(found: list[float], text: str) -> list[list[float]]:
+    if len(found) % BOX:
+        raise Unusable(f"{text!r} is no list of bounding boxes: a box has four numbers")
+    return [found[start : start + BOX] for start in range(0, len(found), BOX)]
+
+
+def _check_boxes(found: list[float], several: bool, value: Any) -> None:
+    if len(found) % BOX or (not several and len(found) != BOX):
+        raise Unusable(f"{_short(value)} is no bounding box: that has four numbers")
+    for ymin, xmin, ymax, xmax in zip(*(iter(found),) * BOX, strict=True):
+        if not (0 <= ymin <= ymax <= 1 and 0 <= xmin <= xmax <= 1):
+            raise Unusable(
+                f"{_short([ymin, xmin, ymax, xmax])} is no bounding box: ymin, xmin, ymax, xmax from 0 to 1, "
+                "each minimum below its maximum"
+            )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,48 @@
+"""Further features whose kinds the user may describe: the columns of a table, what a function gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from components.prepare_data import kinds
+from components.prepare_data.kinds import Kind
+from components.prepare_data.settings import DataSettings
+from components.prepare_data.sources.source import OWN
+from trainer.errors import UserError, nearest
+
+
+def further_kinds(settings: DataSettings) -> dict[str, Kind]:
+    """The kinds in data.features, by name.
+
+    Raises:
+        UserError: It is no mapping of names to kinds.
+    """
+    described = settings.features
+    if described is None:
+        return {}
+    if not isinstance(described, Mapping):
+        raise UserError(
+            f"For the source {settings.source}, data.features is a mapping from names to kinds.",
+            setting="data.features",
+            value=described,
+            allowed=kinds.ALLOWED,
+            mend="--set 'data.features={age: integer, weight: number}'",
+        )
+    found: dict[str, Kind] = {}
+    for name, text in described.items():
+        try:
+            found[name] = Kind.parse(str(text))
+        except ValueError as error:
+            raise UserError(
+                f"data.features describes {name} wrongly: {error}.",
+                setting=f"data.features.{name}",
+                value=text,
+                allowed=kinds.ALLOWED,
+                nearest=nearest(str(text), kinds.NAMES),
+            ) from None
+    return found
+
+
+def stored_name(name: str) -> str:
+    """The name under which a further feature is stored: another one where it is called like one of ours."""
+    return f"source_{name}" if name in OWN else name

@@ -1,0 +1,105 @@
+"""TFRecord files that others wrote: all records that are whole, wherever the damage is, and any one of them again."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from components.prepare_data.records import CHECKSUM, LENGTH, masked_crc32c
+from trainer.errors import UserError
+
+HEADER_BYTES = LENGTH.size + CHECKSUM.size
+SEARCH_BYTES = 1 << 20
+MOST_OPEN = 64
+# Where a record may begin: its length, 8 bytes, is below 2**40.
+POSSIBLE_LENGTH = re.compile(rb"(?=.{5}\0\0\0)", re.DOTALL)
+
+
+class Found(NamedTuple):
+    """A record: where it begins, its message, and, where that can not be used, why (then the message is empty)."""
+
+    place: int
+    message: bytes
+    reason: str | None
+
+
+def scan(path: Path) -> Iterator[Found]:
+    """All records of a file in their order. What is damaged is passed over and named, and the next whole one found."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        place = 0
+        while place < size:
+            header = file.read(HEADER_BYTES)
+            length = _length(header)
+            if length is None:
+                following = _next_record(file, place + 1, size)
+                many = f"{following - place:,} bytes from byte {place:,} on"
+                yield Found(place, b"", f"{many} are damaged: the records in them are lost")
+                place = following
+                file.seek(place)
+                continue
+            message, checksum = file.read(length), file.read(CHECKSUM.size)
+            if len(checksum) < CHECKSUM.size:
+                yield Found(place, b"", "the file ends inside it")
+                return
+            good = CHECKSUM.unpack(checksum)[0] == masked_crc32c(message)
+            yield Found(place, message if good else b"", None if good else "its checksum is wrong")
+            place += HEADER_BYTES + length + CHECKSUM.size
+
+
+def _length(header: bytes) -> int | None:
+    """The length of the record that begins with `header`; None where it begins with something else."""
+    if len(header) < HEADER_BYTES or CHECKSUM.unpack(header[LENGTH.size :])[0] != masked_crc32c(header[: LENGTH.size]):
+        return None
+    return int.from_bytes(header[: LENGTH.size], "little")
+
+
+def _next_record(file: BinaryIO, place: int, size: int) -> int:
+    """Where the next record begins, from `place` on; the file's end where there is none."""
+    while place < size:
+        file.seek(place)
+        data = file.read(SEARCH_BYTES + HEADER_BYTES)
+        for match in POSSIBLE_LENGTH.finditer(data):
+            start = match.start()
+            length = _length(data[start : start + HEADER_BYTES])
+            if length is not None and place + start + HEADER_BYTES + length + CHECKSUM.size <= size:
+                return place + start
+        place += SEARCH_BYTES
+    return size
+
+
+class RecordFiles:
+    """Reads records of several files by file and place, a few of the files open at a time."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def read(self, number: int, place: int, size: int) -> bytes:
+        """The message of `size` bytes of the record at `place` in the file `number`.
+
+        Raises:
+            UserError: There is another record by now.
+        """
+        data = os.pread(self._descriptor(number), HEADER_BYTES + size + CHECKSUM.size, place)
+        message = data[HEADER_BYTES : HEADER_BYTES + size]
+        if _length(data[:HEADER_BYTES]) != size or data[HEADER_BYTES + size :] != CHECKSUM.pack(masked_crc32c(message)):
+            raise UserError(
+                f"{self._paths[number]} changed while the data set was prepared.",
+                setting="data.source",
+                mend="run again when nothing writes into the source",
+            )
+        return message
+
+    def _descriptor(self, number: int) -> int:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        if len(self._open) == MOST_OPEN:
+            os.close(self._open.popitem(last=False)[1])
+        self._open[number] = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
+        return self._open[number]

@@ -1,0 +1,56 @@
+"""What a source gives once only, kept in a file while it is listed, for the processes that write shards."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+LENGTH = struct.Struct("<I")
+BUFFER_BYTES = 1 << 20
+
+
+class Spool:
+    """The file, while it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = 0
+
+    def __enter__(self) -> Spool:
+        self._file = self._path.open("wb", buffering=BUFFER_BYTES)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def add(self, data: bytes, further: Iterable[tuple[bytes, bytes]] | None = None) -> int:
+        """Append an example's bytes and its further features; the place where they begin."""
+        place = self._place
+        self._place += self._file.write(data)
+        if further is not None:
+            packed = marshal.dumps(list(further))
+            self._place += self._file.write(LENGTH.pack(len(packed))) + self._file.write(packed)
+        return place
+
+
+class SpoolReader:
+    """Reads what a `Spool` holds."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def data(self, place: int, size: int) -> bytes:
+        """The bytes of an example."""
+        return os.pread(self._descriptor, size, place)
+
+    def further(self, place: int) -> list[tuple[bytes, bytes]]:
+        """The further features that begin at `place`, behind the example's bytes."""
+        (length,) = LENGTH.unpack(os.pread(self._descriptor, LENGTH.size, place))
+        found: list[tuple[bytes, bytes]] = marshal.loads(os.pread(self._descriptor, length, place + LENGTH.size))
+        return found

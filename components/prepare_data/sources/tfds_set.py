@@ -1,0 +1,164 @@
+"""A set of TensorFlow Datasets: its own files are read as they lie, so images, labels and classes stay what they are.
+
+A set that TFDS has prepared is found by its folder, `<data_dir>/<name>/[<config>/]<version>`; TensorFlow Datasets
+itself, which takes seconds to import, is only asked, in a process of its own, for a set that is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from components.prepare_data.settings import DataSettings
+from components.prepare_data.sources.images import valid_name
+from components.prepare_data.sources.layout import SPLIT_FOLDERS
+from components.prepare_data.sources.record_layout import read_features, record_layout
+from components.prepare_data.sources.tfrecord import RecordFile, TfrecordSource
+from trainer import events
+from trainer.errors import ERROR_PREFIX, UserError, nearest
+from trainer.places import local_path
+
+REFERENCE = re.compile(r"^([A-Za-z]\w*)(?:/([\w.\-+]+))?(?::(\d+\.\d+\.\d+|[\d*]+\.[\d*]+\.[\d*]+))?$")
+FORM = "tfds:NAME, tfds:NAME/CONFIG, tfds:NAME:VERSION or tfds:NAME/CONFIG:VERSION"
+VERSION = re.compile(r"^\d+\.\d+\.\d+$")
+INFO = "dataset_info.json"
+
+
+def open_tfds(reference: str, settings: DataSettings, group_column: str | None) -> TfrecordSource:
+    """The source `tfds:NAME[/CONFIG][:VERSION]`, prepared by TFDS now if it is not there.
+
+    Raises:
+        UserError: There is no such set, or it can not be prepared, or has other splits than are wanted.
+    """
+    found = REFERENCE.match(reference)
+    if found is None:
+        raise UserError(
+            f"{reference!r} names no set of TensorFlow Datasets.",
+            setting="data.source",
+            value=settings.source,
+            allowed=FORM,
+        )
+    name, config, version = found.groups()
+    root = data_dir(settings)
+    folder = prepared_folder(local_path(root).expanduser() / name, config, version)
+    if folder is None:
+        events.message(f"TensorFlow Datasets prepares {reference} in {root}.")
+        folder = local_path(prepare_with_tfds(reference, root, settings))
+    events.message(f"{settings.source} is read from {folder}.")
+    info = json.loads((folder / INFO).read_text(encoding="utf-8"))
+    files = list(_files(folder, info, settings))
+    layout = record_layout(read_features(settings, folder), settings)
+    return TfrecordSource(valid_name(name), settings.source, files, layout, group_column)
+
+
+def data_dir(settings: DataSettings) -> str:
+    """The folder (or URI) of the sets that TFDS prepared."""
+    return settings.tfds.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+
+
+def prepared_folder(sets: Path, config: str | None, version: str | None) -> Path | None:
+    """The folder of the one prepared set below `sets` that is meant; None where there is none, or several are."""
+    if not sets.is_dir():
+        return None
+    configs = [sets / config] if config else [sets, *(path for path in sets.iterdir() if path.is_dir())]
+    found = [
+        path
+        for folder in configs
+        if folder.is_dir()
+        for path in folder.iterdir()
+        if VERSION.match(path.name) and version in (None, path.name) and (path / INFO).is_file()
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
+    """Let TensorFlow Datasets prepare the set; its folder or gs:// URI.
+
+    Raises:
+        UserError: It can not.
+    """
+    command = [sys.executable, "-m", "components.prepare_data.sources.tfds_prepare", reference, root]
+    command += ["--try-gcs"] if settings.tfds.try_gcs else []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode == 0:
+        return done.stdout.splitlines()[-1]
+    print(done.stderr, file=sys.stderr)
+    if told := [line for line in done.stderr.splitlines() if line.startswith(ERROR_PREFIX)]:
+        raise UserError.from_dict(json.loads(told[-1].removeprefix(ERROR_PREFIX)))
+    last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit code {done.returncode}")
+    raise UserError(
+        f"TensorFlow Datasets can not prepare {reference}: {last.strip()}",
+        setting="data.source",
+        value=settings.source,
+        mend="read what it printed, above"
+        + ("" if settings.tfds.try_gcs else ", or try the bucket of prepared sets: --set data.tfds.try_gcs=true"),
+    )
+
+
+def _files(folder: Path, info: dict[str, Any], settings: DataSettings) -> Iterator[RecordFile]:
+    """The files of the splits that are wanted."""
+    if info.get("fileFormat", "tfrecord") != "tfrecord":
+        raise UserError(
+            f"The set in {folder} is stored as {info['fileFormat']}, not as tfrecord.",
+            setting="data.source",
+            value=settings.source,
+            mend="prepare it with tfds.builder(…, file_format='tfrecord') in another data_dir, and name that in "
+            "data.tfds.data_dir",
+        )
+    wanted = _wanted_splits([split["name"] for split in info["splits"]], settings)
+    for split in info["splits"]:
+        if split["name"] not in wanted:
+            continue
+        lengths = [int(length) for length in split["shardLengths"]]
+        for number, length in enumerate(lengths):
+            name = split.get("filepathTemplate") or "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+            for field, value in {
+                "DATASET": info["name"],
+                "SPLIT": split["name"],
+                "FILEFORMAT": "tfrecord",
+                "SHARD_X_OF_Y": f"{number:05d}-of-{len(lengths):05d}",
+                "SHARD_INDEX": f"{number:05d}",
+                "NUM_SHARDS": f"{len(lengths):05d}",
+            }.items():
+                name = name.replace("{" + field + "}", value)
+            if not (folder / name).is_file():
+                raise UserError(
+                    f"The set in {folder} is not complete: {name} is missing.",
+                    setting="data.source",
+                    value=settings.source,
+                    mend=f"rm -r {folder}, then run again: TensorFlow Datasets prepares it anew",
+                )
+            yield RecordFile(folder / name, f"{split['name']}/{number:05d}", wanted[split["name"]], length)
+
+
+def _wanted_splits(there: list[str], settings: DataSettings) -> dict[str, str]:
+    """What each of the set's splits that is taken is here."""
+    if settings.tfds.splits is not None:
+        for name in settings.tfds.splits:
+            if name not in there:
+                raise UserError(
+                    f"{settings.source} has no split {name!r}.",
+                    setting=f"data.tfds.splits.{name}",
+                    value=settings.tfds.splits[name],
+                    allowed=", ".join(there),
+                    nearest=nearest(name, there),
+                )
+        return dict(settings.tfds.splits)
+    strange = [name for name in there if name not in SPLIT_FOLDERS]
+    if strange:
+        known = ", ".join(f"{name}: {SPLIT_FOLDERS[name]}" for name in there if name in SPLIT_FOLDERS)
+        raise UserError(
+            f"{settings.source} has splits that are neither train, validation nor test: {', '.join(strange)}.",
+            setting="data.tfds.splits",
+            value=None,
+            allowed="which splits to take, and what each is: train, validation or test",
+            mend=f"--set 'data.tfds.splits={{{known or f'{strange[0]}: train'}}}'",
+        )
+    return {name: SPLIT_FOLDERS[name] for name in there}

@@ -1,0 +1,235 @@
+"""Existing TFRecord files of tf.train.Example, described by a features file; what that does not name is not taken."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.prepare_data.messages import features_of, values
+from components.prepare_data.settings import DataSettings
+from components.prepare_data.sources.images import valid_name
+from components.prepare_data.sources.layout import SPLIT_FOLDERS
+from components.prepare_data.sources.record_files import RecordFiles, scan
+from components.prepare_data.sources.record_layout import RecordLayout, read_features, record_layout
+from components.prepare_data.sources.source import Entry, Group, Ignored, readable
+from components.prepare_data.sources.unique import UniqueKeys
+from components.prepare_data.unusable import Unusable
+from trainer.errors import UserError, nearest
+from trainer.places import local_path
+
+# A split's name in a file's name, as in flowers-train.tfrecord-00000-of-00002 or train/part-1.tfrecord.
+SPLIT_TOKEN = re.compile(r"(?:^|[-_.])(train|validation|valid|val|test)(?=[-_.]|$)", re.IGNORECASE)
+PLACE_BITS = 44
+GZIP_START = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """One file: its path, what its examples' keys begin with, its split, and how many records it should have."""
+
+    path: Path
+    prefix: str
+    split: str | None
+    records: int | None = None
+
+
+class TfrecordSource:
+    """Examples in files of records.
+
+    Args:
+        name: What the set is called.
+        reference: The source as the user wrote it.
+        files: The files, in a fixed order.
+        layout: How an example is taken apart.
+        group_column: The feature that says which examples have to stay together.
+    """
+
+    def __init__(
+        self, name: str, reference: str, files: Sequence[RecordFile], layout: RecordLayout, group_column: str | None
+    ) -> None:
+        self.name = name
+        self.reference = reference
+        self.features = layout.further
+        self.class_names = layout.class_names
+        self._files = files
+        self._layout = layout
+        self._group = require_feature(group_column, [*layout.further, *filter(None, [layout.key])])
+        for file in files:
+            with file.path.open("rb") as opened:
+                if opened.read(2) == GZIP_START:
+                    raise UserError(
+                        f"{file.path} is compressed as a whole: records in it can not be read one by one.",
+                        setting="data.source",
+                        value=reference,
+                        mend=f"unpack it: gzip -dc {file.path} > {file.path}.unpacked",
+                    )
+
+    def classes(self, found: Iterable[str]) -> list[str]:
+        return self._layout.classes(found)
+
+    def parts(self) -> list[list[int]]:
+        """The files, one by one; where records have keys of their own, all in one part, which sees if one is twice."""
+        numbers = list(range(len(self._files)))
+        return [numbers] if self._layout.key else [[number] for number in numbers]
+
+    def entries(self, part: list[int], ignored: Ignored, scratch: Path) -> Iterator[Entry]:
+        unique = UniqueKeys(scratch / "keys") if self._layout.key else nullcontext()
+        with unique as keys:
+            count = 0
+            for number in part:
+                for entry in self._of_file(number, ignored):
+                    if keys is not None:
+                        keys.add(entry[0], count)
+                        count += 1
+                    yield entry
+            if keys is not None and (twice := keys.twice()):
+                raise UserError(
+                    f"The key {readable(twice[0])} is there twice: examples {twice[1]:,} and {twice[2]:,}.",
+                    setting="data.source",
+                    value=self.reference,
+                    mend=f"make every {self._layout.key} different, or leave it out of the features file",
+                )
+
+    def _of_file(self, number: int, ignored: Ignored) -> Iterator[Entry]:
+        file, count = self._files[number], 0
+        for place, message, reason in scan(file.path):
+            key = f"{file.prefix}/{count}".encode()
+            count += 1
+            if reason is not None:
+                ignored.leave_out(key, reason)
+                continue
+            try:
+                features = features_of(message)
+                key = self._layout.key_of(features) or key
+                label = self._layout.label_of(features)
+                value = self._group_value(features)
+            except Unusable as error:
+                ignored.leave_out(key, str(error))
+                continue
+            stamp = int.from_bytes(hashlib.blake2b(message, digest_size=8).digest())
+            yield key, label, file.split, len(message), stamp, number << PLACE_BITS | place, value
+        for missing in range(count, file.records or 0):
+            ignored.leave_out(f"{file.prefix}/{missing}".encode(), "it is missing from its file")
+
+    def _group_value(self, features: dict[bytes, bytes]) -> bytes:
+        if self._group is None:
+            return b""
+        sources = {new: name for name, new in self._layout.renamed.items()}
+        found = values(features.get(sources.get(self._group, self._group).encode(), b""))
+        if len(found) != 1:
+            raise Unusable(f"it has {len(found)} values of {self._group}, by which examples are grouped")
+        return found[0] if isinstance(found[0], bytes) else str(found[0]).encode()
+
+    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
+        found = list(found)
+        present = {split for split, _ in found}
+        for split in {file.split for file in self._files} - present:
+            raise UserError(
+                f"The split {split} is empty: its files hold no usable example."
+                if split
+                else "The files hold no usable example.",
+                setting="data.source",
+                value=self.reference,
+                mend="add records to the files, or leave them out",
+            )
+        if present != {None} and "train" not in present:
+            raise UserError(
+                f"{self.reference} has no split train, only {', '.join(sorted(filter(None, present)))}.",
+                setting="data.source",
+                value=self.reference,
+            )
+        return {group: group for group in found}
+
+    def stamp(self) -> str:
+        status = [(file, (found := file.path.stat()).st_size, found.st_mtime_ns) for file in self._files]
+        return hashlib.sha256(repr((status, self._layout, self._group)).encode()).hexdigest()
+
+    def reader(self, scratch: Path) -> TfrecordReader:  # noqa: ARG002
+        return TfrecordReader([file.path for file in self._files], self._layout)
+
+
+class TfrecordReader:
+    """Reads examples by their places."""
+
+    def __init__(self, paths: Sequence[Path], layout: RecordLayout) -> None:
+        self._files = RecordFiles(paths)
+        self._layout = layout
+        self._features: dict[bytes, bytes] = {}
+
+    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
+        number, place = place >> PLACE_BITS, place & (1 << PLACE_BITS) - 1
+        self._features = features_of(self._files.read(number, place, size))
+        return self._layout.image_of(self._features)
+
+    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
+        return self._layout.further_of(self._features)
+
+
+def open_tfrecord(pattern: str, settings: DataSettings, group_column: str | None) -> TfrecordSource:
+    """The source `tfrecord:PATTERN`: a path or a gs:// URI with * and ?; splits stand in the files' or folders' names.
+
+    Raises:
+        UserError: No file matches, or some are of splits and others of none, or nothing describes their features.
+    """
+    place = local_path(pattern).expanduser().absolute()
+    if place.is_dir():
+        place = place / "*.tfrecord*"
+    paths = sorted(path for path in map(Path, glob.glob(str(place), recursive=True)) if path.is_file())  # noqa: PTH207
+    if not paths:
+        folder = Path(re.split(r"[*?[]", str(place))[0]).parent
+        there = sorted(path.name for path in folder.iterdir())[:5] if folder.is_dir() else []
+        raise UserError(
+            f"No file matches {place}.",
+            setting="data.source",
+            value=settings.source,
+            allowed="the path of TFRecord files, with * for any characters, or their folder",
+            nearest=f"tfrecord:{folder / there[0]}" if there else None,
+        )
+    splits = {path: _split_of(path) for path in paths}
+    without = [path.name for path, split in splits.items() if split is None]
+    if without and len(without) < len(paths):
+        raise UserError(
+            f"Some files name a split, others do not, as {without[0]}.",
+            setting="data.source",
+            value=settings.source,
+            allowed="files that all have train, validation or test in their names, or none",
+        )
+    root = Path(os.path.commonpath([path.parent for path in paths]))
+    files = [RecordFile(path, path.relative_to(root).as_posix(), splits[path]) for path in paths]
+    layout = record_layout(read_features(settings, paths[0].parent), settings)
+    return TfrecordSource(valid_name(_name(paths[0], root)), settings.source, files, layout, group_column)
+
+
+def _split_of(path: Path) -> str | None:
+    found = SPLIT_TOKEN.findall(path.name)
+    return SPLIT_FOLDERS.get((found[-1] if found else path.parent.name).lower())
+
+
+def _name(path: Path, root: Path) -> str:
+    """A name for the set: what stands before the split in the first file's name, else the folder's."""
+    found = SPLIT_TOKEN.search(path.name)
+    return path.name[: found.start()] if found and found.start() else root.name
+
+
+def require_feature(name: str | None, features: Iterable[str]) -> str | None:
+    """The feature that data.group_by names.
+
+    Raises:
+        UserError: There is none of that name.
+    """
+    features = list(features)
+    if name is None or name in features:
+        return name
+    raise UserError(
+        f"There is no feature {name} to group by.",
+        setting="data.group_by",
+        value=f"column:{name}",
+        allowed="column: and one of " + ", ".join(features) if features else "a regular expression: there are none",
+        nearest=nearest(name, features),
+    )

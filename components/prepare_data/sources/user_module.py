@@ -1,0 +1,371 @@
+"""A user's own function that gives examples, `module:function`: dicts of an image, a label and whatever else there is.
+
+It is called twice at the same time: here, where its examples are kept in a file for the writers, and in a process of
+its own with other hashes of strings, whose examples have to be the same. One that gives others is refused: a data set
+could not be made again, nor a run be gone on with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from components.prepare_data.kinds import Kind
+from components.prepare_data.messages import values
+from components.prepare_data.png import COLORS, encode_png
+from components.prepare_data.settings import DataSettings
+from components.prepare_data.sources.columns import further_kinds, stored_name
+from components.prepare_data.sources.images import valid_name
+from components.prepare_data.sources.layout import SPLIT_FOLDERS
+from components.prepare_data.sources.record_layout import Descriptions
+from components.prepare_data.sources.source import Entry, Group, Ignored, readable
+from components.prepare_data.sources.spool import Spool, SpoolReader
+from components.prepare_data.sources.tfrecord import require_feature
+from components.prepare_data.sources.unique import UniqueKeys
+from components.prepare_data.unusable import Unusable
+from trainer.builder import load
+from trainer.errors import UserError, nearest
+from trainer.places import local_path
+
+REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+CONTRACT = (
+    '"module:function" without arguments that gives dicts: image (encoded bytes, a path, or an array uint8 [height, '
+    "width(, channels)]), label (text or integer), perhaps key, split, and further features"
+)
+SPOOL = "examples"
+DIGEST_BYTES = 8
+WHOLE_NUMBER = re.compile(r"^-?\d+$")
+
+
+class Taken(NamedTuple):
+    """An example as it is stored: key, class, split, encoded image, and the further features."""
+
+    key: bytes
+    label: str
+    split: str | None
+    image: bytes
+    further: list[tuple[bytes, bytes]]
+
+
+class ModuleSource:
+    """The source `module:function`.
+
+    Raises:
+        UserError: There is no such function, or it gives nothing, or its first example is none.
+    """
+
+    def __init__(self, reference: str, settings: DataSettings, group_column: str | None) -> None:
+        self.reference = reference
+        self.name = valid_name(reference.rpartition(":")[2])
+        self._settings = settings
+        self._image = settings.image or "image"
+        self._label = settings.label or "label"
+        self._kinds = self._find_kinds()
+        self.features: Descriptions = {stored_name(name): kind.description for name, kind in self._kinds.items()}
+        self.class_names: dict[str, list[str]] = {}
+        self._group = require_feature(group_column, self._kinds)
+
+    def classes(self, found: Iterable[str]) -> list[str]:
+        found = list(found)
+        return sorted(found, key=int) if all(WHOLE_NUMBER.match(label) for label in found) else sorted(found)
+
+    def parts(self) -> list[str]:
+        return [self.reference]
+
+    def entries(self, part: str, ignored: Ignored, scratch: Path) -> Iterator[Entry]:  # noqa: ARG002
+        number = -1
+        with Spool(scratch / SPOOL) as spool, UniqueKeys(scratch / "keys") as keys, Again(self._settings) as again:
+            for number, example in enumerate(self._examples()):
+                try:
+                    taken = self._take(example, number)
+                except Unusable as reason:
+                    again.compare(number, digest(None))
+                    ignored.leave_out(b"example %d" % number, str(reason))
+                    continue
+                same = digest(taken)
+                again.compare(number, same)
+                keys.add(taken.key, number)
+                place = spool.add(taken.image, taken.further if self._kinds else None)
+                group = self._group_value(taken)
+                yield taken.key, taken.label, taken.split, len(taken.image), int.from_bytes(same), place, group
+            again.compare(number + 1, b"")
+            if twice := keys.twice():
+                key, one, other = twice
+                raise self._mistake(
+                    f"{self.reference} gives the key {readable(key)} twice: examples {one:,} and {other:,}."
+                )
+
+    def digests(self) -> Iterator[bytes]:
+        """What tells each example from others, in their order."""
+        for number, example in enumerate(self._examples()):
+            try:
+                yield digest(self._take(example, number))
+            except Unusable:
+                yield digest(None)
+
+    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
+        found = list(found)
+        splits = {split for split, _ in found}
+        if not found:
+            raise self._mistake(f"{self.reference} gives no usable example.")
+        if splits != {None} and None in splits:
+            raise self._mistake(f"Some examples of {self.reference} have a split, others have none.")
+        if splits != {None} and "train" not in splits:
+            raise self._mistake(f"{self.reference} gives no example of the split train.")
+        return {group: group for group in found}
+
+    def stamp(self) -> None:
+        return None
+
+    def reader(self, scratch: Path) -> ModuleReader:
+        return ModuleReader(scratch / SPOOL)
+
+    def _examples(self) -> Iterator[Any]:
+        """What the function gives; what it raises becomes a mistake with the place in the user's file."""
+        function = self._function()
+        try:
+            yield from function()
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raise self._mistake(
+                f"{self.reference} raised {type(error).__name__}: {str(error).strip() or 'without a text'} "
+                f"({Path(where.filename).name}, line {where.lineno})."
+            ) from None
+
+    def _function(self) -> Any:
+        try:
+            return load(self.reference)
+        except UserError as error:
+            error.setting, error.value = "data.source", self.reference
+            error.allowed = error.allowed if ":" in (error.allowed or "") else CONTRACT
+            raise
+
+    def _find_kinds(self) -> dict[str, Kind]:
+        """The kinds of the further features: as the settings describe them, else as the first example has them."""
+        described = further_kinds(self._settings)
+        examples = self._examples()
+        first = next(examples, None)
+        del examples
+        if first is None:
+            raise self._mistake(f"{self.reference} gives no examples.")
+        if not isinstance(first, Mapping) or self._image not in first or self._label not in first:
+            has = isinstance(first, Mapping)
+            found = f"has {', '.join(map(str, first))}" if has else f"is a {type(first).__name__}"
+            raise self._mistake(
+                f"The first example of {self.reference} is no dict with {self._image} and {self._label}: it {found}.",
+                mend="set data.image and data.label if the two are called otherwise",
+            )
+        found_kinds: dict[str, Kind] = {}
+        for name, value in first.items():
+            if name in (self._image, self._label, "key", "split"):
+                continue
+            try:
+                found_kinds[name] = described.pop(name) if name in described else Kind.of(value)
+            except Unusable as reason:
+                raise self._mistake(
+                    f"The feature {name} of the first example has no kind: {reason}.",
+                    mend=f"leave it out, or describe it: --set data.features.{name}=KIND",
+                ) from None
+        if described:
+            missing = next(iter(described))
+            raise UserError(
+                f"The first example of {self.reference} has no feature {missing}.",
+                setting=f"data.features.{missing}",
+                value=str(described[missing]),
+                nearest=nearest(missing, found_kinds),
+            )
+        return found_kinds
+
+    def _take(self, example: Any, number: int) -> Taken:
+        """The example as it is stored.
+
+        Raises:
+            Unusable: Something in it is not as it must be.
+        """
+        if not isinstance(example, Mapping):
+            raise Unusable(f"it is a {type(example).__name__}, not a dict")
+        key = example.get("key", f"{number:08d}")
+        if not isinstance(key, str | bytes) or not key:
+            raise Unusable("its key is no text")
+        further = {name: example[name] for name in example if name not in (self._image, self._label, "key", "split")}
+        if further.keys() != self._kinds.keys():
+            odd = sorted(further.keys() ^ self._kinds.keys(), key=str)
+            raise Unusable(f"other than the first example, it has {'no ' if odd[0] in self._kinds else ''}{odd[0]}")
+        return Taken(
+            key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key,
+            _label(example.get(self._label)),
+            _split(example.get("split")),
+            encoded_image(example.get(self._image)),
+            [
+                (stored_name(name).encode(), _encoded(name, kind, further[name]))
+                for name, kind in sorted(self._kinds.items())
+            ],
+        )
+
+    def _group_value(self, taken: Taken) -> bytes:
+        if self._group is None:
+            return b""
+        (feature,) = (feature for name, feature in taken.further if name.decode() == stored_name(self._group or ""))
+        found = values(feature)
+        return found[0] if len(found) == 1 and isinstance(found[0], bytes) else repr(found).encode()
+
+    def _mistake(self, message: str, mend: str | None = None) -> UserError:
+        return UserError(message, setting="data.source", value=self.reference, allowed=CONTRACT, mend=mend)
+
+
+class ModuleReader:
+    """Reads what was kept of the examples."""
+
+    def __init__(self, path: Path) -> None:
+        self._spool = SpoolReader(path)
+        self._size = 0
+
+    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
+        self._size = size
+        return self._spool.data(place, size)
+
+    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:
+        return self._spool.further(place + self._size)
+
+
+class Again:
+    """The same function in another process, whose examples are compared with ours as they come."""
+
+    def __init__(self, settings: DataSettings) -> None:
+        self._settings = settings
+
+    def __enter__(self) -> Again:
+        self._errors = tempfile.TemporaryFile("w+")
+        # Another seed than ours, by which sets of strings come in another order.
+        seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, self._settings.model_dump_json()],
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
+
+    def compare(self, number: int, expected: bytes) -> None:
+        """Compare an example's digest, b"" for the end.
+
+        Raises:
+            UserError: The other process has another.
+        """
+        assert self._process.stdout is not None
+        found = self._process.stdout.read(DIGEST_BYTES)
+        if found == expected and (expected or self._process.wait() == 0):
+            return
+        reference = self._settings.source
+        if found == b"" and self._process.wait() != 0:
+            self._errors.seek(0)
+            last = next((line for line in reversed(self._errors.readlines()) if line.strip()), "without a word\n")
+            problem = f"{reference} failed when it was called a second time, in another process: {last.strip()}"
+        elif found and expected:
+            problem = f"{reference} is not deterministic: example {number:,} is another one when it is called again."
+        else:
+            more = "fewer" if expected else "more"
+            problem = f"{reference} is not deterministic: it gives {more} examples when it is called again."
+        raise UserError(
+            problem,
+            setting="data.source",
+            value=reference,
+            allowed="a function that gives the same examples in the same order whenever and wherever it is called",
+            mend="seed what is random, sort what comes from sets and folders, leave out times",
+        )
+
+
+def digest(taken: Taken | None) -> bytes:
+    """What tells one example from others."""
+    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    if taken is not None:
+        hashed.update(marshal.dumps((taken.key, taken.label, taken.split, len(taken.image), taken.further), 2))
+        hashed.update(taken.image)
+    return hashed.digest()
+
+
+def encoded_image(value: Any) -> bytes:
+    """The encoded bytes of what a user gives as an image; they are checked when they are written.
+
+    Raises:
+        Unusable: It is no image, or its file can not be read.
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str | os.PathLike):
+        try:
+            return local_path(os.fspath(value)).expanduser().read_bytes()
+        except OSError as error:
+            raise Unusable(f"its image {os.fspath(value)} can not be read: {error.strerror}") from None
+    value = value.numpy() if hasattr(value, "numpy") else value
+    if not hasattr(value, "dtype") or not hasattr(value, "tobytes"):
+        raise Unusable(f"its image is a {type(value).__name__}, not encoded bytes, a path or an array")
+    shape = tuple(value.shape)
+    if str(value.dtype) != "uint8" or len(shape) not in (2, 3) or 0 in shape or (*shape, 1)[2] not in COLORS:
+        raise Unusable(f"its image is an array {value.dtype} {list(shape)}, not uint8 [height, width(, channels)]")
+    return encode_png(value.tobytes(), *shape)
+
+
+def _label(value: Any) -> str:
+    value = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Unusable("it has no label" if value is None else f"its label {value!r} is neither text nor an integer")
+    text = str(value)
+    if not text or not text.isprintable():
+        raise Unusable(f"its label {text!r} can not be printed")
+    return text
+
+
+def _split(value: Any) -> str | None:
+    if value is None:
+        return None
+    found = SPLIT_FOLDERS.get(value.lower()) if isinstance(value, str) else None
+    if found is None:
+        raise Unusable(f"its split {value!r} is none of train, validation and test")
+    return found
+
+
+def _encoded(name: str, kind: Kind, value: Any) -> bytes:
+    try:
+        if kind.name == "image":
+            value = [encoded_image(part) for part in value] if kind.is_list else encoded_image(value)
+        return kind.encode(value)
+    except Unusable as reason:
+        raise Unusable(f"its {name}: {reason}") from None
+
+
+def main() -> None:
+    """Write the digests of all examples to stdout; what the function prints goes elsewhere."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    settings = DataSettings.model_validate_json(sys.argv[1])
+    try:
+        for found in ModuleSource(settings.source, settings, None).digests():
+            output.write(found)
+        output.close()
+    except UserError as error:
+        sys.exit(error.message)
+
+
+if __name__ == "__main__":
+    main()

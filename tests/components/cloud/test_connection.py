@@ -1,0 +1,57 @@
+"""The clients reach the endpoints that they are told, with the caller's credentials, through failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.cloud.connection import Connection, check_endpoints
+from components.cloud.retries import retried, status_of
+from tests.fakes.errors import ConnectionReset, ServiceError
+from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
+from trainer.errors import UserError
+
+
+def get_project(google: FakeGoogle) -> str:
+    api = Connection(PROJECT, REGION, google.endpoints).api("cloudresourcemanager", "v3")
+    return str(retried(lambda: api.projects().get(name=f"projects/{PROJECT}").execute())["name"])
+
+
+def test_a_call_arrives_with_the_callers_identity(google: FakeGoogle) -> None:
+    assert get_project(google) == f"projects/{NUMBER}"
+    google.world.owners.clear()
+    with pytest.raises(Exception, match="resourcemanager") as refused:
+        get_project(google)
+    assert status_of(refused.value) == 403
+    google.world.owners.add(SUBMITTER)
+    assert get_project(google) == f"projects/{NUMBER}"
+
+
+@pytest.mark.parametrize("fault", [ServiceError(429, "Slow down."), ServiceError(503, "Away."), ConnectionReset()])
+def test_transient_faults_are_tried_again(google: FakeGoogle, fault: Exception) -> None:
+    google.faults.plan("GET /v3/projects", fault, times=3)
+    assert get_project(google) == f"projects/{NUMBER}"
+    assert google.faults.struck.total() == 3
+
+
+def test_a_refusal_is_not_tried_again(google: FakeGoogle) -> None:
+    google.faults.plan("GET /v3/projects", ServiceError(404, "No such thing."), times=5)
+    with pytest.raises(Exception, match="No such thing"):
+        get_project(google)
+    assert google.faults.struck.total() == 1
+
+
+def test_without_credentials_the_login_is_named(google: FakeGoogle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    with pytest.raises(UserError, match="no credentials") as error:
+        get_project(google)
+    assert error.value.mend == "gcloud auth application-default login"
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "near"),
+    [({"aiplatfrom": "a:1"}, "aiplatform"), ({"storage": "https://storage.example.com/v1"}, "storage.example.com")],
+)
+def test_an_endpoint_that_can_not_be_is_refused(endpoints: dict[str, str], near: str) -> None:
+    with pytest.raises(UserError) as error:
+        check_endpoints(endpoints)
+    assert error.value.nearest == near

@@ -1,0 +1,225 @@
+"""A user's own function as a source: what it gives comes through, and it gives the same whenever it is called."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from components.prepare_data.messages import features_of, values
+from components.prepare_data.prepare import Prepared, prepare
+from components.prepare_data.records import read_records
+from components.prepare_data.settings import DataSettings
+from trainer.errors import UserError
+
+MakeSettings = Callable[..., DataSettings]
+NAMES = itertools.count()
+START = """
+import numpy as np
+def image(number, *shape):
+    return np.random.default_rng(number).integers(0, 256, shape or (6, 5), np.uint8)
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes a module with a function `examples` of this body into the working directory; the source."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(body: str) -> str:
+        name = f"own_data_{next(NAMES)}"
+        function = "def examples():\n" + textwrap.indent(textwrap.dedent(body), "    ")
+        (tmp_path / f"{name}.py").write_text(START + function)
+        return f"{name}:examples"
+
+    return make
+
+
+def stored(prepared: Prepared) -> dict[str, dict[str, object]]:
+    """All examples' features, one value each, by key; with the split."""
+    result: dict[str, dict[str, object]] = {}
+    for split, about in prepared.manifest.splits.items():
+        for shard in about.shards:
+            with (prepared.folder / shard.file).open("rb") as file:
+                for message in read_records(file):
+                    found = {name.decode(): values(value) for name, value in features_of(message).items()}
+                    key = found.pop("key")[0]
+                    assert isinstance(key, bytes)
+                    result[key.decode()] = {"split": split, **found}
+    return result
+
+
+def pixels(encoded: object) -> np.ndarray:
+    assert isinstance(encoded, bytes)
+    with Image.open(io.BytesIO(encoded)) as image:
+        return np.asarray(image)
+
+
+def test_arrays_bytes_and_paths_come_through(
+    write: Callable[[str], str], make_settings: MakeSettings, tmp_path: Path, encoded: Callable[..., bytes]
+) -> None:
+    (tmp_path / "photo 1.png").write_bytes(encoded(1, (6, 5), "RGB"))
+    source = write("""
+        from pathlib import Path
+        for number in range(40):
+            given = [image(number), image(number, 6, 5, 3), "photo 1.png", Path("photo 1.png").read_bytes()][number % 4]
+            yield {"image": given, "label": np.int64(number % 2 + 9), "patient": f"p{number // 2}", "age": number,
+                   "boxes": [[0.0, 0.0, 0.5, 0.5]] * (number % 3), "second": image(number, 2, 2, 3), "label_text": "ö"}
+    """)
+    features = {"boxes": "bounding_box[]", "second": "image"}
+    settings = make_settings(source, features=features, group_by="column:patient", duplicates="keep")
+    prepared = prepare(settings, 2)
+    about = prepared.manifest
+    assert about.name == "examples"
+    assert about.classes == ["9", "10"]
+    assert about.features == {
+        "patient": "text", "age": "integer", "boxes": "bounding_box[]", "second": "image", "label_text": "text",
+    }  # fmt: skip
+    found = stored(prepared)
+    assert sorted(found) == [f"{number:08d}" for number in range(40)]
+    rng = np.random.default_rng
+    for number in range(40):
+        one = found[f"{number:08d}"]
+        assert one["age"] == [number]
+        assert one["label"] == [number % 2]
+        assert one["boxes"] == [0.0, 0.0, 0.5, 0.5] * (number % 3)
+        (image,), (second,) = one["image"], one["second"]  # type: ignore[misc]
+        np.testing.assert_array_equal(pixels(second), rng(number).integers(0, 256, (2, 2, 3), np.uint8))
+        if number % 4 == 0:
+            np.testing.assert_array_equal(pixels(image), rng(number).integers(0, 256, (6, 5), np.uint8))
+        elif number % 4 > 1:
+            assert image == (tmp_path / "photo 1.png").read_bytes()
+        assert one["split"] == found[f"{number // 2 * 2:08d}"]["split"]
+    import tensorflow_datasets
+
+    builder = tensorflow_datasets.builder_from_directory(str(prepared.folder))
+    for example in tensorflow_datasets.as_numpy(builder.as_dataset(split="validation")):
+        assert example["second"].shape == (2, 2, 3)
+        assert example["boxes"].shape == (example["age"] % 3, 4)
+    assert prepare(settings, 2).reused
+
+
+def test_splits_and_keys_are_its_own(write: Callable[[str], str], make_settings: MakeSettings) -> None:
+    source = write("""
+        for number in range(30):
+            split = ["train", "val", "test"][number % 3]
+            yield {"image": image(number), "label": "ab"[number % 2], "split": split, "key": f"{split}/ü{number}"}
+    """)
+    found = stored(prepare(make_settings(source), 1))
+    assert len(found) == 30
+    assert all(one["split"] == {"val": "validation"}.get(key[:3], key.split("/")[0]) for key, one in found.items())
+
+
+def test_what_can_not_be_used_is_counted_and_named(
+    write: Callable[[str], str], make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    source = write("""
+        for number in range(90):
+            yield {"image": image(number), "label": "ab"[number % 2], "age": 1}
+        yield {"image": "none.png", "label": "a", "age": 1}
+        yield {"image": image(1) / 255, "label": "a", "age": 1}
+        yield {"image": image(1), "label": 1.5, "age": 1}
+        yield {"image": image(1), "label": None, "age": 1}
+        yield {"image": image(1), "label": "a", "age": "one"}
+        yield {"image": image(1), "label": "a"}
+        yield {"image": b"", "label": "a", "age": 1}
+        yield {"image": image(99), "label": "a", "age": 1, "split": "tset"}
+        yield 7
+        yield {"label": "a", "age": 1}
+    """)
+    reasons = {
+        "example 90": "its image none.png can not be read: No such file or directory",
+        "example 91": "its image is an array float64 [6, 5], not uint8 [height, width(, channels)]",
+        "example 92": "its label 1.5 is neither text nor an integer",
+        "example 93": "it has no label",
+        "example 94": "its age: 'one' is no integer",
+        "example 95": "other than the first example, it has no age",
+        "00000096": "it is empty",
+        "example 97": "its split 'tset' is none of train, validation and test",
+        "example 98": "it is a int, not a dict",
+        "example 99": "its image is a NoneType, not encoded bytes, a path or an array",
+    }
+    with pytest.raises(UserError, match="9 of 100 images can not be used") as error:
+        prepare(make_settings(source), 1)
+    assert "data.skip_corrupt to 0.09" in (error.value.mend or "")
+    prepared = prepare(make_settings(source, skip_corrupt=0.1), 1)
+    assert {item.key: item.reason for item in prepared.manifest.left_out} == reasons
+    assert prepared.manifest.left_out_count == 10
+    assert len(stored(prepared)) == 90
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("import random\nfor n in range(9): yield {'image': image(n), 'label': random.random() > 0.5 and 'a' or 'b'}",
+         "is not deterministic: example"),
+        ("for n in {'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}: yield {'image': image(1), 'label': n}",
+         "is not deterministic: example"),
+        ("import os\nfor n in range(9 + (os.environ['PYTHONHASHSEED'] == '1')): yield {'image': image(n), 'label': 'a'}",
+         "is not deterministic: it gives more examples"),
+        ("import os\nfor n in range(9 - (os.environ['PYTHONHASHSEED'] == '1')): yield {'image': image(n), 'label': 'a'}",
+         "is not deterministic: it gives fewer examples"),
+        ("import os\nfor n in range(5): yield {'image': image(n), 'label': 'a'}\nif os.environ['PYTHONHASHSEED'] == '1': 1/0",
+         "failed when it was called a second time, in another process: .* raised ZeroDivisionError"),
+    ],
+)  # fmt: skip
+def test_what_is_not_the_same_twice_is_refused(
+    write: Callable[[str], str],
+    make_settings: MakeSettings,
+    body: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "7")  # ours is what it is, the other process is given 1
+    settings = make_settings(write(body))
+    with pytest.raises(UserError, match=message) as error:
+        prepare(settings, 1)
+    assert error.value.setting == "data.source"
+    assert not Path(settings.store).exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return []", "gives no examples"),
+        ("return 5", "raised TypeError"),
+        ("yield 5", "is no dict with image and label: it is a int"),
+        ("yield {'picture': image(1), 'label': 'a'}", "is no dict with image and label: it has picture, label"),
+        ("yield {'image': image(1), 'label': 'a', 'x': None}", "The feature x of the first example has no kind"),
+        ("yield {'image': image(1), 'label': 'a'}\nraise ValueError('here')", r"raised ValueError: here \(own_data_\d+.py"),
+        ("for n in range(9): yield {'image': image(n), 'label': 'a', 'key': str(n % 8)}", "gives the key 0 twice: examples 0 and 8"),
+        ("for n in range(9): yield {'image': image(n), 'label': 'a', **({'split': 'test'} if n % 2 else {})}", "others have none"),
+        ("for n in range(9): yield {'image': image(n), 'label': 'a', 'split': 'test'}", "no example of the split train"),
+        ("for n in range(9): yield {'image': 'none.png', 'label': 'a'}", "gives no usable example"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(write: Callable[[str], str], make_settings: MakeSettings, body: str, message: str) -> None:
+    settings = make_settings(write(body), skip_corrupt=0.99)
+    with pytest.raises(UserError, match=message) as error:
+        prepare(settings, 1)
+    assert error.value.setting == "data.source"
+    assert len(str(error.value).splitlines()) <= 24
+    assert not Path(settings.store).exists()
+
+
+def test_names_that_are_not_there_are_named(write: Callable[[str], str], make_settings: MakeSettings) -> None:
+    source = write("yield {'image': image(1), 'label': 'a', 'age': 3}")
+    with pytest.raises(UserError, match="has no function 'example'") as error:
+        prepare(make_settings(source.removesuffix("s")), 1)
+    assert (error.value.setting, error.value.nearest) == ("data.source", source)
+    with pytest.raises(UserError, match="There is no module 'no_module'") as error:
+        prepare(make_settings("no_module:examples"), 1)
+    assert error.value.setting == "data.source"
+    with pytest.raises(UserError, match="There is no module 'image'") as error:
+        prepare(make_settings("image:photos"), 1)
+    assert error.value.nearest == "images:photos"
+    with pytest.raises(UserError, match="no feature ages") as error:
+        prepare(make_settings(source, features={"ages": "number"}), 1)
+    assert (error.value.setting, error.value.nearest) == ("data.features.ages", "age")

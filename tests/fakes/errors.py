@@ -1,0 +1,104 @@
+"""The errors that a service answers with, and the faults that a test asks it for."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import grpc
+
+# google.rpc.Code by HTTP status, in the names of both worlds.
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.ALREADY_EXISTS,
+    412: grpc.StatusCode.FAILED_PRECONDITION,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    500: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+class ServiceError(Exception):
+    """A refusal: an HTTP status and the service's own sentence. `reason` overrides google.rpc's name (ABORTED)."""
+
+    def __init__(self, status: int, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.reason = reason or CODES[status].name
+
+    def as_json(self) -> dict[str, object]:
+        """The body of Google's HTTP errors."""
+        return {"error": {"code": self.status, "message": self.message, "status": self.reason}}
+
+
+class ConnectionReset(Exception):
+    """The connection breaks instead of an answer."""
+
+
+@dataclass
+class _Planned:
+    method: str
+    error: Exception
+    times: int
+
+
+class Faults:
+    """What goes wrong: planned errors first, then a share of all calls at random. Counts the calls that it saw.
+
+    A method is named as in Google's documentation of its API, `PipelineService.CreatePipelineJob` for gRPC, and
+    `GET /v3/projects/p` for HTTP; `plan` takes a part of that name. `after` makes a random fault strike when the work
+    is done and only the answer is lost.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._planned: list[_Planned] = []
+        self.share = 0.0
+        self.calls: Counter[str] = Counter()
+        self.struck: Counter[str] = Counter()
+
+    def plan(self, method: str, error: Exception, times: int = 1) -> None:
+        """Answer the next `times` calls of `method` with `error`."""
+        with self._lock:
+            self._planned.append(_Planned(method, error, times))
+
+    def before(self, method: str) -> None:
+        """Raise what is to go wrong before the work of a call is done."""
+        with self._lock:
+            self.calls[method] += 1
+            for planned in self._planned:
+                if planned.method in method and planned.times > 0:
+                    planned.times -= 1
+                    self.struck[method] += 1
+                    raise planned.error
+            self._strike(method, self.share / 2)
+
+    def after(self, method: str) -> None:
+        """Raise what is to go wrong when the work is done: the caller can not know that it was."""
+        with self._lock:
+            self._strike(method, self.share / 2)
+
+    def _strike(self, method: str, share: float) -> None:
+        if self._random.random() >= share:
+            return
+        self.struck[method] += 1
+        raise self._random.choice(
+            [
+                ServiceError(429, "Quota exceeded for quota metric 'Requests' and limit 'Requests per minute'."),
+                ServiceError(503, "The service is currently unavailable."),
+                ConnectionReset(),
+            ]
+        )
+
+
+def not_found(what: str) -> ServiceError:
+    """The refusal for a thing that is not there."""
+    return ServiceError(HTTPStatus.NOT_FOUND, f"{what} was not found.")

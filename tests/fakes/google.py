@@ -1,0 +1,83 @@
+"""All fakes together: one world, one set of endpoints, one environment for the clients."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.certificates import certificates, service_account_file
+from tests.fakes.errors import Faults
+from tests.fakes.grpc_service import GrpcServer
+from tests.fakes.http_service import HttpService, Raw, Request
+from tests.fakes.resource_manager import add_resource_manager
+from tests.fakes.world import Project, World, caller_of
+
+PROJECT = "slipway-test"
+NUMBER = 123456789012
+REGION = "europe-west4"
+SUBMITTER = "submitter@slipway-test.iam.gserviceaccount.com"
+
+
+class FakeGoogle:
+    """A project on loopback, to be used in a with statement.
+
+    `endpoints` are what `vertex.endpoints` takes, `environment` what the client's process needs: trust in the fakes'
+    certificates and the credentials of SUBMITTER, who owns the project until a test takes that away
+    (`world.owners.clear()`). Without waits: SLIPWAY_RETRY_SECONDS is small.
+    """
+
+    def __init__(self, folder: Path, seed: int = 0) -> None:
+        self.folder = folder
+        self.world = World()
+        self.faults = Faults(seed)
+        self.world.projects[PROJECT] = Project(PROJECT, NUMBER)
+        self.world.owners.add(SUBMITTER)
+        self.certificates = certificates()
+        self.http: dict[str, HttpService] = {}
+        self.vertex = GrpcServer(self.faults, caller_of)
+        self.endpoints: dict[str, str] = {}
+        self.environment: dict[str, str] = {}
+        add_resource_manager(self.service("cloudresourcemanager"), self.world)
+        self._tokens = HttpService("tokens", Faults(), lambda _headers: "")
+
+    def service(self, name: str) -> HttpService:
+        """The HTTP service of that name, for routes to be added to."""
+        if name not in self.http:
+            self.http[name] = HttpService(name, self.faults, caller_of)
+        return self.http[name]
+
+    def __enter__(self) -> FakeGoogle:
+        self._tokens.route("POST", "/token")(_token)
+        token_port = self._tokens.start(None)
+        self.endpoints["aiplatform"] = f"localhost:{self.vertex.start(self.certificates)}"
+        for name, service in self.http.items():
+            self.endpoints[name] = f"localhost:{service.start(self.certificates.server_context)}"
+        token_uri = f"http://localhost:{token_port}/token"
+        key_file = service_account_file(self.folder, PROJECT, SUBMITTER, token_uri)
+        self.environment = {
+            **self.certificates.environment,
+            "GOOGLE_APPLICATION_CREDENTIALS": str(key_file),
+            "GCE_METADATA_HOST": "127.0.0.1:1",
+            "GOOGLE_CLOUD_PROJECT": PROJECT,
+            "SLIPWAY_RETRY_SECONDS": "0.01",
+        }
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for service in self.http.values():
+            service.stop()
+        self.vertex.stop()
+        self._tokens.stop()
+
+
+def _token(request: Request) -> Any:
+    """The token server: hands the caller that the assertion names a token that says so."""
+    import base64
+
+    form = dict(urllib.parse.parse_qsl(request.body.decode()))
+    claims = form["assertion"].split(".")[1]
+    email = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["iss"]
+    body = json.dumps({"access_token": f"fake.{email}", "expires_in": 3600, "token_type": "Bearer"}).encode()
+    return Raw(body, 200, {"Content-Type": "application/json"})

@@ -1,0 +1,71 @@
+"""Google's gRPC services on loopback: methods of a plain class, on Google's own messages, over TLS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from typing import Any
+
+import grpc
+
+from tests.fakes.certificates import Certificates
+from tests.fakes.errors import CODES, ConnectionReset, Faults, ServiceError
+
+
+class GrpcServer:
+    """Several services on one port, as a region's Vertex AI is.
+
+    `add` takes a service's full name (google.cloud.aiplatform.v1.JobService) and its methods by name, each with the
+    class of its request and the function (request, caller) -> response; both messages are proto-plus or protobuf.
+    """
+
+    def __init__(self, faults: Faults, caller_of: Callable[[Mapping[str, str]], str]) -> None:
+        self._faults = faults
+        self._caller_of = caller_of
+        # Long calls of one client (a fake's own work) must not keep others waiting.
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=32))
+
+    def add(self, service: str, methods: Mapping[str, tuple[Any, Callable[[Any, str], Any]]]) -> None:
+        handlers = {name: self._handler(service, name, *method) for name, method in methods.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+    def start(self, certificates: Certificates, port: int = 0) -> int:
+        """Serve; the port."""
+        credentials = grpc.ssl_server_credentials([(certificates.key, certificates.chain)])
+        bound = self._server.add_secure_port(f"127.0.0.1:{port}", credentials)
+        self._server.start()
+        return bound
+
+    def stop(self) -> None:
+        self._server.stop(grace=None).wait(5)
+
+    def _handler(self, service: str, name: str, request_type: Any, function: Callable[[Any, str], Any]) -> Any:
+        method = f"{service.rpartition('.')[2]}.{name}"
+
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                self._faults.before(method)
+                answer = function(request, self._caller_of(dict(context.invocation_metadata())))
+                self._faults.after(method)
+                return answer
+            except ServiceError as error:
+                context.abort(_code(error), error.message)
+            except ConnectionReset:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "recvmsg:Connection reset by peer")
+
+        return grpc.unary_unary_rpc_method_handler(
+            call, request_deserializer=_deserializer(request_type), response_serializer=_serialize
+        )
+
+
+def _code(error: ServiceError) -> grpc.StatusCode:
+    return getattr(grpc.StatusCode, error.reason, CODES[error.status])
+
+
+def _deserializer(message: Any) -> Callable[[bytes], Any]:
+    return message.deserialize if hasattr(message, "deserialize") else message.FromString
+
+
+def _serialize(message: Any) -> bytes:
+    kind = type(message)
+    return kind.serialize(message) if hasattr(kind, "serialize") else message.SerializeToString()

@@ -1,0 +1,146 @@
+"""Google's HTTP services on loopback: routes by method and path, JSON in and out, over TLS."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import threading
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.fakes.errors import ConnectionReset, Faults, ServiceError
+
+Answer = Any
+Route = Callable[["Request"], Answer]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """An answer that is no JSON object, or has a status or headers of its own."""
+
+    body: bytes
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call: its path's parts by name, query, headers, JSON body (`{}` where there is none), and the caller."""
+
+    method: str
+    path: str
+    parts: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    caller: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.body or b"{}")
+
+
+class HttpService:
+    """One service: add routes with `route`, then `start`. A route's path has {names}; {name=**} spans slashes."""
+
+    def __init__(self, name: str, faults: Faults, caller_of: Callable[[Mapping[str, str]], str]) -> None:
+        self.name = name
+        self._faults = faults
+        self._caller_of = caller_of
+        self._routes: list[tuple[str, re.Pattern[str], Route]] = []
+        self._server: ThreadingHTTPServer | None = None
+
+    def route(self, method: str, path: str) -> Callable[[Route], Route]:
+        pattern = re.compile(_pattern(path))
+
+        def add(function: Route) -> Route:
+            self._routes.append((method, pattern, function))
+            return function
+
+        return add
+
+    def start(self, context: ssl.SSLContext | None) -> int:
+        """Serve, over TLS where there is a context; the port."""
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def __getattr__(self, name: str) -> Any:
+                if name.startswith("do_"):
+                    return lambda: service._serve(self)
+                raise AttributeError(name)
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing: a test reads what it asked for."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        self._server = server
+        return int(server.server_address[1])
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def _serve(self, handler: Any) -> None:
+        length = int(handler.headers.get("Content-Length") or 0)
+        body = handler.rfile.read(length)
+        try:
+            answer = self._answer(handler, body)
+        except ConnectionReset:
+            handler.close_connection = True
+            handler.connection.close()
+            return
+        except ServiceError as error:
+            answer = Raw(json.dumps(error.as_json()).encode(), error.status, {"Content-Type": "application/json"})
+        if not isinstance(answer, Raw):
+            answer = Raw(json.dumps(answer).encode(), 200, {"Content-Type": "application/json"})
+        handler.send_response(answer.status)
+        for name, value in answer.headers.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(answer.body)))
+        handler.end_headers()
+        if handler.command != "HEAD":
+            handler.wfile.write(answer.body)
+
+    def _answer(self, handler: Any, body: bytes) -> Answer:
+        address = urllib.parse.urlsplit(handler.path)
+        path = urllib.parse.unquote(address.path)
+        for method, pattern, function in self._routes:
+            match = pattern.fullmatch(path)
+            if method == handler.command and match:
+                name = f"{self.name} {method} {path}"
+                self._faults.before(name)
+                request = Request(
+                    method=method,
+                    path=path,
+                    parts=match.groupdict(),
+                    query=dict(urllib.parse.parse_qsl(address.query)),
+                    headers=handler.headers,
+                    body=body,
+                    caller=self._caller_of(handler.headers),
+                )
+                answer = function(request)
+                self._faults.after(name)
+                return answer
+        raise ServiceError(404, f"{handler.command} {path} is nothing that {self.name} answers.")
+
+
+def _pattern(path: str) -> str:
+    """The regular expression of a route's path."""
+    parts = re.split(r"(\{\w+(?:=\*\*)?\})", path)
+    return "".join(
+        (f"(?P<{part.strip('{}').partition('=')[0]}>{'.+' if '=**' in part else '[^/:]+'})")
+        if part.startswith("{")
+        else re.escape(part)
+        for part in parts
+    )

@@ -1,0 +1,51 @@
+"""The permissions of the roles that Slipway hands out or asks for, as far as the fakes look at them."""
+
+from __future__ import annotations
+
+PERMISSIONS: dict[str, frozenset[str]] = {
+    "roles/aiplatform.user": frozenset(
+        {
+            "aiplatform.pipelineJobs.create",
+            "aiplatform.pipelineJobs.get",
+            "aiplatform.pipelineJobs.list",
+            "aiplatform.pipelineJobs.cancel",
+            "aiplatform.customJobs.create",
+            "aiplatform.customJobs.get",
+            "aiplatform.customJobs.list",
+            "aiplatform.customJobs.cancel",
+            "aiplatform.schedules.create",
+            "aiplatform.schedules.get",
+            "aiplatform.schedules.list",
+            "aiplatform.schedules.update",
+            "aiplatform.schedules.delete",
+            "aiplatform.models.upload",
+            "aiplatform.models.get",
+            "aiplatform.models.list",
+            "aiplatform.models.update",
+        }
+    ),
+    "roles/iam.serviceAccountUser": frozenset({"iam.serviceAccounts.actAs", "iam.serviceAccounts.get"}),
+    "roles/storage.objectUser": frozenset(
+        {"storage.objects.get", "storage.objects.list", "storage.objects.create", "storage.objects.delete"}
+    ),
+    "roles/storage.admin": frozenset(
+        {
+            "storage.buckets.get",
+            "storage.buckets.create",
+            "storage.buckets.getIamPolicy",
+            "storage.buckets.setIamPolicy",
+        }
+    ),
+    "roles/artifactregistry.reader": frozenset(
+        {"artifactregistry.repositories.get", "artifactregistry.repositories.downloadArtifacts"}
+    ),
+    "roles/artifactregistry.writer": frozenset(
+        {
+            "artifactregistry.repositories.get",
+            "artifactregistry.repositories.downloadArtifacts",
+            "artifactregistry.repositories.uploadArtifacts",
+        }
+    ),
+    "roles/logging.viewer": frozenset({"logging.logEntries.list"}),
+    "roles/cloudbuild.builds.editor": frozenset({"cloudbuild.builds.create", "cloudbuild.builds.get"}),
+}

@@ -1,0 +1,113 @@
+"""What the fakes hold: projects, policies, accounts and everything that the services make, behind one lock."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.fakes.errors import ServiceError
+from tests.fakes.roles import PERMISSIONS
+
+
+@dataclass
+class Project:
+    """A project: its id, number, and the services that are enabled (aiplatform.googleapis.com)."""
+
+    id: str
+    number: int
+    services: set[str] = field(default_factory=set)
+
+
+class World:
+    """All state. `writes` counts what changed anything, by kind of thing; whoever changes something counts it.
+
+    Policies are kept by the resource's own full name: projects/P, projects/P/serviceAccounts/E,
+    projects/P/locations/L/repositories/R, buckets/B. `owners` may do everything.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.projects: dict[str, Project] = {}
+        self.owners: set[str] = set()
+        self.accounts: dict[str, dict[str, Any]] = {}
+        self.policies: dict[str, dict[str, Any]] = {}
+        self.writes: Counter[str] = Counter()
+        self._etag = 0
+
+    def project(self, id_or_number: str) -> Project:
+        """A project by its id or number."""
+        for project in self.projects.values():
+            if id_or_number in (project.id, str(project.number)):
+                return project
+        raise ServiceError(403, f"Permission denied on resource project {id_or_number}.")
+
+    def policy(self, resource: str) -> dict[str, Any]:
+        """A copy of a resource's policy, with its etag."""
+        with self.lock:
+            return copy.deepcopy(self.policies.setdefault(resource, {"version": 1, "bindings": [], "etag": "BwA="}))
+
+    def set_policy(self, resource: str, policy: dict[str, Any]) -> dict[str, Any]:
+        """Take over a policy as the services do: an etag that is not the newest is refused, and so is a condition
+        written by someone who does not speak version 3."""
+        with self.lock:
+            current = self.policy(resource)
+            if policy.get("etag") and policy["etag"] != current["etag"]:
+                raise ServiceError(
+                    409,
+                    "There were concurrent policy changes. Please retry the whole read-modify-write with exponential "
+                    "backoff.",
+                    reason="ABORTED",
+                )
+            conditional = any(binding.get("condition") for binding in policy.get("bindings", []))
+            if conditional and policy.get("version") != 3:
+                raise ServiceError(400, "Policies with conditions must be written with version 3.")
+            self._etag += 1
+            self.policies[resource] = {
+                "version": 3 if conditional else policy.get("version", 1),
+                "bindings": copy.deepcopy(policy.get("bindings", [])),
+                "etag": f"Bw{self._etag:06d}=",
+            }
+            self.writes["policy"] += 1
+            return self.policy(resource)
+
+    def allowed(self, caller: str, permission: str, *resources: str) -> bool:
+        """Whether a policy of one of `resources`, the narrowest and those above it, gives `caller` a permission."""
+        if caller in self.owners:
+            return True
+        members = {f"user:{caller}", f"serviceAccount:{caller}", "allUsers", "allAuthenticatedUsers"}
+        with self.lock:
+            return any(
+                permission in PERMISSIONS.get(binding["role"], ()) and members & set(binding.get("members", []))
+                for resource in resources
+                for binding in self.policy(resource)["bindings"]
+            )
+
+    def require(self, caller: str, permission: str, *resources: str, message: str | None = None) -> None:
+        """Refuse a caller who lacks a permission, in the service's words."""
+        if not self.allowed(caller, permission, *resources):
+            raise ServiceError(
+                403,
+                message or f"Permission '{permission}' denied on resource '//{resources[0]}' (or it may not exist).",
+            )
+
+
+def caller_of(headers: Any) -> str:
+    """The caller's e-mail by the bearer token: a JWT that the client signed, or a token of the fake token server."""
+    import base64
+
+    token = (headers.get("authorization") or headers.get("Authorization") or "").removeprefix("Bearer ")
+    if token.startswith("fake."):
+        return token.removeprefix("fake.")
+    try:
+        claims = token.split(".")[1]
+        return str(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["sub"])
+    except (IndexError, ValueError, KeyError):
+        raise ServiceError(
+            401,
+            "Request had invalid authentication credentials. Expected OAuth 2 access token, login cookie or other "
+            "valid authentication credential.",
+        ) from None
