@@ -14,7 +14,11 @@ import sys
 # What Keras does without when it is missing.
 _OPTIONAL = ("matplotlib", "pandas", "scipy", "sklearn")
 # By engine: Keras's name for what it computes with, and the module behind it.
-_BACKENDS = {"tensorflow": ("tensorflow", "tensorflow"), "jax": ("jax", "jax.experimental.sparse"), "pytorch": ("torch", "torch")}
+_BACKENDS = {
+    "tensorflow": ("tensorflow", "tensorflow"),
+    "jax": ("jax", "jax.experimental.sparse"),
+    "pytorch": ("torch", "torch"),
+}
 
 
 def import_tensorflow(engine: str = "tensorflow") -> None:

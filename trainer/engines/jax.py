@@ -155,9 +155,7 @@ class JaxEngine:
     def load_state(self, state: State) -> None:
         arrays = [array for group in self._variables for array in group]
         names = self._names()
-        states.verify(
-            state, {name: (array.shape, array.dtype.name) for name, array in zip(names, arrays, strict=True)}
-        )
+        states.verify(state, {name: (array.shape, array.dtype.name) for name, array in zip(names, arrays, strict=True)})
         found = iter(self._whole(state[name] for name in names))
         first, second, third = ([next(found) for _ in group] for group in self._variables)
         self._variables = (first, second, third)
@@ -181,7 +179,7 @@ class JaxEngine:
         self._into_model()
         return keras_model.checksum(self._model)
 
-    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
+    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:  # noqa: ARG002
         self._into_model()
         model = self._model
         trained = [variable.value for variable in model.trainable_variables]
@@ -211,7 +209,7 @@ class JaxEngine:
 
     def _names(self) -> list[str]:
         """Every variable's name in a checkpoint, in the order of `_variables`."""
-        names = {}
+        names: dict[int, str] = {}
         for group, variables in (("model", self._model.variables), ("optimizer", self._optimizer.variables)):
             words = states.named(group, [variable.name for variable in variables])
             names.update(zip(map(id, variables), words, strict=True))

@@ -81,7 +81,7 @@ class Devices:
         return jax.make_array_from_process_local_data(self.layout(axis), np.asarray(array))
 
     def on_each(self, array: Any) -> Any:
-        """An array of which every device of this process has the whole, one copy after the other along the first axis."""
+        """An array of which each of this process's devices has the whole: the copies follow each other along axis 0."""
         shape = (len(self.all) * array.shape[0], *array.shape[1:])
         copies = [jax.device_put(array, device) for device in self.local]
         return jax.make_array_from_single_device_arrays(shape, self.layout(0), copies)

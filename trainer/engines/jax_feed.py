@@ -45,7 +45,7 @@ class MemoryFeed:
     """The training split is on every device; a call sends the order of its examples."""
 
     def __init__(self, data: MemoryTraining, step: Step, most: int, examples: int) -> None:
-        """`examples` is the largest number that any process has: the others fill up with zeros, which no order names."""
+        """`examples` is the most that any process has: the others fill up with zeros, which no order names."""
         self._data, self._devices, self.most = data, step.devices, most
         missing = examples - len(data.labels)
         images, labels = data.images, data.labels

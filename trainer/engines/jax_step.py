@@ -189,9 +189,7 @@ class Step:
 
     def _loss(self, trained: Any, others: Any, images: Any, labels: Any, scale: Any) -> Any:
         """A part's share of the global batch's mean loss, times `scale`; beside it, (other variables, figures)."""
-        logits, others, extra = self.model.stateless_call(
-            trained, others, images, training=True, return_losses=True
-        )
+        logits, others, extra = self.model.stateless_call(trained, others, images, training=True, return_losses=True)
         losses, correct = _losses(logits.astype(jnp.float32), labels)
         if self.class_weights is not None:
             losses *= jnp.asarray(self.class_weights)[labels]
