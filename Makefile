@@ -55,6 +55,7 @@ lint: $(STAMP) ## Check style, types and who imports whom
 .PHONY: bench
 bench: $(STAMP) ## Run the benchmarks, side by side (IMAGES=folder of split/class/*.png)
 	$(BIN)/python -m benchmarks.pipeline_overhead
+	$(BIN)/python -m benchmarks.scale
 ifdef IMAGES
 	$(BIN)/python -m benchmarks.write_rate --images $(IMAGES)
 	$(BIN)/python -m benchmarks.read_rate --images $(IMAGES)
