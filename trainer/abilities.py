@@ -33,6 +33,20 @@ UNABLE: dict[str, tuple[Unable, ...]] = {
         _not_yet("profile_steps", 0),
         _not_yet("module"),
     ),
+    "jax": (
+        Unable("xla", lambda value: value is False, "is compiled by XLA always", "auto, true", "auto"),
+        _not_yet("early_stop"),
+        _not_yet("export", "last"),
+        _not_yet("profile_steps", 0),
+        _not_yet("module"),
+    ),
+    "pytorch": (
+        Unable("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),
+        _not_yet("early_stop"),
+        _not_yet("export", "last"),
+        _not_yet("profile_steps", 0),
+        _not_yet("module"),
+    ),
 }
 
 
