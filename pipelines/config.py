@@ -17,6 +17,7 @@ from components.prepare_data.settings import DataSettings
 from components.register_model.settings import RegisterSettings
 from pipelines.hardware import Hardware
 from pipelines.hardware import parse as parse_hardware
+from pipelines.platforms.kubeflow.settings import KubeflowSettings
 from trainer.config import ModelSettings, Settings, TrainSettings
 from trainer.errors import UserError, nearest
 
@@ -68,6 +69,7 @@ class RunConfig(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     register_: RegisterSettings = Field(default=RegisterSettings(), alias="register")
     vertex: VertexSettings | None = None
+    kubeflow: KubeflowSettings | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""The step register_model on the local registry."""
+"""The step register_model on a registry that is a folder, and what finds the champion in it."""
 
 from kfp import dsl
 from kfp.dsl import Artifact, Input, Metrics, Model, Output
@@ -52,3 +52,20 @@ def register_model(
             "version": version.number,
             "champion": registration.champion,
         }
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def find_champion(registry: str, model_name: str) -> str:
+    """Give the folder of the registered model to beat, "" where there is none yet.
+
+    Args:
+        registry: The registry's folder.
+        model_name: The model's name in it.
+    """
+    from components.register_model.registration import champion_folder
+    from components.step import step
+
+    with step("find_champion") as outcome:
+        folder = champion_folder(registry, model_name)
+        outcome.outputs = {"champion": folder}
+    return folder

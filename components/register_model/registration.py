@@ -49,6 +49,16 @@ def register(
     return registration
 
 
+def champion_folder(registry: str, model_name: str) -> str:
+    """The folder of the registered model to beat, "" where there is none yet.
+
+    Raises:
+        UserError: The alias names a version that is not there, or none at all.
+    """
+    champion = Registry(Path(registry).absolute()).champion(model_name)
+    return str(champion.folder) if champion else ""
+
+
 def _measured_against(registry: Registry, model_name: str, champion: str) -> PromoteOver:
     if not champion:
         return None
