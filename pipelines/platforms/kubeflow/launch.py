@@ -96,7 +96,7 @@ def refresh(folder: RunFolder) -> RunRecord:
     return record
 
 
-def watch(folder: RunFolder, record: RunRecord, watcher: Watcher, poll_seconds: float = POLL_SECONDS) -> RunRecord:
+def watch(folder: RunFolder, record: RunRecord, watcher: Watcher) -> RunRecord:
     """Follow the run to its end. An interruption leaves it going: it is the cluster's."""
     while True:
         before = {step.name: step.status for step in record.steps}
@@ -109,7 +109,7 @@ def watch(folder: RunFolder, record: RunRecord, watcher: Watcher, poll_seconds: 
                     watcher.event(record, {"event": EVENTS[step.status], "step": step.name})
         if record.status != "running":
             return record
-        time.sleep(poll_seconds)
+        time.sleep(POLL_SECONDS)
 
 
 def cancel(folder: RunFolder) -> RunRecord:
@@ -130,6 +130,33 @@ def address(folder: RunFolder, record: RunRecord) -> str:
     return Server(settings_of(load(folder.configuration_file))).page(str(record.resource))
 
 
+def log_command(folder: RunFolder, record: RunRecord) -> str:
+    """What prints the log of the step that runs, or ran last; the run's page where the server names no pod."""
+    server = Server(settings_of(load(folder.configuration_file)))
+    details = _details(server.get(str(record.resource))) if record.resource else {}
+    started = [details[name] for step in record.steps if (name := _task_name(step.name)) in details]
+    pods = [pod for task in started if str(task.state) != "PENDING" for pod in _pods(task)]
+    return _kubectl(server, pods[-1]) if pods else server.page(str(record.resource))
+
+
+def _details(run: Any) -> dict[str, Any]:
+    """What the server says of a run's tasks, by the task's name."""
+    tasks = (run.run_details.task_details if run.run_details else None) or []
+    return {str(task.display_name): task for task in tasks}
+
+
+def _task_name(step: str) -> str:
+    return step.replace("_", "-")
+
+
+def _pods(task: Any) -> list[str]:
+    return [child.pod_name for child in task.child_tasks or [] if child.pod_name]
+
+
+def _kubectl(server: Server, pod: str) -> str:
+    return f"kubectl -n {server.settings.namespace or 'kubeflow'} logs {pod} -c main"
+
+
 def _identify(record: RunRecord, server: Server) -> bool:
     """Whether the server has the run; one whose submission was broken off is found by its name."""
     if record.resource is None:
@@ -146,9 +173,9 @@ def _identify(record: RunRecord, server: Server) -> bool:
 
 def _take(record: RunRecord, run: Any, server: Server) -> None:
     """Put what the server says of a run (V2beta1Run) into its record."""
-    details = {str(task.display_name): task for task in (run.run_details.task_details if run.run_details else []) or []}
+    details = _details(run)
     for step in record.steps:
-        task = details.get(step.name.replace("_", "-"))
+        task = details.get(_task_name(step.name))
         if task is not None:
             step.status = STATES.get(str(task.state), "pending")
             step.seconds = _seconds(task.start_time or task.create_time, task.end_time)
@@ -169,12 +196,11 @@ def _take(record: RunRecord, run: Any, server: Server) -> None:
 def _error(record: RunRecord, run: Any, details: dict[str, Any], server: Server) -> ErrorRecord:
     """Why the run failed, as far as the server knows; the pod's own log says more."""
     failed = next((step.name for step in record.steps if step.status == "failed"), None)
-    task = details.get(failed.replace("_", "-")) if failed else None
+    task = details.get(_task_name(failed)) if failed else None
     told = (task.error if task is not None else None) or run.error
     message = str(told.message) if told and told.message else "The server does not say why."
-    pods = [child.pod_name for child in (task.child_tasks if task is not None else []) or [] if child.pod_name]
-    where = server.settings.namespace or "kubeflow"
-    mend = f"kubectl -n {where} logs {pods[-1]} -c main" if pods else server.page(str(record.resource))
+    pods = _pods(task) if task is not None else []
+    mend = _kubectl(server, pods[-1]) if pods else server.page(str(record.resource))
     return ErrorRecord(step=failed, message=message, mend=mend)
 
 

@@ -21,6 +21,7 @@ DIGITS = Path("configs/digits.yaml").absolute()
 def kubeflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeKubeflow]:
     """A server for one user; runs' folders come into a folder of the test's own."""
     monkeypatch.setenv("SLIPWAY_RETRY_SECONDS", "0.01")
+    monkeypatch.setattr("pipelines.platforms.kubeflow.launch.POLL_SECONDS", 0)
     monkeypatch.chdir(tmp_path)
     # kfp's client waits five seconds after a failed look at the server's health.
     monkeypatch.setattr("kfp.client.client.time", SimpleNamespace(sleep=lambda _seconds: None))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from pipelines import runs
+from pipelines.cli import app
 from pipelines.platforms.kubeflow import launch
 from pipelines.platforms.kubeflow.server import COOKIE_VARIABLE, TOKEN_VARIABLE
 from pipelines.runs import RunRecord
@@ -41,7 +44,7 @@ def test_a_run_is_submitted_with_its_parameters_and_followed_to_its_end(kubeflow
     executors = run["pipeline_spec"]["pipeline_spec"]["deploymentSpec"]["executors"]
     assert {executor["container"]["image"] for executor in executors.values()} == {IMAGE}
     events = Events()
-    record = launch.watch(folder, record, events, poll_seconds=0)
+    record = launch.watch(folder, record, events)
     assert record.status == "succeeded"
     assert [step for event, step in events.seen if event == "finished"] == list(launch.STEPS)
     assert record.step("train").seconds == 30
@@ -51,14 +54,14 @@ def test_a_run_is_submitted_with_its_parameters_and_followed_to_its_end(kubeflow
 def test_a_rejected_model_leaves_the_registration_skipped(kubeflow: FakeKubeflow) -> None:
     kubeflow.rejected = True
     folder, record = launch.submit(configuration(host=kubeflow.host))
-    record = launch.watch(folder, record, Events(), poll_seconds=0)
+    record = launch.watch(folder, record, Events())
     assert (record.status, record.step("register_model").status) == ("succeeded", "skipped")
 
 
 def test_a_failed_step_is_named_with_its_pods_log(kubeflow: FakeKubeflow) -> None:
     kubeflow.failures["train"] = "OOMKilled (exit code 137)"
     folder, record = launch.submit(configuration(host=kubeflow.host, namespace="ml"))
-    record = launch.watch(folder, record, Events(), poll_seconds=0)
+    record = launch.watch(folder, record, Events())
     assert record.status == "failed"
     assert record.error is not None
     assert (record.error.step, record.error.message) == ("train", "OOMKilled (exit code 137)")
@@ -72,7 +75,7 @@ def test_one_run_in_spite_of_failing_calls(kubeflow: FakeKubeflow, seed: int) ->
     kubeflow.faults._random.seed(seed)
     kubeflow.faults.share = 0.3
     folder, record = launch.submit(configuration(host=kubeflow.host))
-    record = launch.watch(folder, record, Events(), poll_seconds=0)
+    record = launch.watch(folder, record, Events())
     assert record.status == "succeeded"
     assert kubeflow.faults.struck.total() > 0
     assert len(kubeflow.runs) == 1
@@ -156,3 +159,41 @@ def test_where_nobody_answers_nothing_is_made(kubeflow: FakeKubeflow) -> None:
         launch.submit(configuration(host="http://localhost:1"))
     assert error.value.setting == "kubeflow.host"
     assert not list(runs.folders())
+
+
+def test_the_commands_follow_look_at_and_explain_a_run(kubeflow: FakeKubeflow) -> None:
+    Path("run.yaml").write_text(configuration(host=kubeflow.host).as_yaml())
+
+    def slipway(*arguments: str) -> Any:
+        return CliRunner().invoke(app, list(arguments))
+
+    kubeflow.rejected = True
+    done = slipway("run", "-c", "run.yaml", "--target", "kubeflow", "--require-promotion")
+    assert done.exit_code == 3, done.output
+    assert "/#/runs/details/" in done.stdout
+    assert "✓ train" in done.stdout
+    kubeflow.failures["evaluate"] = "the pod was evicted"
+    assert slipway("run", "-c", "run.yaml", "--target", "kubeflow").exit_code == 1
+    assert "The step evaluate failed: the pod was evicted" in slipway("explain").stdout
+    assert "kubectl -n kubeflow logs" in slipway("logs").stderr
+    resumed = slipway("run", "--resume", "latest")
+    assert resumed.exit_code == 2
+    assert "--target kubeflow" in resumed.stderr
+
+
+def test_an_interruption_leaves_the_run_going(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("run.yaml").write_text(configuration(host=kubeflow.host).as_yaml())
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launch.time, "sleep", interrupt)
+        stopped = CliRunner().invoke(app, ["run", "-c", "run.yaml", "--target", "kubeflow"])
+    [run] = kubeflow.runs.values()
+    assert stopped.exit_code == 130
+    assert run["state"] == "RUNNING"
+    assert f"slipway status {run['display_name']} --watch" in stopped.stdout
+    watched = CliRunner().invoke(app, ["status", "--watch"])
+    assert watched.exit_code == 0
+    assert (run["state"], "✓ register_model" in watched.stdout) == ("SUCCEEDED", True)
