@@ -103,7 +103,7 @@ def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None)
     Raises:
         UserError: No such file, not YAML, an unknown key, a value of the wrong type or out of range.
     """
-    values = _read(path)
+    values = read_yaml(path)
     apply_overrides(values, overrides)
     if hardware is not None:
         values["hardware"] = hardware
@@ -129,7 +129,12 @@ def no_place_on_vertex() -> UserError:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        UserError: No such file, not YAML, or no mapping.
+    """
     if not path.is_file():
         known = sorted(str(found) for found in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         near = nearest(str(path), known)
