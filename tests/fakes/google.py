@@ -12,6 +12,7 @@ from tests.fakes.errors import Faults
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.http_service import HttpService, Raw, Request
 from tests.fakes.resource_manager import add_resource_manager
+from tests.fakes.storage import FakeStorage
 from tests.fakes.world import Project, World, caller_of
 
 PROJECT = "slipway-test"
@@ -40,6 +41,7 @@ class FakeGoogle:
         self.endpoints: dict[str, str] = {}
         self.environment: dict[str, str] = {}
         add_resource_manager(self.service("cloudresourcemanager"), self.world)
+        self.storage = FakeStorage(self.service("storage"), self.world)
         self._tokens = HttpService("tokens", Faults(), lambda _headers: "")
 
     def service(self, name: str) -> HttpService:
@@ -69,6 +71,7 @@ class FakeGoogle:
         for service in self.http.values():
             service.stop()
         self.vertex.stop()
+        self.storage.stop()
         self._tokens.stop()
 
 

@@ -26,7 +26,8 @@ class World:
     """All state. `writes` counts what changed anything, by kind of thing; whoever changes something counts it.
 
     Policies are kept by the resource's own full name: projects/P, projects/P/serviceAccounts/E,
-    projects/P/locations/L/repositories/R, buckets/B. `owners` may do everything.
+    projects/P/locations/L/repositories/R, buckets/B, with P the project's id. `buckets` holds the resources of Cloud
+    Storage's buckets by name. `owners` may do everything.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class World:
         self.owners: set[str] = set()
         self.accounts: dict[str, dict[str, Any]] = {}
         self.policies: dict[str, dict[str, Any]] = {}
+        self.buckets: dict[str, dict[str, Any]] = {}
         self.writes: Counter[str] = Counter()
         self._etag = 0
 
@@ -49,6 +51,17 @@ class World:
         """A copy of a resource's policy, with its etag."""
         with self.lock:
             return copy.deepcopy(self.policies.setdefault(resource, {"version": 1, "bindings": [], "etag": "BwA="}))
+
+    def read_policy(self, resource: str, version: int) -> dict[str, Any]:
+        """A resource's policy as a caller of that policy version sees it: before 3 there are no conditions, and a
+        conditional binding's role has a name that can not be granted."""
+        policy = self.policy(resource)
+        if version >= 3:
+            return policy
+        for binding in policy["bindings"]:
+            if binding.pop("condition", None):
+                binding["role"] += "_withcond_5f2b1c0e9d7a"
+        return {**policy, "version": 1}
 
     def set_policy(self, resource: str, policy: dict[str, Any]) -> dict[str, Any]:
         """Take over a policy as the services do: an etag that is not the newest is refused, and so is a condition
