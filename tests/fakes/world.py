@@ -37,8 +37,17 @@ class World:
         self.accounts: dict[str, dict[str, Any]] = {}
         self.policies: dict[str, dict[str, Any]] = {}
         self.buckets: dict[str, dict[str, Any]] = {}
+        # Limits by project, region and metric; what is not named is not limited.
+        self.quotas: dict[tuple[str, str, str], int] = {}
         self.writes: Counter[str] = Counter()
         self._etag = 0
+        self._number = 4_000_000_000
+
+    def number(self) -> int:
+        """The next number that a service names something by."""
+        with self.lock:
+            self._number += 1
+            return self._number
 
     def project(self, id_or_number: str) -> Project:
         """A project by its id or number."""
