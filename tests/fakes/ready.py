@@ -21,9 +21,6 @@ AGENTS = {
 def make_ready(google: FakeGoogle) -> None:
     """Put APIs, agents, the run-as account RUNNER, the bucket BUCKET and every right in place; no write is counted."""
     world = google.world
-    world.projects[PROJECT].services.update(
-        f"{name}.googleapis.com" for name in ("aiplatform", "artifactregistry", "logging", "storage", "tpu")
-    )
     for email in [RUNNER, *AGENTS]:
         world.accounts[email] = {"name": f"projects/{PROJECT}/serviceAccounts/{email}", "email": email}
     google.storage.add_bucket(BUCKET, world.projects[PROJECT], google.location)

@@ -19,6 +19,7 @@ from gcp_storage_emulator.storage import Storage
 
 from tests.fakes.errors import ServiceError
 from tests.fakes.http_service import HttpService, Raw, Request
+from tests.fakes.policies import check_members
 from tests.fakes.world import Project, World
 
 MULTI_REGIONS = ("ASIA", "EU", "US")
@@ -141,8 +142,11 @@ class FakeStorage:
         def set_policy(request: Request) -> Any:
             bucket = self._bucket(request)
             self._require(request, "storage.buckets.setIamPolicy", bucket)
+            resource = f"buckets/{bucket['name']}"
             try:
-                return self._world.set_policy(f"buckets/{bucket['name']}", request.json)
+                with self._world.lock:
+                    check_members(self._world, resource, request.json)
+                    return self._world.set_policy(resource, request.json)
             except ServiceError as error:
                 # This service calls a stale etag by another number than the others.
                 raise ServiceError(412, PRECONDITION) if error.status == 409 else error from None

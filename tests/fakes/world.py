@@ -37,8 +37,12 @@ class World:
         self.accounts: dict[str, dict[str, Any]] = {}
         self.policies: dict[str, dict[str, Any]] = {}
         self.buckets: dict[str, dict[str, Any]] = {}
+        self.repositories: dict[str, dict[str, Any]] = {}
         # Limits by project, region and metric; what is not named is not limited.
         self.quotas: dict[tuple[str, str, str], int] = {}
+        # How many calls of a service that has just been enabled are still refused.
+        self.settling: Counter[str] = Counter()
+        self.settling_calls = 0
         self.writes: Counter[str] = Counter()
         self._etag = 0
         self._number = 4_000_000_000
@@ -55,6 +59,18 @@ class World:
             if id_or_number in (project.id, str(project.number)):
                 return project
         raise ServiceError(403, f"Permission denied on resource project {id_or_number}.")
+
+    def require_service(self, project: Project, service: str) -> None:
+        """Refuse what goes to a service that the project has not enabled, or has enabled only just now."""
+        with self.lock:
+            if service in project.services and self.settling[service] <= 0:
+                return
+            self.settling[service] -= 1
+        raise ServiceError(
+            403,
+            f"{service} has not been used in project {project.number} before or it is disabled. Enable it, then retry. "
+            "If you enabled this API recently, wait a few minutes for the action to propagate to our systems and retry.",
+        )
 
     def policy(self, resource: str) -> dict[str, Any]:
         """A copy of a resource's policy, with its etag."""
