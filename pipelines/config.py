@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -30,6 +31,10 @@ class VertexSettings(Settings):
     `serving_image` the one that serves the SavedModel. `encryption_key` is a Cloud KMS key's full name; it encrypts
     the training job and the model, as `labels` label them. `endpoints` gives host[:port] for services that are
     reached elsewhere than at Google's public addresses (private access), by the service's name.
+
+    `service_account` is what the run acts as; without it, the project's default one. `network` is a VPC network that
+    it is peered with, `experiment` the Vertex AI experiment that the run is listed in. With `failure_policy` fast,
+    nothing new is started once a step has failed. `retries` is how often a step other than train is tried again.
     """
 
     project: str
@@ -38,7 +43,10 @@ class VertexSettings(Settings):
     image: str
     serving_image: str
     service_account: str | None = None
-    network: str | None = None
+    network: str | None = Field(default=None, pattern=r"^projects/\d+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?$")
+    experiment: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,127}$")
+    failure_policy: Literal["fast", "slow"] = "fast"
+    retries: int = Field(default=1, ge=0, le=10)
     encryption_key: str | None = Field(
         default=None, pattern=r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$"
     )
@@ -50,6 +58,19 @@ class VertexSettings(Settings):
     def _known_services(cls, endpoints: dict[str, str]) -> dict[str, str]:
         check_endpoints(endpoints)
         return endpoints
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_of_google(cls, labels: dict[str, str]) -> dict[str, str]:
+        for key, value in labels.items():
+            if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
+                raise UserError(
+                    f"{key}: {value} can not be a label.",
+                    setting="vertex.labels",
+                    value=f"{key}: {value}",
+                    allowed="up to 63 lower-case letters, digits, dashes and underscores; a key begins with a letter",
+                )
+        return labels
 
     @property
     def connection(self) -> Connection:

@@ -19,10 +19,12 @@ AGENTS = {
 
 
 def make_ready(google: FakeGoogle) -> None:
-    """Put APIs, agents, the run-as account RUNNER, the bucket BUCKET and every right in place; no write is counted."""
+    """Put the agents, the run-as account RUNNER, the bucket BUCKET and every right in place; no write is counted."""
     world = google.world
-    for email in [RUNNER, *AGENTS]:
-        world.accounts[email] = {"name": f"projects/{PROJECT}/serviceAccounts/{email}", "email": email}
+    google.iam.add_account(RUNNER)
+    google.repositories.add(REPOSITORY)
+    for email in AGENTS:
+        world.accounts[email] = {"email": email}
     google.storage.add_bucket(BUCKET, world.projects[PROJECT], google.location)
     for email, role in AGENTS.items():
         grant(google, f"projects/{PROJECT}", role, email)
