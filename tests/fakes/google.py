@@ -7,21 +7,39 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.artifact_repositories import FakeRepositories
 from tests.fakes.certificates import certificates, service_account_file
 from tests.fakes.errors import Faults
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.http_service import HttpService, Raw, Request
+from tests.fakes.iam import FakeIam
 from tests.fakes.resource_manager import add_resource_manager
+from tests.fakes.service_usage import FakeServiceUsage
+from tests.fakes.storage import FakeStorage
 from tests.fakes.world import Project, World, caller_of
 
 PROJECT = "slipway-test"
 NUMBER = 123456789012
 REGION = "europe-west4"
+SERVICES = frozenset(
+    f"{name}.googleapis.com"
+    for name in (
+        "aiplatform",
+        "artifactregistry",
+        "cloudbuild",
+        "cloudresourcemanager",
+        "iam",
+        "logging",
+        "serviceusage",
+        "storage",
+        "tpu",
+    )
+)
 SUBMITTER = "submitter@slipway-test.iam.gserviceaccount.com"
 
 
 class FakeGoogle:
-    """A project on loopback, to be used in a with statement.
+    """A project on loopback with all services enabled, to be used in a with statement.
 
     `endpoints` are what `vertex.endpoints` takes, `environment` what the client's process needs: trust in the fakes'
     certificates and the credentials of SUBMITTER, who owns the project until a test takes that away
@@ -32,7 +50,7 @@ class FakeGoogle:
         self.folder = folder
         self.world = World()
         self.faults = Faults(seed)
-        self.world.projects[PROJECT] = Project(PROJECT, NUMBER)
+        self.world.projects[PROJECT] = Project(PROJECT, NUMBER, set(SERVICES))
         self.world.owners.add(SUBMITTER)
         self.certificates = certificates()
         self.http: dict[str, HttpService] = {}
@@ -40,6 +58,10 @@ class FakeGoogle:
         self.endpoints: dict[str, str] = {}
         self.environment: dict[str, str] = {}
         add_resource_manager(self.service("cloudresourcemanager"), self.world)
+        self.iam = FakeIam(self.service("iam"), self.world)
+        self.service_usage = FakeServiceUsage(self.service("serviceusage"), self.world)
+        self.repositories = FakeRepositories(self.service("artifactregistry"), self.world)
+        self.storage = FakeStorage(self.service("storage"), self.world)
         self._tokens = HttpService("tokens", Faults(), lambda _headers: "")
 
     def service(self, name: str) -> HttpService:
@@ -69,6 +91,7 @@ class FakeGoogle:
         for service in self.http.values():
             service.stop()
         self.vertex.stop()
+        self.storage.stop()
         self._tokens.stop()
 
 
