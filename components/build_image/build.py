@@ -70,13 +70,17 @@ def find(request: ImageRequest, registry: Registry) -> str | None:
     return request.by_digest(digest) if digest else None
 
 
-def ensure(request: ImageRequest, registry: Registry, build: Callable[[ImageRequest], None]) -> BuiltImage:
-    """The image by digest; `build` makes and pushes it where the registry does not have it."""
+# Makes an image and pushes it; gives its digest where the builder says it, else None.
+Build = Callable[[ImageRequest], str | None]
+
+
+def ensure(request: ImageRequest, registry: Registry, build: Build) -> BuiltImage:
+    """The image by digest; `build` makes it where the registry does not have it."""
     found = find(request, registry)
     if found is not None:
         return BuiltImage(found, reused=True)
-    build(request)
-    built = find(request, registry)
+    digest = build(request)
+    built = request.by_digest(digest) if digest else find(request, registry)
     if built is None:
         raise UserError(
             f"{request.uri} was built, but the registry does not have it.",
@@ -87,21 +91,20 @@ def ensure(request: ImageRequest, registry: Registry, build: Callable[[ImageRequ
     return BuiltImage(built, reused=False)
 
 
-def build_locally(builder: str, archive: Callable[[], bytes], log: TextIO) -> Callable[[ImageRequest], None]:
+def build_locally(builder: str, archive: Callable[[], bytes], log: TextIO) -> Build:
     """Building with docker, podman or buildah on this machine, as `ensure` takes it."""
 
     def build(request: ImageRequest) -> None:
-        local.build_and_push(builder, archive(), request.uri, request.arguments, request.labels, log)
+        local.build(builder, archive(), request.uri, request.arguments, request.labels, log)
+        local.push(builder, request.uri, log)
 
     return build
 
 
-def build_in_cloud(
-    service: CloudBuild, source: Callable[[ImageRequest], Source], log: TextIO
-) -> Callable[[ImageRequest], None]:
+def build_in_cloud(service: CloudBuild, source: Callable[[], Source], log: TextIO) -> Build:
     """Building with Cloud Build, as `ensure` takes it; `source` gives the context in the bucket."""
 
-    def build(request: ImageRequest) -> None:
-        service.build(source(request), request.uri, request.arguments, request.labels, log)
+    def build(request: ImageRequest) -> str:
+        return service.build(source(), request.uri, request.arguments, request.labels, log)
 
     return build

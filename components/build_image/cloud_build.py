@@ -86,6 +86,11 @@ class CloudBuild:
             ) from None
         return Source(bucket=self.bucket, name=blob.name, generation=str(blob.generation))
 
+    def uploaded(self, name: str) -> Source | None:
+        """A context that is in the bucket already, or None."""
+        blob = retried(lambda: self.connection.storage.bucket(self.bucket).get_blob(f"{SOURCES}/{name}.tar.gz"))
+        return Source(bucket=self.bucket, name=blob.name, generation=str(blob.generation)) if blob else None
+
     def build(
         self, source: Source, uri: str, arguments: Mapping[str, str], labels: Mapping[str, str], log: TextIO
     ) -> str:

@@ -25,7 +25,7 @@ def build_image(request: str, source: str, settings: str) -> str:
         built = ensure(
             wanted,
             registry_of(wanted.repository, service.connection),
-            build_in_cloud(service, lambda _request: context, sys.stdout),
+            build_in_cloud(service, lambda: context, sys.stdout),
         )
         outcome.reused = built.reused
         outcome.outputs = {"image": built.uri}

@@ -30,10 +30,10 @@ BUILD = {
 LAST_LINES = 20
 
 
-def build_and_push(
+def build(
     builder: str, archive: bytes, uri: str, arguments: Mapping[str, str], labels: Mapping[str, str], log: TextIO
 ) -> None:
-    """Build an image from its context and push it.
+    """Build an image from its context.
 
     Args:
         builder: docker, podman or buildah.
@@ -65,6 +65,10 @@ def build_and_push(
             command += [part for name, value in sorted(values.items()) for part in (option, f"{name}={value}")]
         command += [part for name, path in secrets.items() for part in ("--secret", f"id={name},src={path}")]
         _run([*command, folder], log)
+
+
+def push(builder: str, uri: str, log: TextIO) -> None:
+    """Push an image to the registry that its name begins with. Raises WorkFailed."""
     insecure = is_loopback(uri.partition("/")[0]) and builder != "docker"  # docker itself holds loopback to be safe
     _run([builder, "push", *(["--tls-verify=false"] if insecure else []), uri], log)
 

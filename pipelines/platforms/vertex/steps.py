@@ -11,21 +11,25 @@ from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from google_cloud_pipeline_components.v1.model import ModelUploadOp
 from kfp import dsl
 
+from components.build_image.component import build_image
 from components.evaluate.component import evaluate
 from components.plan_training.component import plan_training
 from components.prepare_data.component import prepare_data
 from components.train.component import collect_model
 from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
+from pipelines.images import Images
 from pipelines.training import training_steps
+from trainer.errors import UserError
 
 
 class VertexPlatform:
-    """Containers of one image on Vertex AI; training is a custom job with the hardware's worker pools."""
+    """Containers on Vertex AI; training is a custom job with the hardware's worker pools."""
 
     registers = True
 
-    def __init__(self, settings: VertexSettings) -> None:
+    def __init__(self, settings: VertexSettings, images: Images) -> None:
         self.settings = settings
+        self.images = images
 
     @property
     def output(self) -> str:
@@ -33,7 +37,16 @@ class VertexPlatform:
         return f"{self.settings.bucket}/runs/{dsl.PIPELINE_JOB_NAME_PLACEHOLDER}"
 
     def build_image(self, config: RunConfig) -> Any:  # noqa: ARG002
-        return None
+        build = self.images.build
+        if build is None:
+            return None
+        task = self._in_image(build_image)(
+            request=build.request.model_dump_json(),
+            source=build.source.model_dump_json(),
+            settings=build.settings.model_dump_json(),
+        )
+        # A cached answer would not notice that the image is gone.
+        return task.set_caching_options(False).output
 
     def setup_access(self, config: RunConfig) -> Any:  # noqa: ARG002
         return None
@@ -50,7 +63,7 @@ class VertexPlatform:
             devices=config.parsed_hardware.accelerators_per_replica,
             model=config.model.model_dump_json(),
             train=config.train.model_dump_json(exclude_none=True),
-            image=image or self.settings.image,
+            image=image or self.images.trainer,
             memory=0,
             dataset=dataset,
         )
@@ -76,6 +89,14 @@ class VertexPlatform:
         )
 
     def register_model(self, config: RunConfig, trained: Any, evaluation: Any, run_id: Any, champion: Any) -> Any:  # noqa: ARG002
+        if self.settings.serving_image is None:
+            raise UserError(
+                "A registered model needs an image that serves it.",
+                setting="vertex.serving_image",
+                value=None,
+                allowed="an image that serves a SavedModel, by digest or by a tag that is never moved",
+                mend="--set vertex.serving_image=IMAGE",
+            )
         # ModelUploadOp takes its serving container from an artifact of this type only.
         servable = dsl.importer(
             artifact_uri=trained.outputs["Output"],
@@ -92,19 +113,19 @@ class VertexPlatform:
         )
 
     def _in_image(self, component: Any) -> Callable[..., Any]:
-        """A step's component, to run in this platform's image."""
-        return dsl.component(component.python_func, base_image=self.settings.image, install_kfp_package=False)
+        """A step's component, to run in the steps' image."""
+        return dsl.component(component.python_func, base_image=self.images.steps, install_kfp_package=False)
 
 
-def pipeline(config: RunConfig) -> Any:
-    """The pipeline for Vertex AI; its parameter is the champion to beat.
+def pipeline(config: RunConfig, images: Images) -> Any:
+    """The pipeline for Vertex AI, its containers those of `images`; its parameter is the champion to beat.
 
     Raises:
         UserError: The configuration does not say where on Vertex AI.
     """
     if config.vertex is None:
         raise no_place_on_vertex()
-    platform = VertexPlatform(config.vertex)
+    platform = VertexPlatform(config.vertex, images)
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.model.builder} on {config.data.source}")
     def training(champion: str = "") -> None:
