@@ -11,6 +11,7 @@ from typing import Any
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from kfp import dsl
 
+from components.build_image.component import build_image
 from components.evaluate.component import evaluate
 from components.plan_training.component import plan_training
 from components.prepare_data.component import prepare_data
@@ -18,19 +19,31 @@ from components.register_model.component import find_champion, register_version
 from components.register_model.registration import NONE_ASKED
 from components.train.component import collect_model
 from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
+from pipelines.images import Images
 from pipelines.training import training_steps
+from trainer.errors import UserError
 
 
 class VertexPlatform:
-    """Containers of one image on Vertex AI; training is a custom job with the hardware's worker pools."""
+    """Containers on Vertex AI; training is a custom job with the hardware's worker pools."""
 
     registers = True
 
-    def __init__(self, settings: VertexSettings) -> None:
+    def __init__(self, settings: VertexSettings, images: Images) -> None:
         self.settings = settings
+        self.images = images
 
     def build_image(self, config: RunConfig) -> Any:  # noqa: ARG002
-        return None
+        build = self.images.build
+        if build is None:
+            return None
+        task = self._in_image(build_image)(
+            request=build.request.model_dump_json(),
+            source=build.source.model_dump_json(),
+            settings=build.settings.model_dump_json(),
+        )
+        # A cached answer would not notice that the image is gone.
+        return task.set_caching_options(False).output
 
     def setup_access(self, config: RunConfig) -> Any:  # noqa: ARG002
         return None
@@ -47,7 +60,7 @@ class VertexPlatform:
             devices=config.parsed_hardware.accelerators_per_replica,
             model=config.model.model_dump_json(),
             train=config.train.model_dump_json(exclude_none=True),
-            image=image or self.settings.image,
+            image=image or self.images.trainer,
             memory=0,
             dataset=dataset,
         )
@@ -82,6 +95,14 @@ class VertexPlatform:
         return Champion(task.outputs["uri"], task.outputs["version"])
 
     def register_model(self, config: RunConfig, trained: Any, evaluation: Any, run_id: Any, champion: Any) -> Any:
+        if self.settings.serving_image is None:
+            raise UserError(
+                "A registered model needs an image that serves it.",
+                setting="vertex.serving_image",
+                value=None,
+                allowed="an image that serves a SavedModel, by digest or by a tag that is never moved",
+                mend="--set vertex.serving_image=IMAGE",
+            )
         candidate = {
             "model": config.model_name,
             "serving_image": self.settings.serving_image,
@@ -106,8 +127,8 @@ class VertexPlatform:
         return json.dumps(where)
 
     def _in_image(self, component: Any) -> Callable[..., Any]:
-        """A step's component, to run in this platform's image, and again where it fails."""
-        packed = dsl.component(component.python_func, base_image=self.settings.image, install_kfp_package=False)
+        """A step's component, to run in the steps' image, and again where it fails."""
+        packed = dsl.component(component.python_func, base_image=self.images.steps, install_kfp_package=False)
 
         def task(**arguments: Any) -> Any:
             made = packed(**arguments)
@@ -126,11 +147,12 @@ class Champion:
     version: Any
 
 
-def pipeline(config: RunConfig, run_id: str | None = None) -> Any:
+def pipeline(config: RunConfig, images: Images, run_id: str | None = None) -> Any:
     """The pipeline for Vertex AI. It has no parameters: a run by hand and a scheduled one are the same.
 
     Args:
         config: The run's configuration.
+        images: What its containers run.
         run_id: The run to go on with, whose output directory is kept; without it, each job's own name.
 
     Raises:
@@ -138,7 +160,7 @@ def pipeline(config: RunConfig, run_id: str | None = None) -> Any:
     """
     if config.vertex is None:
         raise no_place_on_vertex()
-    platform = VertexPlatform(config.vertex)
+    platform = VertexPlatform(config.vertex, images)
     run: Any = run_id or dsl.PIPELINE_JOB_NAME_PLACEHOLDER
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.model.builder} on {config.data.source}")

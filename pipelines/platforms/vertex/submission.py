@@ -11,6 +11,7 @@ from components.cloud.retries import is_conflict, is_transient, retried
 from components.register_model.model_registry import label
 from components.register_model.registry import git_commit
 from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
+from pipelines.images import Images
 
 CONFIGURATION_LABEL = "slipway-configuration"
 COMMIT_LABEL = "slipway-commit"
@@ -41,13 +42,13 @@ def facts_of(config: RunConfig) -> dict[str, str | None]:
     }
 
 
-def compile_pipeline(config: RunConfig, target: Path, run_id: str | None = None) -> None:
-    """Write the pipeline's spec; `run_id` as `steps.pipeline` takes it."""
+def compile_pipeline(config: RunConfig, images: Images, target: Path, run_id: str | None = None) -> None:
+    """Write the pipeline's spec; `images` and `run_id` as `steps.pipeline` takes them."""
     from kfp import compiler
 
     from pipelines.platforms.vertex.steps import pipeline
 
-    compiler.Compiler().compile(pipeline(config, run_id), str(target))
+    compiler.Compiler().compile(pipeline(config, images, run_id), str(target))
 
 
 def labels_of(config: RunConfig) -> dict[str, str]:

@@ -23,14 +23,14 @@ def specification(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[st
     folder: Path = tmp_path_factory.mktemp("spec")
 
     def compiled(settings: dict[str, Any], hardware: str = "l4x4*2") -> dict[str, Any]:
-        from kfp import compiler
-
         from pipelines.config import validate
-        from pipelines.platforms.vertex.steps import pipeline
+        from pipelines.images import Images
+        from pipelines.platforms.vertex.submission import compile_pipeline
 
         values = yaml.safe_load(Path("configs/digits.yaml").read_text())
         config = validate({**values, "hardware": hardware, "vertex": settings}, "the test")
-        compiler.Compiler().compile(pipeline(config), str(folder / "spec.yaml"))
+        images = Images(settings["image"], settings["image"])
+        compile_pipeline(config, images, folder / "spec.yaml")
         return dict(yaml.safe_load((folder / "spec.yaml").read_text()))
 
     return compiled
@@ -189,5 +189,5 @@ def test_an_image_that_the_agent_may_not_pull_fails_the_task(ready_google, speci
     take_away(ready_google, REPOSITORY, "roles/artifactregistry.reader")
     job, _ = run(ready_google, specification(vertex_settings(ready_google)))
     failed = [task for task in job.job_detail.task_details if task.state.name == "FAILED"]
-    assert [task.task_name for task in failed] == ["prepare-data"]
+    assert {task.task_name for task in failed} == {"prepare-data", "find-champion"}
     assert "does not have permission to access Artifact Registry repository" in failed[0].error.message
