@@ -251,9 +251,10 @@ def compile_(
         )  # fmt: skip
     check_folder_of(output)
     if target is Target.vertex:
+        from pipelines.images import known_images
         from pipelines.platforms.vertex import steps as vertex_steps
 
-        pipeline = vertex_steps.pipeline(configuration)
+        pipeline = vertex_steps.pipeline(configuration, known_images(configuration, _say))
     elif target is Target.kubeflow:
         from pipelines.platforms.kubeflow import steps as kubeflow_steps
 
@@ -266,6 +267,30 @@ def compile_(
 
     compiler.Compiler().compile(pipeline, str(output))
     console.print(f"{output}: {configuration.name} for {target.value} on {configuration.hardware}", highlight=False)
+
+
+@app.command()
+@user_errors
+def build(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    target: Annotated[Target, typer.Option(help="For runs where: vertex, or local (--runner docker).")] = Target.vertex,
+    builder: Annotated[str | None, typer.Option(help="cloud-build, docker, podman, buildah; as configured.")] = None,
+    push: Annotated[bool, typer.Option(help="Without: build on this machine only.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Build the images that a run needs, unless the registry has them; give them by digest."""
+    from pipelines.build_command import build_images
+    from pipelines.config import load
+
+    configuration = load(config, overrides or (), hardware)
+    images = build_images(configuration, target.value, builder, push=push, log=sys.stderr, say=_say)
+    sys.stdout.write(json.dumps(images, indent=2) + "\n" if as_json else "".join(f"{uri}\n" for uri in images.values()))
+
+
+def _say(line: str) -> None:
+    error_console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 @app.command()

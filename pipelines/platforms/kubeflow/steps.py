@@ -11,7 +11,7 @@ from kfp import dsl
 from components.evaluate.component import evaluate
 from components.plan_training.component import plan_training
 from components.prepare_data.component import prepare_data
-from components.register_model.component import find_champion, register_model
+from components.register_model.component import find_champion_folder, register_model
 from components.register_model.registration import NONE_ASKED
 from components.train.component import train
 from pipelines.config import RunConfig
@@ -70,7 +70,7 @@ class KubeflowPlatform:
         if not self.registers or config.evaluate.champion == "none":
             return NONE_ASKED
         registry = self.settings.place(config.register_.registry)
-        task = self._task(find_champion)(registry=registry, model_name=config.model_name)
+        task = self._task(find_champion_folder)(registry=registry, model_name=config.model_name)
         return task.set_caching_options(False).output
 
     def register_model(self, config: RunConfig, trained: Any, evaluation: Any, run_id: Any, champion: Any) -> Any:

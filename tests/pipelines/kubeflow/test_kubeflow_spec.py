@@ -65,10 +65,10 @@ def test_on_a_volume_every_step_mounts_it_and_all_that_stays_is_on_it(tmp_path: 
     }
     assert json.loads(inputs(specification, "prepare-data")["settings"])["store"] == "/data/datasets"
     assert json.loads(inputs(specification, "register-model")["settings"])["registry"] == "/data/models"
-    assert inputs(specification, "find-champion")["registry"] == "/data/models"
+    assert inputs(specification, "find-champion-folder")["registry"] == "/data/models"
     tasks = specification["root"]["dag"]["tasks"]
     assert not tasks["prepare-data"]["cachingOptions"].get("enableCache")
-    assert not tasks["find-champion"]["cachingOptions"].get("enableCache")
+    assert not tasks["find-champion-folder"]["cachingOptions"].get("enableCache")
 
 
 def test_on_an_object_store_nothing_is_registered_and_train_is_brought_the_data(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_its_steps_run_and_leave_all_on_the_volume(tmp_path: Path) -> None:
     assert (volume / "runs/first/checkpoints").is_dir()
     assert len(list((volume / "datasets/digits").glob("*/manifest.json"))) == 1
     assert json.loads((volume / "models/digits/1/metadata.json").read_text())["run_id"] == "first"
-    # What the next run's step find_champion gives, and the gate is measured against.
+    # What the next run's step find_champion_folder gives, and the gate is measured against.
     assert champion_folder(str(volume / "models"), "digits") == str(volume / "models/digits/1")
     assert champion_folder(str(volume / "models"), "letters") == ""
 
