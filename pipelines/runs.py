@@ -67,12 +67,16 @@ class ProcessRecord(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """What is known of a run. `champion` is what its steps are told of the registered model to beat."""
+    """What is known of a run. `champion` is what its steps are told of the registered model to beat.
+
+    `resource` is what another platform than this machine calls the run.
+    """
 
     model_config = ConfigDict(extra="forbid")
     run_id: str
     name: str
     platform: str
+    resource: str | None = None
     hardware: str
     rehearsal: bool = False
     status: Status = "running"

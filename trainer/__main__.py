@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from trainer import cluster as clusters
-from trainer import installed
+from trainer import installed, peers
 from trainer import manifest as manifests
-from trainer import peers
 from trainer.checkpoints import Checkpoints
 from trainer.cluster import Cluster
 from trainer.config import JobConfig

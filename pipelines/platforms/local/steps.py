@@ -47,10 +47,15 @@ class LocalPlatform:
             dataset=dataset,
         )
 
-    def train(self, config: RunConfig, worker_pool_specs: Any, output: Any) -> Any:
+    def train(self, config: RunConfig, worker_pool_specs: Any, dataset: Any, output: Any) -> Any:
         virtual = config.parsed_hardware.accelerators_per_replica if self.rehearsal else 0
-        restarts = config.train.restarts.model_dump_json()
-        return train(worker_pool_specs=worker_pool_specs, output=output, virtual_devices=virtual, restarts=restarts)
+        return train(
+            worker_pool_specs=worker_pool_specs,
+            output=output,
+            virtual_devices=virtual,
+            restarts=config.train.restarts.model_dump_json(),
+            dataset=dataset,
+        )
 
     def evaluate(self, config: RunConfig, model: Any, dataset: Any, champion: Any) -> Any:
         return evaluate(settings=config.evaluate.model_dump_json(), model=model, dataset=dataset, champion=champion)
