@@ -122,6 +122,21 @@ def test_splits_and_keys_are_its_own(write: Callable[[str], str], make_settings:
     assert all(one["split"] == {"val": "validation"}.get(key[:3], key.split("/")[0]) for key, one in found.items())
 
 
+def test_a_function_may_start_threads_of_its_own(write: Callable[[str], str], make_settings: MakeSettings) -> None:
+    """A forked process has none of its parent's threads: what the function starts must not be started before the fork."""
+    source = write("""
+        global pool
+        if pool is None:
+            from concurrent.futures import ThreadPoolExecutor
+            pool = ThreadPoolExecutor(1)
+        for n in range(30):
+            yield {"image": pool.submit(image, n).result(timeout=20), "label": "a"}
+    """)
+    module = Path(f"{source.partition(':')[0]}.py")
+    module.write_text("pool = None\n" + module.read_text())
+    assert len(stored(prepare(make_settings(source), 1))) == 30
+
+
 def test_an_interrupted_run_is_gone_on_with(
     write: Callable[[str], str], make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
