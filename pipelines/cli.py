@@ -42,6 +42,14 @@ class Target(StrEnum):
 
     local = "local"
     vertex = "vertex"
+    kubeflow = "kubeflow"
+
+
+class Runner(StrEnum):
+    """What the steps of a run on this machine are."""
+
+    process = "process"
+    docker = "docker"
 
 
 Configuration = Annotated[Path, typer.Option("--config", "-c", help="The run's configuration, a YAML file.")]
@@ -76,6 +84,9 @@ def run(
     target: Annotated[Target, typer.Option(help="Where to run.")] = Target.local,
     hardware: Hardware = None,
     overrides: Overrides = None,
+    runner: Annotated[
+        Runner, typer.Option(help="Steps as processes, or in containers (DOCKER_HOST).")
+    ] = Runner.process,
     resume: Annotated[
         str | None, typer.Option(help="Go on with this run (its id, or latest) where it stopped.")
     ] = None,
@@ -85,6 +96,7 @@ def run(
     """Run the whole pipeline: prepare data, train, evaluate, register."""
     from pipelines import runs
     from pipelines.config import load
+    from pipelines.platforms import remote
     from pipelines.platforms.local import launch
 
     if target is Target.vertex:
@@ -106,11 +118,24 @@ def run(
         folder = runs.find(resume)
         configuration = load(folder.configuration_file)
         record = _resumable(folder.read())
+        if remote(record.platform):
+            raise UserError(
+                f"A run on {record.platform} is not resumed: a new one finds the data that is prepared.",
+                setting="--resume",
+                value=resume,
+                mend=f"slipway run -c {folder.configuration_file} --target {record.platform}",
+            )
     else:
         configuration = load(config, overrides or (), hardware)
         _check(configuration, target)
+        if elsewhere := remote(target.value):
+            folder = elsewhere.start(configuration, Console(stderr=True) if as_json else console)
+            _follow_and_exit(elsewhere, folder, as_json=as_json, require_promotion=require_promotion)
+            return
+        if runner is Runner.docker:
+            _check_containers()
         folder = runs.create(configuration)
-        record = launch.new_record(folder, configuration, rehearsal=False)
+        record = launch.new_record(folder, configuration, rehearsal=False, runner=runner.value)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
 
 
@@ -142,6 +167,14 @@ def _check(configuration: Any, target: Target, *, rehearsal: bool = False) -> No
     from pipelines.doctor.check import Subject
 
     refuse_on_failure(Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd()))
+
+
+def _check_containers() -> None:
+    """See that a Docker API answers, before anything is started."""
+    from pipelines.platforms.local.containers import docker_client
+
+    with docker_client():
+        pass
 
 
 def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool, require_promotion: bool) -> None:
@@ -176,6 +209,36 @@ def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool
         raise typer.Exit(EXIT_REJECTED)
 
 
+def _follow_and_exit(elsewhere: Any, folder: Any, *, as_json: bool, require_promotion: bool) -> None:
+    """Show a run of another platform to its end, and exit with the code that tells how it went."""
+    from pipelines import display
+
+    shown = Console(stderr=True) if as_json else console
+    record = elsewhere.follow(folder, shown)
+    if record is None:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if as_json:
+        sys.stdout.write(folder.record_file.read_text())
+    shown.print(display.summary(record), highlight=False)
+    if record.status == "failed":
+        error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED)
+    if record.status == "cancelled":
+        raise typer.Exit(EXIT_INTERRUPTED)
+    registration = next((step for step in record.steps if step.name == "register_model"), None)
+    if require_promotion and registration is not None and registration.status == "skipped":
+        raise typer.Exit(EXIT_REJECTED)
+
+
+def _latest(folder: Any) -> Any:
+    """A run's record; of one on another platform, with what that knows now."""
+    from pipelines.platforms import remote
+
+    record = folder.read()
+    elsewhere = remote(record.platform)
+    return elsewhere.refresh(folder) if elsewhere else record
+
+
 def _resumable(record: Any) -> Any:
     """The record of a run that can go on."""
     if record.status == "running":
@@ -199,7 +262,7 @@ def compile_(
     from pipelines.output import check_folder_of
 
     configuration = load(config, overrides or (), hardware)
-    if target is Target.vertex:
+    if target is not Target.local:
         _check(configuration, target)
     if output.suffix not in (".yaml", ".yml", ".json"):
         raise UserError(
@@ -208,9 +271,14 @@ def compile_(
         )  # fmt: skip
     check_folder_of(output)
     if target is Target.vertex:
+        from pipelines.images import known_images
         from pipelines.platforms.vertex import steps as vertex_steps
 
-        pipeline = vertex_steps.pipeline(configuration)
+        pipeline = vertex_steps.pipeline(configuration, known_images(configuration, _say))
+    elif target is Target.kubeflow:
+        from pipelines.platforms.kubeflow import steps as kubeflow_steps
+
+        pipeline = kubeflow_steps.pipeline(configuration)
     else:
         from pipelines.platforms.local import steps
 
@@ -223,11 +291,45 @@ def compile_(
 
 @app.command()
 @user_errors
-def status(run_id: Run = "latest", as_json: Json = False) -> None:
+def build(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    target: Annotated[Target, typer.Option(help="For runs where: vertex, or local (--runner docker).")] = Target.vertex,
+    builder: Annotated[str | None, typer.Option(help="cloud-build, docker, podman, buildah; as configured.")] = None,
+    push: Annotated[bool, typer.Option(help="Without: build on this machine only.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Build the images that a run needs, unless the registry has them; give them by digest."""
+    from pipelines.build_command import build_images
+    from pipelines.config import load
+
+    configuration = load(config, overrides or (), hardware)
+    images = build_images(configuration, target.value, builder, push=push, log=sys.stderr, say=_say)
+    sys.stdout.write(json.dumps(images, indent=2) + "\n" if as_json else "".join(f"{uri}\n" for uri in images.values()))
+
+
+def _say(line: str) -> None:
+    error_console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+@app.command()
+@user_errors
+def status(
+    run_id: Run = "latest",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow a run on another platform to its end.")] = False,
+    as_json: Json = False,
+) -> None:
     """Show a run: its steps, its result, its error."""
     from pipelines import display, runs
+    from pipelines.platforms import remote
 
-    record = runs.find(run_id).read()
+    folder = runs.find(run_id)
+    elsewhere = remote(folder.read().platform)
+    if watch and elsewhere and folder.read().status == "running":
+        _follow_and_exit(elsewhere, folder, as_json=as_json, require_promotion=False)
+        return
+    record = _latest(folder)
     if as_json:
         sys.stdout.write(record.model_dump_json(indent=2) + "\n")
         return
@@ -267,8 +369,11 @@ def logs(
 ) -> None:
     """Print a run's logs."""
     from pipelines import log_reader, runs
+    from pipelines.platforms import remote
 
     folder = runs.find(run_id)
+    if elsewhere := remote(folder.read().platform):
+        raise elsewhere.where_logs_are(folder)
     try:
         for line in log_reader.read(folder, step, follow=follow):
             print(line)
@@ -282,7 +387,7 @@ def explain(run_id: Run = "latest", as_json: Json = False) -> None:
     """Say why a run failed: which step, which replica, its traceback, what mends it."""
     from pipelines import display, runs
 
-    record = runs.find(run_id).read()
+    record = _latest(runs.find(run_id))
     if as_json:
         sys.stdout.write((record.error.model_dump_json(indent=2) if record.error else "null") + "\n")
     else:
@@ -294,9 +399,15 @@ def explain(run_id: Run = "latest", as_json: Json = False) -> None:
 def cancel(run_id: Run = "latest") -> None:
     """Stop a run; what it has finished stays, and --resume goes on from there."""
     from pipelines import runs
+    from pipelines.platforms import remote
 
     folder = runs.find(run_id)
     record = folder.read()
+    if elsewhere := remote(record.platform):
+        record = elsewhere.cancel(folder)
+        ending = "stopping; look again: slipway status" if record.status == "running" else record.status
+        console.print(f"{record.run_id}: {ending}", highlight=False)
+        return
     if record.status != "running" or record.process is None:
         raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", mend="slipway list")
     os.kill(record.process.pid, signal.SIGTERM)

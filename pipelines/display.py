@@ -105,7 +105,9 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
     """What a step gave, in a few words."""
     outputs = step.outputs
     text = ""
-    if step.name == "prepare_data" and "examples" in outputs:
+    if step.name == "build_image" and "image" in outputs:
+        text = outputs["image"]
+    elif step.name == "prepare_data" and "examples" in outputs:
         counts = ", ".join(f"{count:,} {split}" for split, count in outputs["examples"].items())
         text = f"{counts} examples in {_short(outputs['dataset'])}"
     elif step.name == "plan_training" and "steps" in outputs:

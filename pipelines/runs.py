@@ -67,14 +67,20 @@ class ProcessRecord(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """What is known of a run. `champion` is what its steps are told of the registered model to beat."""
+    """What is known of a run.
+
+    `runner` says what its steps are on this machine, processes or containers; `champion` is what they are told of the
+    registered model to beat; `resource` is what another platform than this machine calls the run.
+    """
 
     model_config = ConfigDict(extra="forbid")
     run_id: str
     name: str
     platform: str
+    resource: str | None = None
     hardware: str
     rehearsal: bool = False
+    runner: Literal["process", "docker"] = "process"
     status: Status = "running"
     created: datetime
     ended: datetime | None = None
@@ -114,6 +120,11 @@ class RunFolder:
     @property
     def specification_file(self) -> Path:
         return self.path / "spec.yaml"
+
+    @property
+    def image_file(self) -> Path:
+        """Names the image that the steps run in, where they run in containers."""
+        return self.path / "image"
 
     @property
     def events_file(self) -> Path:

@@ -26,12 +26,14 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     ),
     "roles/iam.serviceAccountUser": frozenset({"iam.serviceAccounts.actAs", "iam.serviceAccounts.get"}),
     "roles/storage.objectUser": frozenset(
-        {"storage.objects.get", "storage.objects.list", "storage.objects.create", "storage.objects.delete"}
+        {f"storage.objects.{verb}" for verb in ("get", "list", "create", "update", "delete")}
     ),
     "roles/storage.admin": frozenset(
         {
             "storage.buckets.get",
+            "storage.buckets.list",
             "storage.buckets.create",
+            "storage.buckets.update",
             "storage.buckets.getIamPolicy",
             "storage.buckets.setIamPolicy",
         }
