@@ -27,12 +27,7 @@ def _not_yet(setting: str, none: Any = None) -> Unable:
 
 # What is missing from an engine's row it can do; an engine without a row is not there.
 UNABLE: dict[str, tuple[Unable, ...]] = {
-    "tensorflow": (
-        _not_yet("early_stop"),
-        _not_yet("export", "last"),
-        _not_yet("profile_steps", 0),
-        _not_yet("module"),
-    ),
+    "tensorflow": (_not_yet("module"),),
 }
 
 

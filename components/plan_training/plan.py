@@ -7,9 +7,11 @@ from typing import Any
 
 from components.plan_training.fitting import largest_batch
 from trainer import abilities, events
+from trainer.class_weights import class_weights
 from trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from trainer.errors import UserError
 from trainer.manifest import Manifest
+from trainer.selection import no_validation
 
 TRAINER_COMMAND = ["python", "-m", "trainer"]
 
@@ -50,6 +52,10 @@ def plan_training(
             shared among the replicas.
     """
     abilities.refuse(train)
+    class_weights(train, manifest)  # refuses a class that is not there
+    validation = manifest.splits.get("validation")
+    if train.needs_validation and not (validation and validation.examples):
+        raise no_validation(train)
     replicas = sum(int(pool.get("replica_count", 0)) for pool in pools)
     if memory:
         train = _fitted(replicas * max(1, devices), manifest, model, train, memory)
