@@ -5,6 +5,8 @@ SHELL := bash
 CONFIG ?= configs/digits.yaml
 HARDWARE ?=
 TARGET ?= local
+ENGINE ?= tensorflow
+PROCESSES ?= 4
 PYTHON ?= python3
 
 LOCK := requirements/development.txt
@@ -44,6 +46,10 @@ compile: $(STAMP) ## Write spec.yaml for TARGET (CONFIG, HARDWARE)
 .PHONY: test
 test: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest
+
+.PHONY: chaos
+chaos: $(STAMP) ## Kill a training job's workers at random, and see that it ends the same (ENGINE, PROCESSES, SLIPWAY_SEED)
+	$(BIN)/python -m tests.chaos --engine $(ENGINE) --processes $(PROCESSES)
 
 .PHONY: lint
 lint: $(STAMP) ## Check style, types and who imports whom

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from trainer import cluster as clusters
-from trainer import events, peers
+from trainer import events, installed, peers
 from trainer import manifest as manifests
 from trainer.checkpoints import Checkpoints
 from trainer.cluster import Cluster
@@ -67,13 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _work(config: str, stop: StopRequest) -> None:
     """Everything that can be checked without TensorFlow, which takes seconds to import; then the training."""
     job = _job(config)
+    installed.verify(job.train.engine)
     where = places(os.environ)
     cluster = clusters.read(os.environ)
     logger.info("%s", cluster.describe())
     _check_replicas(job, cluster)
     share = Share(local_path(job.data), manifests.read(local_path(job.data)), cluster.rank, cluster.replicas)
     verify(share)
-    import_tensorflow()
+    import_tensorflow(job.train.engine)
     watch = peers.meet(cluster, peers.seconds_to_wait(os.environ))
     try:
         _train(job, where, cluster, share, stop)

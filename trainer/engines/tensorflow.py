@@ -34,6 +34,7 @@ from trainer.engines import (
     Work,
     keras_model,
     tensorflow_devices,
+    tensorflow_tpu,
     tensorflow_work,
     tensorflow_xla,
 )
@@ -82,7 +83,11 @@ class TensorFlowEngine:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // cluster.on_this_machine))
         devices = tensorflow_devices.devices()
-        if cluster.replicas > 1:
+        if cluster.accelerators.kind == "tpu":
+            self._strategy = tensorflow_tpu.tpu_strategy(cluster)
+            devices = [f"TPU:{number}" for number in range(self._devices)]
+            kind = "TPUStrategy"
+        elif cluster.replicas > 1:
             self._strategy = tensorflow_devices.multi_worker_strategy(cluster, devices)
             kind = "MultiWorkerMirroredStrategy"
         elif len(devices) > 1:
