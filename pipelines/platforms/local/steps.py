@@ -40,7 +40,7 @@ class LocalPlatform:
         return plan_training(
             pools=config.parsed_hardware.worker_pools(),
             devices=config.parsed_hardware.accelerators_per_replica,
-            model=config.model.model_dump_json(),
+            model=config.model.model_dump_json() if config.model else "",
             train=config.train.model_dump_json(exclude_none=True),
             image=image or "",
             memory=int(psutil.virtual_memory().available * MEMORY_SHARE) if self.rehearsal else 0,
@@ -71,7 +71,7 @@ def pipeline(config: RunConfig, *, rehearsal: bool = False) -> Any:
     """The pipeline for this machine; its parameters are the run's id, its training output and the champion's folder."""
     platform = LocalPlatform(rehearsal=rehearsal)
 
-    @dsl.pipeline(name=config.name, description=f"Slipway: {config.model.builder} on {config.data.source}")
+    @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     def training(run_id: str, output: str, champion: str = "") -> None:
         training_steps(config, platform, run_id, output, champion)
 

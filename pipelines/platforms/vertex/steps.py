@@ -48,7 +48,7 @@ class VertexPlatform:
         return self._in_image(plan_training)(
             pools=config.parsed_hardware.worker_pools(),
             devices=config.parsed_hardware.accelerators_per_replica,
-            model=config.model.model_dump_json(),
+            model=config.model.model_dump_json() if config.model else "",
             train=config.train.model_dump_json(exclude_none=True),
             image=image or self.settings.image,
             memory=0,
@@ -108,7 +108,7 @@ def pipeline(config: RunConfig) -> Any:
         raise no_place_on_vertex()
     platform = VertexPlatform(config.vertex)
 
-    @dsl.pipeline(name=config.name, description=f"Slipway: {config.model.builder} on {config.data.source}")
+    @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     def training(champion: str = "") -> None:
         training_steps(config, platform, dsl.PIPELINE_JOB_NAME_PLACEHOLDER, platform.output, champion)
 
