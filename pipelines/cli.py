@@ -153,6 +153,14 @@ def rehearse(
     from pipelines.config import load
     from pipelines.platforms.local import launch
 
+    if module := load(config, overrides or (), hardware).train.module:
+        raise UserError(
+            "A training module of your own can not be shortened to a few steps.",
+            setting="train.module",
+            value=module,
+            allowed="in a run; a rehearsal is for Slipway's trainer",
+            mend="slipway run with the same options, and train.arguments that make the module stop early",
+        )
     few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
     configuration = load(config, [*(overrides or ()), *few], hardware)
     _check(configuration, Target.local, rehearsal=True)

@@ -98,13 +98,14 @@ class VertexSettings(Settings):
 class RunConfig(Settings):
     """One run: its data, model, training, evaluation, registration, and the hardware that trains.
 
-    `vertex` is where it runs on Vertex AI; `containers` how images are made for `--runner docker` on this machine.
+    `model` is what Slipway's trainer trains; a training module of the user's own (`train.module`) has its own. `vertex` is
+    where it runs on Vertex AI; `containers` how images are made for `--runner docker` on this machine.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=40)
     hardware: str = "cpu"
     data: DataSettings
-    model: ModelSettings
+    model: ModelSettings | None = None
     train: TrainSettings
     evaluate: EvaluateSettings = EvaluateSettings()
     register_: RegisterSettings = Field(default=RegisterSettings(), alias="register")
@@ -118,6 +119,37 @@ class RunConfig(Settings):
         if isinstance(values, Mapping) and isinstance(values.get("hardware"), str | Mapping):
             return {**values, "hardware": str(parse_hardware(values["hardware"]))}
         return values
+
+    @model_validator(mode="after")
+    def _one_model(self) -> RunConfig:
+        if self.train.module is None and self.model is None:
+            raise UserError(
+                "The configuration does not say which network to train.",
+                setting="model.builder",
+                value=None,
+                allowed="an importable module:function; or train.module, a training module of your own",
+                mend="--set model.builder=trainer.models.digits:build, or one of your own",
+            )
+        if self.train.module is not None and self.model is not None:
+            raise UserError(
+                f"{self.train.module} is a training module of your own, which makes its network itself.",
+                setting="model.builder",
+                value=self.model.builder,
+                allowed="model or train.module, not both",
+                mend="take the section model out; what the module should know goes into train.arguments",
+            )
+        return self
+
+    @property
+    def network(self) -> ModelSettings:
+        """The network that Slipway's trainer trains; not with `train.module`."""
+        assert self.model is not None
+        return self.model
+
+    @property
+    def title(self) -> str:
+        """What is trained on what, in a few words."""
+        return f"{self.model.builder if self.model else self.train.module} on {self.data.source}"
 
     @property
     def model_name(self) -> str:

@@ -24,6 +24,8 @@ class ModelBuilder:
     of_run = True
 
     def look(self, subject: Subject) -> str:
+        if subject.config.model is None:
+            return _training_module(str(subject.config.train.module), subject.folder)
         builder = subject.config.model.builder
         module, _, function = builder.partition(":")
         source = _source(module, subject.folder)
@@ -49,6 +51,22 @@ class ModelBuilder:
                 mend=f"--set model.builder={module}:{near or 'FUNCTION'}",
             )
         return f"{builder} in {source}"
+
+
+def _training_module(module: str, folder: Path) -> str:
+    """Where a training module of the user's own is."""
+    source = _source(module, folder)
+    if source is None:
+        near = nearest(module, _modules_beside(module) or [path.stem for path in folder.glob("*.py")])
+        raise UserError(
+            f"There is no Python module {module}.",
+            setting="train.module",
+            value=module,
+            allowed="a module that can be run as python -m MODULE",
+            nearest=near,
+            mend=f"--set train.module={near or 'MODULE'}, started from the folder that holds it",
+        )
+    return f"{module} in {source}"
 
 
 def _source(module: str, folder: Path) -> Path | None:
