@@ -49,5 +49,7 @@ PERMISSIONS: dict[str, frozenset[str]] = {
         }
     ),
     "roles/logging.viewer": frozenset({"logging.logEntries.list"}),
-    "roles/cloudbuild.builds.editor": frozenset({"cloudbuild.builds.create", "cloudbuild.builds.get"}),
+    "roles/cloudbuild.builds.editor": frozenset(
+        {"cloudbuild.builds.create", "cloudbuild.builds.get", "cloudbuild.builds.list"}
+    ),
 }
