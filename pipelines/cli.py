@@ -7,16 +7,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from enum import StrEnum
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from pipelines.schedules.commands import app as schedule_app
+from pipelines.terminal import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_REJECTED,
+    console,
+    error_console,
+    user_errors,
+)
 from trainer.errors import UserError
 
 app = typer.Typer(
@@ -27,13 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console()
-error_console = Console(stderr=True)
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_REJECTED = 3
-EXIT_INTERRUPTED = 130
+app.add_typer(schedule_app, name="schedule")
 DEFAULT_CONFIGURATION = Path("configs/digits.yaml")
 
 
@@ -52,23 +53,6 @@ Overrides = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Run = Annotated[str, typer.Argument(help="A run's id, or latest.")]
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def user_errors(command: Command) -> Command:
-    """Show a user's mistake on one screen and exit with 2."""
-
-    @wraps(command)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        try:
-            return command(*args, **options)
-        except UserError as error:
-            error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-            raise typer.Exit(EXIT_USAGE) from None
-
-    return wrapped  # type: ignore[return-value]
-
 
 @app.command()
 @user_errors
