@@ -143,7 +143,7 @@ class VertexPlatform:
 
 @dataclass(frozen=True)
 class Champion:
-    """The version to beat: where its files are, and its resource name. "" for none yet, version "none" for none asked."""
+    """The version to beat: where its files are, and its resource name ("" for none yet, "none" for none asked)."""
 
     uri: Any
     version: Any

@@ -18,7 +18,7 @@ from tests.fakes.errors import ServiceError
 from tests.fakes.vertex.jobs import ENDED, JobService
 from tests.fakes.vertex.pipeline_checks import parameters_of, specification_of
 from tests.fakes.vertex.script import Script, StepScript
-from tests.fakes.vertex.slipway_steps import outputs_of
+from tests.fakes.vertex.slipway_steps import artifacts_of, outputs_of
 
 Pipeline = vertex.PipelineState
 Task = vertex.PipelineTaskDetail.State
@@ -182,6 +182,10 @@ class Execution:
     def _finish(self, task: _Task, inputs: Mapping[str, Any], state: Task) -> None:
         task.outputs |= outputs_of(task.name, inputs) | task.script.outputs
         task.detail.state, task.detail.end_time = state, datetime.now(UTC)
+        root = f"{self.job.runtime_config.gcs_output_directory}/{self.job.name.rpartition('/')[2]}"
+        for name, (uri, metadata) in artifacts_of(task.name, root, task.outputs).items():
+            artifact = vertex.Artifact(display_name=name, uri=uri, metadata=metadata)
+            task.detail.outputs[name] = vertex.PipelineTaskDetail.ArtifactList(artifacts=[artifact])
         self._say(task, inputs)
 
     def _fail(self, task: _Task, message: str) -> None:
