@@ -80,16 +80,7 @@ def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings)
     shards = len(manifest.splits["train"].shards)
     workers = replicas * devices
     batch = train.batch_size
-    if batch % workers:
-        near = max(workers, round(batch / workers) * workers)
-        raise UserError(
-            f"A batch of {batch} examples can not be shared evenly by {_layout(replicas, devices)}.",
-            setting="train.batch_size",
-            value=batch,
-            allowed=f"a multiple of {workers}",
-            nearest=str(near),
-            mend=f"--set train.batch_size={near}",
-        )
+    check_shared_evenly(batch, replicas, devices)
     if examples < batch:
         largest = examples // workers * workers
         raise UserError(
@@ -118,6 +109,25 @@ def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings)
         steps_per_epoch=steps_per_epoch,
         steps=train.duration.in_steps(batch, steps_per_epoch),
     )
+
+
+def check_shared_evenly(batch: int, replicas: int, devices: int) -> None:
+    """See that every device of every replica gets as many examples of a batch.
+
+    Raises:
+        UserError: It does not; the nearest batch that does.
+    """
+    workers = replicas * devices
+    if batch % workers:
+        near = max(workers, round(batch / workers) * workers)
+        raise UserError(
+            f"A batch of {batch} examples can not be shared evenly by {_layout(replicas, devices)}.",
+            setting="train.batch_size",
+            value=batch,
+            allowed=f"a multiple of {workers}",
+            nearest=str(near),
+            mend=f"--set train.batch_size={near}",
+        )
 
 
 def _layout(replicas: int, devices: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipelines.doctor.check import Check, Finding, Subject, examine
 from pipelines.doctor.machine import Accelerators, Cores, Disk, Packages, PythonVersion
 from pipelines.doctor.memory import ModelMemory
-from pipelines.doctor.run import Champion, DataSource, HardwareChoice, ModelBuilder
+from pipelines.doctor.run import Batch, Champion, DataSource, HardwareChoice, ModelBuilder
 
 CHECKS: tuple[Check, ...] = (
     PythonVersion(),
@@ -14,6 +14,7 @@ CHECKS: tuple[Check, ...] = (
     Accelerators(),
     Packages(),
     HardwareChoice(),
+    Batch(),
     DataSource(),
     ModelBuilder(),
     ModelMemory(),

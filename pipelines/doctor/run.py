@@ -8,6 +8,7 @@ import importlib.util
 import pkgutil
 from pathlib import Path
 
+from components.plan_training.plan import check_shared_evenly
 from components.prepare_data.sources import open_source
 from components.register_model.registry import Registry
 from pipelines.config import no_place_on_vertex
@@ -136,6 +137,19 @@ class HardwareChoice:
             raise no_place_on_vertex()
         validate_for(hardware, region=config.vertex.region, engine=config.train.engine, image=config.vertex.image)
         return f"{hardware} in {config.vertex.region}"
+
+
+class Batch:
+    """A batch can be shared evenly by the hardware's devices; otherwise the run would fail once its data is there."""
+
+    name = "batch"
+    of_run = True
+
+    def look(self, subject: Subject) -> str:
+        hardware, batch = subject.config.parsed_hardware, subject.config.train.batch_size
+        devices = max(1, hardware.accelerators_per_replica)
+        check_shared_evenly(batch, hardware.replicas, devices)
+        return f"{batch} examples, {batch // hardware.replicas // devices} a device"
 
 
 class DataSource:
