@@ -19,6 +19,7 @@ from components.prepare_data.settings import DataSettings
 from components.register_model.settings import RegisterSettings
 from pipelines.hardware import Hardware
 from pipelines.hardware import parse as parse_hardware
+from pipelines.platforms.kubeflow.settings import KubeflowSettings
 from trainer.config import ModelSettings, Settings, TrainSettings
 from trainer.errors import UserError, nearest
 
@@ -108,6 +109,7 @@ class RunConfig(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     register_: RegisterSettings = Field(default=RegisterSettings(), alias="register")
     vertex: VertexSettings | None = None
+    kubeflow: KubeflowSettings | None = None
     containers: ContainerSettings = ContainerSettings()
 
     @model_validator(mode="before")
@@ -142,7 +144,7 @@ def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None)
     Raises:
         UserError: No such file, not YAML, an unknown key, a value of the wrong type or out of range.
     """
-    values = _read(path)
+    values = read_yaml(path)
     apply_overrides(values, overrides)
     if hardware is not None:
         values["hardware"] = hardware
@@ -168,7 +170,12 @@ def no_place_on_vertex() -> UserError:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        UserError: No such file, not YAML, or no mapping.
+    """
     if not path.is_file():
         known = sorted(str(found) for found in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         near = nearest(str(path), known)

@@ -74,8 +74,8 @@ class ProcessRecord(BaseModel):
 class RunRecord(BaseModel):
     """What is known of a run. `champion` is what its steps are told of the registered model to beat.
 
-    `job` is the resource name of the job that it is on Vertex AI, `console` the page that shows it; a run that is
-    resumed there is another job each time, and `tries` counts them.
+    `job` is what another platform calls the run (on Vertex AI, its job's resource name), `console` the page that shows
+    it; a run that is resumed there is another job each time, and `tries` counts them.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -53,6 +53,16 @@ def register(
     return registration
 
 
+def champion_folder(registry: str, model_name: str) -> str:
+    """The folder of the registered model to beat, "" where there is none yet.
+
+    Raises:
+        UserError: The alias names a version that is not there, or none at all.
+    """
+    champion = Registry(Path(registry).absolute()).champion(model_name)
+    return str(champion.folder) if champion else ""
+
+
 def register_in_model_registry(
     connection: Connection,
     candidate: Mapping[str, Any],

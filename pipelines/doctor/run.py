@@ -14,6 +14,7 @@ from components.register_model.registry import Registry
 from pipelines.config import no_place_on_vertex
 from pipelines.doctor.check import NotConcernedError, Subject
 from pipelines.hardware import validate_for
+from pipelines.platforms.kubeflow.settings import settings_of
 from trainer.errors import UserError, nearest
 
 
@@ -133,6 +134,8 @@ class HardwareChoice:
                     mend=f"slipway rehearse --hardware '{config.hardware}' tries the layout; --hardware cpu trains",
                 )
             return str(hardware)
+        if subject.target == "kubeflow":
+            return f"{hardware} on {settings_of(config).host}"
         if config.vertex is None:
             raise no_place_on_vertex()
         validate_for(hardware, region=config.vertex.region, engine=config.train.engine, image=config.vertex.image)

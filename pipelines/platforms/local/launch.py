@@ -19,8 +19,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from components.register_model.registration import NONE_ASKED
-from components.register_model.registry import Registry
+from components.register_model.registration import NONE_ASKED, champion_folder
 from components.step import LOGS_VARIABLE
 from pipelines.config import RunConfig
 from pipelines.runs import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord
@@ -66,7 +65,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     # What happened after the last look of a watcher that was killed is still in the events.
     seen = _follow(folder, record, None, 0)
     if record.champion is None or record.step("evaluate").status != "succeeded":
-        record.champion = champion_folder(config, rehearsal=record.rehearsal)
+        record.champion = champion_to_beat(config, rehearsal=record.rehearsal)
     record.status, record.error, record.ended = "running", None, None
     record.process = ProcessRecord.current()
     for step in record.steps:
@@ -121,15 +120,11 @@ def _execute(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int, 
     return process.returncode == 0
 
 
-def champion_folder(config: RunConfig, *, rehearsal: bool) -> str:
-    """The folder of the registered model that this run's has to beat, "" where there is none yet.
-
-    NONE_ASKED where the run is not to be measured against one.
-    """
+def champion_to_beat(config: RunConfig, *, rehearsal: bool) -> str:
+    """The champion's folder, or NONE_ASKED where the run is not to be measured against one."""
     if rehearsal or config.evaluate.champion == "none":
         return NONE_ASKED
-    champion = Registry(Path(config.register_.registry).absolute()).champion(config.model_name)
-    return str(champion.folder) if champion else ""
+    return champion_folder(config.register_.registry, config.model_name)
 
 
 @dataclass

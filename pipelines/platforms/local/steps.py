@@ -47,9 +47,9 @@ class LocalPlatform:
             dataset=dataset,
         )
 
-    def train(self, config: RunConfig, worker_pool_specs: Any, output: Any) -> Any:
+    def train(self, config: RunConfig, worker_pool_specs: Any, dataset: Any, output: Any) -> Any:
         virtual = config.parsed_hardware.accelerators_per_replica if self.rehearsal else 0
-        return train(worker_pool_specs=worker_pool_specs, output=output, virtual_devices=virtual)
+        return train(worker_pool_specs=worker_pool_specs, output=output, virtual_devices=virtual, dataset=dataset)
 
     def evaluate(self, config: RunConfig, model: Any, dataset: Any, champion: Any) -> Any:
         return evaluate(settings=config.evaluate.model_dump_json(), model=model, dataset=dataset, champion=champion)

@@ -65,7 +65,7 @@ class VertexPlatform:
             dataset=dataset,
         )
 
-    def train(self, config: RunConfig, worker_pool_specs: Any, output: Any) -> Any:
+    def train(self, config: RunConfig, worker_pool_specs: Any, dataset: Any, output: Any) -> Any:  # noqa: ARG002
         job = CustomTrainingJobOp(
             display_name=config.name,
             project=self.settings.project,
