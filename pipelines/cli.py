@@ -40,6 +40,13 @@ class Target(StrEnum):
     kubeflow = "kubeflow"
 
 
+class Runner(StrEnum):
+    """What the steps of a run on this machine are."""
+
+    process = "process"
+    docker = "docker"
+
+
 Configuration = Annotated[Path, typer.Option("--config", "-c", help="The run's configuration, a YAML file.")]
 Hardware = Annotated[str | None, typer.Option("--hardware", help="What trains: cpu, cpu*2, l4x4*2, tpu-v5e-2x4 …")]
 Overrides = Annotated[
@@ -56,6 +63,9 @@ def run(
     target: Annotated[Target, typer.Option(help="Where to run.")] = Target.local,
     hardware: Hardware = None,
     overrides: Overrides = None,
+    runner: Annotated[
+        Runner, typer.Option(help="Steps as processes, or in containers (DOCKER_HOST).")
+    ] = Runner.process,
     resume: Annotated[
         str | None, typer.Option(help="Go on with this run (its id, or latest) where it stopped.")
     ] = None,
@@ -91,8 +101,10 @@ def run(
         if elsewhere := remote(target.value):
             _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
+        if runner is Runner.docker:
+            _check_containers()
         folder = runs.create(configuration)
-        record = launch.new_record(folder, configuration, rehearsal=False)
+        record = launch.new_record(folder, configuration, rehearsal=False, runner=runner.value)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
 
 
@@ -124,6 +136,14 @@ def _check(configuration: Any, target: Target, *, rehearsal: bool = False) -> No
     from pipelines.doctor.check import Subject
 
     refuse_on_failure(Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd()))
+
+
+def _check_containers() -> None:
+    """See that a Docker API answers, before anything is started."""
+    from pipelines.platforms.local.containers import docker_client
+
+    with docker_client():
+        pass
 
 
 def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, require_promotion: bool) -> None:

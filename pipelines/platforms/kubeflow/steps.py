@@ -51,7 +51,11 @@ class KubeflowPlatform:
 
     def train(self, config: RunConfig, worker_pool_specs: Any, dataset: Any, output: Any) -> Any:
         task = self._working(train)(
-            worker_pool_specs=worker_pool_specs, output=output, virtual_devices=0, dataset=dataset
+            worker_pool_specs=worker_pool_specs,
+            output=output,
+            virtual_devices=0,
+            restarts=config.train.restarts.model_dump_json(),
+            dataset=dataset,
         )
         devices = config.parsed_hardware.accelerators_per_replica
         if devices:
