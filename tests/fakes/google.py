@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.fakes.artifact_repositories import FakeRepositories
 from tests.fakes.certificates import certificates, service_account_file
+from tests.fakes.cloud_build_account import add_default_account
 from tests.fakes.errors import Faults
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.http_service import HttpService, Raw, Request
@@ -61,6 +62,7 @@ class FakeGoogle:
         self.iam = FakeIam(self.service("iam"), self.world)
         self.service_usage = FakeServiceUsage(self.service("serviceusage"), self.world)
         self.repositories = FakeRepositories(self.service("artifactregistry"), self.world)
+        add_default_account(self.service("cloudbuild"), self.world)
         self.storage = FakeStorage(self.service("storage"), self.world)
         self._tokens = HttpService("tokens", Faults(), lambda _headers: "")
 
