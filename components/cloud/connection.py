@@ -88,10 +88,10 @@ class Connection:
 
     def api(self, service: str, version: str) -> Any:
         """The discovery-style client of one version of a service; each thread has its own, as its HTTP connection."""
-        clients: dict[tuple[str, str], Any] = self._clients.__dict__
-        if (service, version) not in clients:
-            clients[service, version] = self._discovered(service, version)
-        return clients[service, version]
+        name = f"{service} {version}"
+        if not hasattr(self._clients, name):
+            setattr(self._clients, name, self._discovered(service, version))
+        return getattr(self._clients, name)
 
     @functools.cached_property
     def _clients(self) -> threading.local:

@@ -37,9 +37,14 @@ class Resource:
         return self.name.rpartition("/")[2] if self.kind == "repository" else self.name
 
 
-def read(connection: Connection, resource: Resource, also: Callable[[BaseException], bool] = lambda _: False) -> Policy:
+def read(
+    connection: Connection,
+    resource: Resource,
+    also: Callable[[BaseException], bool] = lambda _: False,
+    tries: int = TRIES,
+) -> Policy:
     """A resource's policy in version 3: with its conditions. `also`: which errors are worth another try."""
-    return retried(lambda: _read(connection, resource), also=also, tries=CONFLICT_TRIES)
+    return retried(lambda: _read(connection, resource), also=also, tries=tries)
 
 
 def add(
