@@ -5,6 +5,8 @@ SHELL := bash
 CONFIG ?= configs/digits.yaml
 HARDWARE ?=
 TARGET ?= local
+ENGINE ?= tensorflow
+PROCESSES ?= 4
 PYTHON ?= python3
 
 LOCK := requirements/development.txt
@@ -45,6 +47,10 @@ compile: $(STAMP) ## Write spec.yaml for TARGET (CONFIG, HARDWARE)
 test: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest
 
+.PHONY: chaos
+chaos: $(STAMP) ## Kill a training job's workers at random, and see that it ends the same (ENGINE, PROCESSES, SLIPWAY_SEED)
+	$(BIN)/python -m tests.chaos --engine $(ENGINE) --processes $(PROCESSES)
+
 .PHONY: lint
 lint: $(STAMP) ## Check style, types and who imports whom
 	$(BIN)/ruff check .
@@ -55,6 +61,7 @@ lint: $(STAMP) ## Check style, types and who imports whom
 .PHONY: bench
 bench: $(STAMP) ## Run the benchmarks, side by side (IMAGES=folder of split/class/*.png)
 	$(BIN)/python -m benchmarks.pipeline_overhead
+	$(BIN)/python -m benchmarks.scale
 ifdef IMAGES
 	$(BIN)/python -m benchmarks.write_rate --images $(IMAGES)
 	$(BIN)/python -m benchmarks.read_rate --images $(IMAGES)

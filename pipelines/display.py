@@ -114,6 +114,8 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
         text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} an epoch{share}"
     elif step.name == "train" and outputs.get("validation"):
         text = f"validation accuracy {outputs['validation']['accuracy']:.4f}, loss {outputs['validation']['loss']:.4f}"
+        restarts = len(outputs.get("restarts", []))
+        text += f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
     elif step.name == "evaluate" and "metrics" in outputs:
         text = f"test accuracy {outputs['metrics']['accuracy']:.4f}"
         text += f": {outputs['verdict']['decision']}" if judged else ""

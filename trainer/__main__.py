@@ -1,6 +1,6 @@
 """A training worker: `python -m trainer --config JSON`, one process a replica, with the environment that Vertex gives.
 
-Exit status: 0 trained and exported; 1 failed; 143 stopped by SIGTERM, saved if possible.
+Exit status: 0 trained and exported; 1 failed; 138 another replica is gone; 143 stopped by SIGTERM, saved if possible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from trainer import cluster as clusters
+from trainer import installed
 from trainer import manifest as manifests
+from trainer import peers
 from trainer.checkpoints import Checkpoints
 from trainer.cluster import Cluster
 from trainer.config import JobConfig
@@ -27,7 +29,7 @@ from trainer.places import Places, local_path, places
 from trainer.quick_import import import_tensorflow
 from trainer.resume import identity, resume
 from trainer.share import Share, verify
-from trainer.stopping import StopRequest
+from trainer.stopping import PEER_LOST_EXIT_CODE, Stopped, StopRequest
 
 logger = logging.getLogger("trainer")
 
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except PeerLost as error:
         logger.error("another replica is gone (its log says why); this one can not go on alone: %s", error)
-        return 1
+        return PEER_LOST_EXIT_CODE
     except Exception:
         traceback.print_exc()
         return 1
@@ -63,15 +65,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _work(config: str, stop: StopRequest) -> None:
     """Everything that can be checked without TensorFlow, which takes seconds to import; then the training."""
     job = _job(config)
+    installed.verify(job.train.engine)
     where = places(os.environ)
     cluster = clusters.read(os.environ)
     logger.info("%s", cluster.describe())
     _check_replicas(job, cluster)
     share = Share(local_path(job.data), manifests.read(local_path(job.data)), cluster.rank, cluster.replicas)
     verify(share)
-    import_tensorflow()
-    clusters.wait_for_peers(cluster, _peer_seconds())
-    _train(job, where, cluster, share, stop)
+    import_tensorflow(job.train.engine)
+    watch = peers.meet(cluster, peers.seconds_to_wait(os.environ))
+    try:
+        _train(job, where, cluster, share, stop)
+    except Stopped:
+        watch.close()
+        raise
+    watch.close()
 
 
 def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: StopRequest) -> None:
@@ -85,14 +93,11 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     origin = identity(job, share.manifest.fingerprint)
     progress = resume(checkpoints, cluster, engine, origin, job.plan.steps)
     metrics = Metrics(where.logs, progress.step) if cluster.is_chief else None
-    if progress.step < job.plan.steps:
-        batch = job.plan.batch_per_replica
-        training = data.training(share, batch, job.plan.steps_per_epoch, job.train.seed)
-        validation = data.evaluation(share, "validation", batch) if share.has("validation") else None
-        run = loop.Loop(
-            job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress
-        )  # fmt: skip
-        run.train()
+    batch = job.plan.batch_per_replica
+    training = data.training(share, batch, job.plan.steps_per_epoch, job.train.seed)
+    validation = data.evaluation(share, "validation", batch) if share.has("validation") else None
+    run = loop.Loop(job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress)
+    run.train()
     checksum = engine.weights_checksum()
     if metrics:
         metrics.close()
@@ -124,10 +129,6 @@ def _check_replicas(job: JobConfig, cluster: Cluster) -> None:
             nearest=str(cluster.replicas),
             mend="plan the training for the hardware that it runs on",
         )
-
-
-def _peer_seconds() -> float:
-    return float(os.environ.get(clusters.PEER_SECONDS_VARIABLE) or clusters.DEFAULT_PEER_SECONDS)
 
 
 if __name__ == "__main__":

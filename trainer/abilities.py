@@ -28,16 +28,23 @@ def _not_yet(setting: str, none: Any = None) -> Unable:
 # What is missing from an engine's row it can do; an engine without a row is not there.
 UNABLE: dict[str, tuple[Unable, ...]] = {
     "tensorflow": (
-        _not_yet("accumulation", 1),
-        _not_yet("momentum", 0.0),
-        _not_yet("clip_norm"),
-        _not_yet("class_weights"),
         _not_yet("early_stop"),
         _not_yet("export", "last"),
         _not_yet("profile_steps", 0),
-        Unable("precision", lambda value: value.startswith("mixed"), "computes in float32", "auto, float32", "float32"),
-        Unable("xla", lambda value: value is True, "does not compile with XLA yet", "auto, false", "false"),
-        Unable("weight_decay", lambda value: value is not None, "can not set it yet", "nothing"),
+        _not_yet("module"),
+    ),
+    "jax": (
+        Unable("xla", lambda value: value is False, "is compiled by XLA always", "auto, true", "auto"),
+        _not_yet("early_stop"),
+        _not_yet("export", "last"),
+        _not_yet("profile_steps", 0),
+        _not_yet("module"),
+    ),
+    "pytorch": (
+        Unable("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),
+        _not_yet("early_stop"),
+        _not_yet("export", "last"),
+        _not_yet("profile_steps", 0),
         _not_yet("module"),
     ),
 }

@@ -17,12 +17,15 @@ from trainer.manifest import Manifest
 from trainer.metrics import FILE_NAME as METRICS_FILE
 
 RECORD_FILE = "model.json"
+# What serves: a SavedModel, or a program of torch.export.
+SAVED_MODEL_FILE = "saved_model.pb"
+PROGRAM_FILE = "model.pt2"
 
 logger = logging.getLogger(__name__)
 
 
 def export(engine: Engine, job: JobConfig, manifest: Manifest, checksum: str, metrics: Path, folder: Path) -> None:
-    """Write `folder`: a SavedModel at its root, model.keras, model.json, metrics.jsonl. Leaves it when it is there.
+    """Write `folder`: the engine's model at its root, model.json, metrics.jsonl. Leaves it when it is there.
 
     Args:
         engine: Holds the trained network.

@@ -20,7 +20,8 @@ from trainer.engines import Engine, StepFigures
 from trainer.errors import UserError
 from trainer.metrics import Metrics
 from trainer.resume import Interval, Progress, checkpoint_of
-from trainer.stopping import EXIT_CODE, StopRequest
+from trainer.saving import Saver
+from trainer.stopping import ASKED_TO_STOP, Stopped, StopRequest
 
 # A call of the engine is made shorter than `steps_per_call` where it would take longer than this: what is watched,
 # saved or stopped waits for its end.
@@ -63,11 +64,12 @@ class Loop:
     ) -> None:
         self._job, self._plan, self._cluster = job, job.plan, cluster
         self._engine, self._training, self._validation = engine, training, validation
-        self._checkpoints, self._identity, self._metrics = checkpoints, identity, metrics
+        self._saver, self._identity, self._metrics = Saver(checkpoints), identity, metrics
         self._stop_request, self._progress = stop, progress
         self._warm = False
         self._speed = Speed()
         self._saved_step = progress.step
+        self._validated_step = 0
         self._saved_at = self._shown_at = time.monotonic()
 
     def train(self) -> None:
@@ -78,18 +80,35 @@ class Loop:
             SystemExit: With status 143, when asked to stop; saved first.
         """
         with self._stop_request.deferred():
-            while self._step < self._plan.steps:
-                stop, save, count = self._agree()
-                if stop or save:
-                    self._save()
-                if stop:
-                    logger.info("asked to stop: ended at step %d of %d", self._step, self._plan.steps)
-                    raise SystemExit(EXIT_CODE)
-                self._call(count)
-                if self._ends_epoch(self._step):
-                    self._validate()
-                if self._ends_epoch(self._step) or self._is_saving_step():
-                    self._save()
+            try:
+                self._run()
+            finally:
+                self._saver.wait()
+
+    def _run(self) -> None:
+        """Steps, and what is due between them. An epoch is saved before it is measured, which may take long: a run
+        that goes on from its end measures it again."""
+        while True:
+            if self._ends_epoch(self._step) and self._step != self._validated_step:
+                self._validate()
+            if self._step == self._plan.steps:
+                return
+            stop, save, count = self._agree()
+            if stop or save:
+                self._save()
+            if stop:
+                self._end_together()
+            self._call(count)
+            if self._ends_epoch(self._step) or self._is_saving_step():
+                self._save()
+
+    def _end_together(self) -> None:
+        """Leave when the chief has written, and with all others: one that left earlier would take them along."""
+        who = ASKED_TO_STOP if self._stop_request.requested else "another replica was asked to stop"
+        logger.info("%s: ended at step %d of %d", who, self._step, self._plan.steps)
+        self._saver.wait()
+        self._engine.agree([0.0])
+        raise Stopped
 
     @property
     def _step(self) -> int:
@@ -109,7 +128,7 @@ class Loop:
     def _agree(self) -> tuple[bool, bool, int]:
         """What all replicas do next: whether to stop and to save, how many steps to run; the chief's clock rules."""
         every = self._job.train.checkpoint.every_seconds
-        due = every is not None and time.monotonic() - self._saved_at >= every
+        due = self._saver.due_again or (every is not None and time.monotonic() - self._saved_at >= every)
         mine = [float(self._stop_request.requested)]
         mine += [float(due), float(self._count())] if self._cluster.is_chief else [0.0, 0.0]
         stop, save, count = self._engine.agree(mine)
@@ -183,12 +202,14 @@ class Loop:
         line = f"epoch {self._epoch():.2f}, step {self._step} of {self._plan.steps}"
         line += f", {rate:.1f} steps/s" if rate else ""
         if self._validation is not None:
-            measured = self._engine.evaluate(self._validation)
+            with self._stop_request.at_once():
+                measured = self._engine.evaluate(self._validation)
             line += f": validation loss {measured.loss:.4f}, accuracy {measured.accuracy:.4f}"
             if self._metrics:
                 values = {"loss": measured.loss, "accuracy": measured.accuracy}
                 self._metrics.write("validation", self._step, self._epoch(), **values)
         logger.info("%s", line)
+        self._validated_step = self._step
         self._speed = Speed()
 
     def _save(self) -> None:
@@ -199,8 +220,8 @@ class Loop:
         if self._metrics:  # first the history, so that it reaches as far as the checkpoint
             self._metrics.flush()
         if self._cluster.is_chief:
-            self._checkpoints.save(checkpoint)
-        self._saved_step = self._step  # after a failure too: it is tried again when the next one is due
+            self._saver.start(checkpoint)
+        self._saved_step = self._step
         self._saved_at = time.monotonic()
 
 

@@ -69,7 +69,7 @@ def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: Train
     """The settings with a batch that this machine's memory can hold."""
     asked = train.batch_size
     shape, classes = manifest.image_shape, len(manifest.classes)
-    fitting = largest_batch(model, shape, classes, batch=asked, workers=workers, memory=memory)
+    fitting = largest_batch(train.engine, model, shape, classes, batch=asked, workers=workers, memory=memory)
     if fitting != asked:
         events.message(f"rehearsing with batches of {fitting}: {asked} would not fit this machine's memory")
     return train.model_copy(update={"batch_size": fitting})

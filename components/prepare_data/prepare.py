@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from components.prepare_data import split as splitting
+from components.prepare_data.beam import beam_for, is_elsewhere, share_lists, write_by_beam, written_by
 from components.prepare_data.bundles import Bundles, bundle_reader
 from components.prepare_data.dataset_info import write_dataset_info
 from components.prepare_data.duplicates import Copy, bucket_count, find_copies, refuse_copies
 from components.prepare_data.index import BundleOf, Dealer, Listing, PartList, Summary, list_part, list_path
 from components.prepare_data.kinds import described
 from components.prepare_data.left_out import LeftOutImages, refuse_too_many
-from components.prepare_data.settings import DataSettings
+from components.prepare_data.settings import BeamSettings, DataSettings
 from components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
 from components.prepare_data.sources import open_source
 from components.prepare_data.sources.source import SPLITS, Group, Source, readable
@@ -75,11 +76,14 @@ def prepare(settings: DataSettings, replicas: int) -> Prepared:
         store.remove_leftovers(but=target.identity)
         if prepared := reusable(store, target):
             return prepared
-        with store_errors_named(store, target.plan.bytes), store.work_folder(target.identity) as work:
+        beam = beam_for(settings, source, target.plan.bytes)
+        beside = beam is not None and is_elsewhere(beam)
+        with store_errors_named(store, target.plan.bytes), store.work_folder(target.identity, beside=beside) as work:
             if prepared := reusable(store, target):  # another run made it while we waited
                 return prepared
-            require_room(store, work, target.plan.bytes)
-            writer = SetWriter(source, settings, listing, target.plan, scratch, work)
+            if not beside:
+                require_room(store, work, target.plan.bytes)
+            writer = SetWriter(source, settings, listing, target.plan, scratch, work, beam)
             written = writer.write(store.name, target.fingerprint)
             store.publish(work / SetWriter.SET, target.identity)
             store.remember(listing_name(source, settings), summary)
@@ -263,6 +267,7 @@ class SetWriter:
         scratch: Where the source was listed.
         work: The work folder: the set grows in its folder `SET`, the finished shards' results lie in `RESULTS`,
             their images' hashes in `HASHES`.
+        beam: How Apache Beam writes the shards, where it does.
     """
 
     SET = "set"
@@ -270,14 +275,24 @@ class SetWriter:
     HASHES = "hashes"
 
     def __init__(
-        self, source: Source, settings: DataSettings, listing: Listing, plan: Plan, scratch: Path, work: Path
+        self,
+        source: Source,
+        settings: DataSettings,
+        listing: Listing,
+        plan: Plan,
+        scratch: Path,
+        work: Path,
+        beam: BeamSettings | None = None,
     ) -> None:
         self._source = source
         self._settings = settings
         self._listing = listing
         self._plan = plan
         self._scratch = scratch
+        self._beam = beam
         self._lists = scratch / "lists"
+        # Where workers find the lists.
+        self._read_lists = work / "lists" if beam and is_elsewhere(beam) else self._lists
         self._set = work / self.SET
         self._results = work / self.RESULTS
         self._hashes = work / self.HASHES
@@ -365,13 +380,23 @@ class SetWriter:
             self.deal(plan)
         progress = Progress(plan.examples())
         progress.advance(sum(found.tally.examples + found.tally.left_out_count for found in results.values()))
-        with Workers(ShardWriter(self._source, self._scratch), worker_count(self._settings)) as workers:
-            for position, result in workers.run([tasks[index] for index in missing], progress.advance):
-                results[missing[position]] = result
+        for position, result in self._run([tasks[index] for index in missing], progress.advance):
+            results[missing[position]] = result
         by_split: dict[str, list[ShardResult]] = {split: [] for split in SPLITS}
         for index, (split, _) in enumerate(shards):
             by_split[split].append(results[index])
         return by_split
+
+    def _run(self, tasks: list[ShardTask], tick: Tick) -> Iterator[tuple[int, ShardResult]]:
+        """Write these shards, giving each one's index and result as it is there."""
+        writer = ShardWriter(self._source, self._scratch)
+        if self._beam is None:
+            with Workers(writer, worker_count(self._settings)) as workers:
+                yield from workers.run(tasks, tick)
+        elif tasks:
+            if self._read_lists != self._lists:
+                share_lists(self._lists, self._read_lists)
+            yield from write_by_beam(self._beam, writer, tasks, tick)
 
     def _current_plan(self) -> Plan:
         """The plan without what is left out by now, and with bundles in one split each."""
@@ -388,7 +413,7 @@ class SetWriter:
         file = f"{name}-{split}.tfrecord-{number:05d}-of-{shards:05d}"
         return ShardTask(
             path=self._set / file,
-            examples=list_path(self._lists, split, number),
+            examples=list_path(self._read_lists, split, number),
             result=self._results / f"{file}.json",
             # What stays after a first round was looked at whole in it.
             whole=self._settings.check == "decode" and not self._left_out.reasons,
@@ -438,6 +463,7 @@ class SetWriter:
             encodings=list(tally.encodings),
             splits={split: _split_record(found, classes) for split, found in results.items()},
             features={name: described(about) for name, about in self._source.features.items()},
+            **({"written_by": written_by(self._beam)} if self._beam else {}),
             left_out_count=len(self._left_out.reasons) + unlisted.unusable_count,
             left_out=[LeftOut(key=readable(key), reason=reason) for key, reason in left_out],
         )

@@ -9,6 +9,7 @@ def train(
     worker_pool_specs: list,  # type: ignore[type-arg]
     output: str,
     virtual_devices: int,
+    restarts: str,
     model: Output[Model],
     metrics: Output[Metrics],
 ) -> None:
@@ -18,24 +19,33 @@ def train(
         worker_pool_specs: As plan_training gives them.
         output: The base output directory: model, checkpoints and logs are written below it.
         virtual_devices: How many virtual devices each replica is given in place of accelerators; 0 for none.
+        restarts: RestartSettings as JSON.
         model: The trained model.
         metrics: Its last figures on the validation split.
     """
+    from dataclasses import asdict
     from pathlib import Path
 
     from components.step import step
     from components.train.local_cluster import run_local_cluster
     from components.train.result import trained_model
     from components.values import whole_numbers
+    from trainer.config import RestartSettings
 
     with step("train") as outcome:
-        run_local_cluster(whole_numbers(worker_pool_specs), Path(output), virtual_devices=virtual_devices)
+        restarted = run_local_cluster(
+            whole_numbers(worker_pool_specs),
+            Path(output),
+            virtual_devices=virtual_devices,
+            restarts=RestartSettings.model_validate_json(restarts),
+        )
         result = trained_model(Path(output))
         model.uri = str(result.folder)
         model.metadata.update(result.metadata)
         for name, value in result.validation.items():
             metrics.log_metric(name, value)
         outcome.outputs = {"model": str(result.folder), **result.metadata, "validation": result.validation}
+        outcome.outputs["restarts"] = [asdict(restart) for restart in restarted]
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipelines.doctor.check import Check, Finding, Subject, examine
+from pipelines.doctor.engine import TrainingEngine
 from pipelines.doctor.machine import Accelerators, Cores, Disk, Packages, PythonVersion
 from pipelines.doctor.memory import ModelMemory
 from pipelines.doctor.run import Champion, DataSource, HardwareChoice, ModelBuilder
@@ -14,6 +15,7 @@ CHECKS: tuple[Check, ...] = (
     Accelerators(),
     Packages(),
     HardwareChoice(),
+    TrainingEngine(),
     DataSource(),
     ModelBuilder(),
     ModelMemory(),

@@ -8,7 +8,7 @@ import importlib.util
 import pkgutil
 from pathlib import Path
 
-from components.prepare_data.sources import open_source
+from components.prepare_data.sources import look_at_source
 from components.register_model.registry import Registry
 from pipelines.config import no_place_on_vertex
 from pipelines.doctor.check import NotConcernedError, Subject
@@ -147,5 +147,4 @@ class DataSource:
     def look(self, subject: Subject) -> str:
         if subject.target != "local":
             raise NotConcernedError("the source is not read from this machine")
-        open_source(subject.config.data)
-        return subject.config.data.source
+        return look_at_source(subject.config.data)

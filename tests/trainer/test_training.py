@@ -128,8 +128,18 @@ def test_two_replicas_end_with_the_same_weights_also_when_killed(
 
 
 @pytest.mark.usefixtures("networks")
-def test_two_virtual_devices_train_as_one_would(tiny: Path, tmp_path: Path, workers: Any, make_job: Any) -> None:
-    config = make_job(tiny, steps=100, steps_per_epoch=10)  # a log point each step
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        # Clipping has to see the gradient over both devices; the scaled loss takes a path of its own.
+        {"precision": "mixed_float16", "clip_norm": 0.2, "accumulation": 2, "class_weights": {"left": 2.0}},
+    ],
+)
+def test_two_virtual_devices_train_as_one_would(
+    tiny: Path, tmp_path: Path, workers: Any, make_job: Any, settings: dict[str, Any]
+) -> None:
+    config = make_job(tiny, steps=100, steps_per_epoch=10, **settings)  # a log point each step
     two = workers.start(config, tmp_path, SLIPWAY_VIRTUAL_DEVICES="2")
 
     from trainer import cluster, data, engines, manifest
@@ -145,7 +155,7 @@ def test_two_virtual_devices_train_as_one_would(tiny: Path, tmp_path: Path, work
     assert end.status == 0, end.errors
     assert "MirroredStrategy, 2 of CPU" in end.output
     found = [line["loss"] for line in history(tmp_path) if line["kind"] == "train"]
-    np.testing.assert_allclose(found, losses, rtol=1e-3)
+    np.testing.assert_allclose(found, losses, rtol=2e-2 if settings else 1e-3)
 
 
 CLEAN_PROCESS = """

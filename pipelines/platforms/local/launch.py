@@ -29,7 +29,7 @@ from trainer.events import EVENTS_VARIABLE
 
 STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
 POLL_SECONDS = 0.1
-STOP_SECONDS = 15.0
+STOP_SECONDS = 20.0
 LOG_LINES = 12
 
 

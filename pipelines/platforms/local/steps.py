@@ -49,7 +49,8 @@ class LocalPlatform:
 
     def train(self, config: RunConfig, worker_pool_specs: Any, output: Any) -> Any:
         virtual = config.parsed_hardware.accelerators_per_replica if self.rehearsal else 0
-        return train(worker_pool_specs=worker_pool_specs, output=output, virtual_devices=virtual)
+        restarts = config.train.restarts.model_dump_json()
+        return train(worker_pool_specs=worker_pool_specs, output=output, virtual_devices=virtual, restarts=restarts)
 
     def evaluate(self, config: RunConfig, model: Any, dataset: Any, champion: Any) -> Any:
         return evaluate(settings=config.evaluate.model_dump_json(), model=model, dataset=dataset, champion=champion)

@@ -66,6 +66,8 @@ class VertexPlatform:
             network=self.settings.network or "",
             encryption_spec_key_name=self.settings.encryption_key or "",
             labels=self.settings.labels,
+            # Replicas that train together can only start again together.
+            **{"restart_job_on_worker_restart": config.parsed_hardware.replicas > 1},
             **config.parsed_hardware.scheduling(),
         ).set_display_name("train")
         return self._in_image(collect_model)(job=job.outputs["gcp_resources"], output=output)

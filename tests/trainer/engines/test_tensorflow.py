@@ -142,7 +142,9 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(ti
     from trainer import data
     from trainer.augment import augment
 
-    config = make_job(tiny, steps=2, steps_per_epoch=75, builder="sample_networks:linear", seed=3, augment={"shift": 3})
+    config = make_job(
+        tiny, steps=2, steps_per_epoch=75, builder="sample_networks:linear", seed=3, augment={"shift": 3}, xla=False
+    )
     engine, read = engine_for(config), training(config)
     engine.run(read, 0, rates(1))
     kernel, bias = (
