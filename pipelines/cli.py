@@ -80,6 +80,7 @@ def run(
         str | None, typer.Option(help="Go on with this run (its id, or latest) where it stopped.")
     ] = None,
     require_promotion: Annotated[bool, typer.Option(help="Exit with 3 when the gate rejects the model.")] = False,
+    wait: Annotated[bool, typer.Option(help="On Vertex AI: watch until it has ended.")] = True,
     as_json: Json = False,
 ) -> None:
     """Run the whole pipeline: prepare data, train, evaluate, register."""
@@ -87,14 +88,6 @@ def run(
     from pipelines.config import load
     from pipelines.platforms.local import launch
 
-    if target is Target.vertex:
-        raise UserError(
-            "Runs on Vertex AI can be compiled, not submitted yet.",
-            setting="--target",
-            value="vertex",
-            allowed="local",
-            mend=f"slipway compile -c {config} --target vertex -o spec.yaml",
-        )
     if resume:
         if overrides or hardware:
             raise UserError(
@@ -104,11 +97,18 @@ def run(
                 mend=f"slipway run --resume {resume}, or start a new run without --resume",
             )
         folder = runs.find(resume)
+        if _is_on_vertex(folder):
+            _resumable(_current(folder))
+            _run_on_vertex(None, folder, wait=wait, as_json=as_json, require_promotion=require_promotion)
+            return
         configuration = load(folder.configuration_file)
         record = _resumable(folder.read())
     else:
         configuration = load(config, overrides or (), hardware)
         _check(configuration, target)
+        if target is Target.vertex:
+            _run_on_vertex(configuration, None, wait=wait, as_json=as_json, require_promotion=require_promotion)
+            return
         folder = runs.create(configuration)
         record = launch.new_record(folder, configuration, rehearsal=False)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
@@ -142,6 +142,52 @@ def _check(configuration: Any, target: Target, *, rehearsal: bool = False) -> No
     from pipelines.doctor.check import Subject
 
     refuse_on_failure(Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd()))
+
+
+def _run_on_vertex(configuration: Any, earlier: Any, *, wait: bool, as_json: bool, require_promotion: bool) -> None:
+    """Submit a run, or that of the folder `earlier` again; watch it; exit with the code that tells how it went."""
+    from pipelines.platforms.vertex import commands
+
+    shown = Console(stderr=True) if as_json else console
+    try:
+        folder, record = commands.start(configuration, shown) if earlier is None else commands.resume(earlier, shown)
+    except UserError as error:
+        error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED) from None
+    if wait:
+        _watch_and_exit(folder, shown, as_json=as_json, require_promotion=require_promotion)
+        return
+    if as_json:
+        sys.stdout.write(folder.record_file.read_text())
+    shown.print(f"  watch: slipway status --follow {record.run_id}", highlight=False, soft_wrap=True)
+
+
+def _watch_and_exit(folder: Any, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
+    """Show a run on Vertex AI until it has ended, and exit with the code that tells how it went."""
+    from pipelines.platforms.vertex import commands
+
+    record = commands.watch(folder, shown)
+    if record is None:
+        shown.print(commands.how_to_go_on(folder.read()), highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if as_json:
+        sys.stdout.write(folder.record_file.read_text())
+    _exit_as_it_went(record, shown, require_promotion=require_promotion)
+
+
+def _exit_as_it_went(record: Any, shown: Console, *, require_promotion: bool) -> None:
+    """Show how a run on Vertex AI ended, and exit with the code that tells it."""
+    from pipelines import display
+
+    if record.status == "failed":
+        error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
+        error_console.print(f"  go on: slipway run --resume {record.run_id}", highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED)
+    shown.print(display.summary(record), highlight=False)
+    if record.status == "cancelled":
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if require_promotion and record.verdict and record.verdict["decision"] != "promote":
+        raise typer.Exit(EXIT_REJECTED)
 
 
 def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool, require_promotion: bool) -> None:
@@ -208,9 +254,10 @@ def compile_(
         )  # fmt: skip
     check_folder_of(output)
     if target is Target.vertex:
+        from pipelines.images import known_images
         from pipelines.platforms.vertex import steps as vertex_steps
 
-        pipeline = vertex_steps.pipeline(configuration)
+        pipeline = vertex_steps.pipeline(configuration, known_images(configuration, _say))
     else:
         from pipelines.platforms.local import steps
 
@@ -223,11 +270,46 @@ def compile_(
 
 @app.command()
 @user_errors
-def status(run_id: Run = "latest", as_json: Json = False) -> None:
+def build(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    target: Annotated[Target, typer.Option(help="For runs where: vertex, or local (--runner docker).")] = Target.vertex,
+    builder: Annotated[str | None, typer.Option(help="cloud-build, docker, podman, buildah; as configured.")] = None,
+    push: Annotated[bool, typer.Option(help="Without: build on this machine only.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Build the images that a run needs, unless the registry has them; give them by digest."""
+    from pipelines.build_command import build_images
+    from pipelines.config import load
+
+    configuration = load(config, overrides or (), hardware)
+    images = build_images(configuration, target.value, builder, push=push, log=sys.stderr, say=_say)
+    sys.stdout.write(json.dumps(images, indent=2) + "\n" if as_json else "".join(f"{uri}\n" for uri in images.values()))
+
+
+def _say(line: str) -> None:
+    error_console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+@app.command()
+@user_errors
+def status(
+    run_id: Run = "latest",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Watch a run on Vertex AI until it has ended.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Show a run: its steps, its result, its error."""
     from pipelines import display, runs
 
-    record = runs.find(run_id).read()
+    folder = runs.find(run_id)
+    if follow and _is_on_vertex(folder):
+        shown = Console(stderr=True) if as_json else console
+        _watch_and_exit(folder, shown, as_json=as_json, require_promotion=False)
+        return
+    record = _current(folder)
     if as_json:
         sys.stdout.write(record.model_dump_json(indent=2) + "\n")
         return
@@ -236,6 +318,19 @@ def status(run_id: Run = "latest", as_json: Json = False) -> None:
     console.print(display.summary(record), highlight=False)
     if record.error:
         console.print(f"\n{escape(display.explanation(record, with_traceback=False))}", highlight=False, soft_wrap=True)
+
+
+def _is_on_vertex(folder: Any) -> bool:
+    return bool(folder.read().platform == Target.vertex.value)
+
+
+def _current(folder: Any) -> Any:
+    """A run's record, brought up to date where the run is on Vertex AI."""
+    if not _is_on_vertex(folder):
+        return folder.read()
+    from pipelines.platforms.vertex import commands
+
+    return commands.current(folder, error_console)
 
 
 @app.command("list")
@@ -247,7 +342,7 @@ def list_(as_json: Json = False) -> None:
     records = []
     for folder in runs.folders():
         try:
-            records.append(folder.read())
+            records.append(_current(folder))
         except UserError as error:
             error_console.print(f"left out: {escape(error.message)}", highlight=False, soft_wrap=True)
     if as_json:
@@ -266,14 +361,26 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the run writes.")] = False,
 ) -> None:
     """Print a run's logs."""
-    from pipelines import log_reader, runs
+    from pipelines import runs
 
     folder = runs.find(run_id)
     try:
-        for line in log_reader.read(folder, step, follow=follow):
-            print(line)
+        for line in _log_lines(folder, step, follow=follow):
+            print(line, flush=follow)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _log_lines(folder: Any, step: str | None, *, follow: bool) -> Any:
+    if _is_on_vertex(folder):
+        from pipelines.platforms.vertex import commands
+
+        return commands.log_lines(folder, step, follow=follow)
+    from pipelines import log_reader
+
+    return log_reader.read(folder, step, follow=follow)
 
 
 @app.command()
@@ -282,7 +389,7 @@ def explain(run_id: Run = "latest", as_json: Json = False) -> None:
     """Say why a run failed: which step, which replica, its traceback, what mends it."""
     from pipelines import display, runs
 
-    record = runs.find(run_id).read()
+    record = _current(runs.find(run_id))
     if as_json:
         sys.stdout.write((record.error.model_dump_json(indent=2) if record.error else "null") + "\n")
     else:
@@ -296,6 +403,13 @@ def cancel(run_id: Run = "latest") -> None:
     from pipelines import runs
 
     folder = runs.find(run_id)
+    if _is_on_vertex(folder):
+        from pipelines.platforms.vertex import commands
+
+        record = _current(folder)
+        if record.status == "running":
+            console.print(f"{record.run_id}: {commands.cancel(folder).status}", highlight=False)
+            return
     record = folder.read()
     if record.status != "running" or record.process is None:
         raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", mend="slipway list")

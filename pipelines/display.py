@@ -140,6 +140,8 @@ def summary(record: RunRecord) -> Group:
         table.add_row("model", escape(_short(record.model)))
     if record.report:
         table.add_row("report", escape(_short(record.report)))
+    if record.console:
+        table.add_row("console", escape(record.console))
     return Group("", table)
 
 
@@ -176,7 +178,10 @@ def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
         return f"The run {record.run_id} has not failed. Its status: {record.status}."
     error = record.error
     where = f"The step {error.step} failed" if error.step else "The run failed"
+    where += f" in the replica {error.replica}" if error.replica else ""
     lines = [f"{where}: {error.message}"]
+    if error.job:
+        lines.append(f"  job: {error.job}")
     if with_traceback and error.traceback:
         lines += ["", *(f"  {line}" for line in error.traceback.rstrip().splitlines()[-24:]), ""]
     if error.mend:

@@ -37,7 +37,7 @@ def training_steps(config: RunConfig, platform: Platform, run_id: Any, output: A
         platform: What gives each step's op.
         run_id: The run's id: a pipeline parameter or a placeholder.
         output: The base output directory of training: likewise.
-        champion: The registered model to beat, as the platform's evaluation finds it; "" for none.
+        champion: The registered model to beat, as the platform's own steps take it.
     """
     image = platform.build_image(config)
     access = platform.setup_access(config)

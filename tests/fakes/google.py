@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import urllib.parse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.fakes.artifact_repositories import FakeRepositories
 from tests.fakes.certificates import certificates, service_account_file
@@ -14,10 +15,14 @@ from tests.fakes.errors import Faults
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.http_service import HttpService, Raw, Request
 from tests.fakes.iam import FakeIam
+from tests.fakes.logging import Log, add_logging
 from tests.fakes.resource_manager import add_resource_manager
 from tests.fakes.service_usage import FakeServiceUsage
 from tests.fakes.storage import FakeStorage
 from tests.fakes.world import Project, World, caller_of
+
+if TYPE_CHECKING:
+    from tests.fakes.vertex.region import Region
 
 PROJECT = "slipway-test"
 NUMBER = 123456789012
@@ -53,6 +58,7 @@ class FakeGoogle:
         self.faults = Faults(seed)
         self.world.projects[PROJECT] = Project(PROJECT, NUMBER, set(SERVICES))
         self.world.owners.add(SUBMITTER)
+        self.location = REGION
         self.certificates = certificates()
         self.http: dict[str, HttpService] = {}
         self.vertex = GrpcServer(self.faults, caller_of)
@@ -64,7 +70,16 @@ class FakeGoogle:
         self.repositories = FakeRepositories(self.service("artifactregistry"), self.world)
         add_default_account(self.service("cloudbuild"), self.world)
         self.storage = FakeStorage(self.service("storage"), self.world)
+        self.log = Log(self.world)
+        add_logging(self.service("logging"), self.world, self.log)
         self._tokens = HttpService("tokens", Faults(), lambda _headers: "")
+
+    @functools.cached_property
+    def region(self) -> Region:
+        """Vertex AI's services at `location`, which answer once this was used: their modules take seconds."""
+        from tests.fakes.vertex.region import Region
+
+        return Region(self.vertex, self.world, self.location, self.log)
 
     def service(self, name: str) -> HttpService:
         """The HTTP service of that name, for routes to be added to."""
