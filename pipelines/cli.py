@@ -445,6 +445,28 @@ def doctor(
         raise typer.Exit(EXIT_FAILED)
 
 
+@app.command()
+@user_errors
+def setup(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    apply: Annotated[bool, typer.Option("--apply", help="Make what is missing; without it, only show it.")] = False,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Show what runs on Vertex AI need in the project (APIs, bucket, accounts, roles) and, with --apply, make it."""
+    from pipelines import access
+    from pipelines.config import load
+
+    sound, rows = access.setup(load(config, overrides or (), hardware), console, make=apply, as_json=as_json)
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    elif not apply and any(row["status"] == "missing" for row in rows):
+        console.print("make it so: the same command with --apply", highlight=False)
+    if not sound:
+        raise typer.Exit(EXIT_FAILED)
+
+
 @app.command("hardware")
 @user_errors
 def hardware_(
