@@ -16,6 +16,8 @@ from trainer.errors import UserError
 
 MARKS = {"there": "[green]✓[/]", "missing": "[yellow]+[/]", "wrong": "[red]✗[/]", "unseen": "[dim]?[/]"}
 RESULTS = {"done": "[green]✓[/]", "later": "[dim]–[/]", "failed": "[red]✗[/]"}
+# What a line that is missing says by its mark already.
+PLAIN = ("to be enabled", "to be made", "to be granted")
 LATER = "Google makes it with the first training job, and grants its role"
 
 
@@ -112,11 +114,14 @@ def show(lines: list[Line], console: Console) -> None:
         console.print(f"Everything that a run needs is there: {there} things were looked at.", highlight=False)
         return
     table = Table(box=None, pad_edge=False, show_edge=False)
-    for heading in ("", "kind", "what", "found", "because"):
+    for heading in ("", "kind", "what", "because"):
         table.add_column(heading, overflow="fold")
     for line in rest:
-        found = f"{line.found}; mend: {line.mend}" if line.mend else line.found
-        table.add_row(MARKS[line.status], line.kind, escape(str(line.item)), escape(found), escape(line.item.reason))
+        table.add_row(MARKS[line.status], line.kind, escape(str(line.item)), escape(line.item.reason))
+        if line.found not in PLAIN:
+            table.add_row("", "", "", f"[yellow]{escape(line.found)}[/]")
+        if line.mend:
+            table.add_row("", "", "", f"mend: {escape(line.mend)}")
     console.print(table, highlight=False)
     counts = {status: sum(line.status == status for line in rest) for status in ("missing", "wrong", "unseen")}
     texts = {"missing": "to make", "wrong": "not as they should be", "unseen": "that can not be seen"}
