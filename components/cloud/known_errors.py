@@ -111,9 +111,8 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "image pull",
         "the service agent may not pull the image",
-        r"(?P<agent>service-(?P<number>\d+)@gcp-sa-aiplatform(?:-cc)?[\w.-]*?)(?:\.iam\.gserviceaccount\.com|…)? "
-        r"does not have permission to access Artifact Registry repository"
-        r"(?: (?P<repository>projects/[^\s]+?)\.?(?=\s|$))?",
+        r"(?P<agent>service-\d+@gcp-sa-aiplatform(?:-cc)?)\S* does not have permission to access Artifact Registry "
+        r"repository(?: (?P<repository>projects/[\w-]+/locations/[\w-]+/repositories/[\w-]+))?",
         "Vertex AI's service agent may not pull the image from {repository}: images are pulled by the agent, not by "
         "the run-as account.",
         f"{SETUP}, or give {{agent}}.iam.gserviceaccount.com the role roles/artifactregistry.reader on the repository",

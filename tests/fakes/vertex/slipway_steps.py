@@ -51,12 +51,8 @@ def artifacts_of(task: str, root: str, outputs: Mapping[str, Any]) -> dict[str, 
         }
     if task == "register-version":
         name = "projects/123456789012/locations/europe-west4/models/digits@1"
-        return {
-            "registered": (
-                f"https://europe-west4-aiplatform.googleapis.com/v1/{name}",
-                {"resourceName": name, "champion": True},
-            )
-        }
+        uri = f"https://europe-west4-aiplatform.googleapis.com/v1/{name}"
+        return {"registered": (uri, {"resourceName": name, "champion": True})}
     return {}
 
 
