@@ -105,7 +105,7 @@ def run(
         record = _resumable(folder.read())
     else:
         configuration = load(config, overrides or (), hardware)
-        _check(configuration, target)
+        _check(configuration, target, submitting=True)
         if target is Target.vertex:
             _run_on_vertex(configuration, None, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
@@ -136,12 +136,13 @@ def rehearse(
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=False)
 
 
-def _check(configuration: Any, target: Target, *, rehearsal: bool = False) -> None:
+def _check(configuration: Any, target: Target, *, rehearsal: bool = False, submitting: bool = False) -> None:
     """Make the doctor's checks that concern a run, before anything is started."""
     from pipelines.doctor import refuse_on_failure
     from pipelines.doctor.check import Subject
 
-    refuse_on_failure(Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd()))
+    subject = Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd())
+    refuse_on_failure(subject, submitting=submitting)
 
 
 def _run_on_vertex(configuration: Any, earlier: Any, *, wait: bool, as_json: bool, require_promotion: bool) -> None:

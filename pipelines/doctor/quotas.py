@@ -39,7 +39,9 @@ class HardwareQuota(CloudCheck):
             f"{hardware} takes {needed} of {metric}, and the project may have {limit} in {region}.",
             setting="hardware",
             value=str(hardware),
-            allowed=f"a region with enough: {', '.join(others)}" if others else "no region of the catalogue has enough yet",
+            allowed=f"a region with enough: {', '.join(others)}"
+            if others
+            else "no region of the catalogue has enough yet",
             nearest=near,
             mend=f"--set vertex.region={near} with a bucket there, or {ask}" if near else ask,
         )

@@ -105,9 +105,7 @@ class RunAsAccount(CloudCheck):
         if self.view.vertex.service_account:
             self.refuse(lambda line: isinstance(line.item, Account) and line.item.email == account)
         accounts = connection.api("iam", "v1").projects().serviceAccounts()
-        request = accounts.testIamPermissions(
-            resource=policies.account_name(account), body={"permissions": [ACT_AS]}
-        )
+        request = accounts.testIamPermissions(resource=policies.account_name(account), body={"permissions": [ACT_AS]})
         try:
             granted = retried(request.execute).get("permissions", [])
         except Exception as error:
