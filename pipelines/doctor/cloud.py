@@ -189,7 +189,7 @@ def examine_side_by_side(
     for place, check in enumerate(checks):
         # Daemons: one that hangs in a call must not keep the command from ending.
         threading.Thread(target=make, args=(place, check), daemon=True).start()
-    findings = {}
+    findings: dict[int, Finding] = {}
     until = time.monotonic() + seconds
     while len(findings) < len(checks):
         try:

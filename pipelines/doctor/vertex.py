@@ -15,6 +15,8 @@ from pipelines.doctor.cloud import View
 from pipelines.hardware import validate_for
 from trainer.errors import UserError
 
+# As many missing things are named; setup shows them all.
+SHOWN = 3
 ACT_AS = "iam.serviceAccounts.actAs"
 
 
@@ -37,8 +39,10 @@ class CloudCheck:
         bad = blocking(lines)
         if bad:
             texts = [f"{line.item} ({line.found})" if line.status == "wrong" else str(line.item) for line in bad]
+            more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+            reason = bad[0].item.reason
             raise UserError(
-                f"Not there: {'; '.join(texts)}. {bad[0].item.reason.capitalize()}.",
+                f"Not there: {'; '.join(texts[:SHOWN])}{more}. {reason[0].upper()}{reason[1:]}.",
                 mend=bad[0].mend or COMMAND,
             )
         return lines
@@ -72,7 +76,7 @@ class Apis(CloudCheck):
     of_run = True
 
     def look(self, subject: Subject) -> str:  # noqa: ARG002
-        lines = [line for line in self.view.lines(lambda line: line.kind == "api")]
+        lines = self.view.lines(lambda line: line.kind == "api")
         missing = [str(line.item) for line in lines if line.status == "missing"]
         if missing:
             raise UserError(
@@ -168,7 +172,7 @@ class BucketRights(CloudCheck):
         lines = self.refuse(lambda line: _on(line, "bucket"))
         if not lines:
             raise NotConcernedError("vertex.service_account is not set")
-        return f"{len(lines)} accounts may use it"
+        return f"{', '.join(sorted({_who(line) for line in lines}))} may use it"
 
 
 class Roles(CloudCheck):
@@ -198,6 +202,10 @@ class Repository(CloudCheck):
         return f"{self.view.settings.repository}, {len(lines)} roles on it"
 
 
+def _who(line: Line) -> str:
+    return line.item.member.partition(":")[2] if isinstance(line.item, Binding) else str(line.item)
+
+
 def _on(line: Line, kind: str) -> bool:
     return isinstance(line.item, Binding) and line.item.resource.kind == kind
 
@@ -220,11 +228,11 @@ class FirstJob(CloudCheck):
             raise refusal(error, connection, "list the jobs") from error
         if jobs:
             return f"jobs have run in {region}"
-        missing = [line for line in blocking(self.view.lines(lambda line: isinstance(line.item, Identity)))]
+        missing = blocking(self.view.lines(lambda line: isinstance(line.item, Identity)))
         if missing:
             raise UserError(
-                f"No job has run in {region} yet, and the service agent {missing[0].item} does not exist: the first one "
-                "would fail.",
+                f"No job has run in {region} yet, and the service agent {missing[0].item} is not there: the first one would "
+                "fail.",
                 mend=COMMAND,
             )
         return f"this will be the first in {region}; the service agents are there"

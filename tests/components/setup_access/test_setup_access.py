@@ -7,7 +7,7 @@ import pytest
 from components.setup_access.apply import apply
 from components.setup_access.difference import blocking, difference
 from components.setup_access.found import look
-from tests.components.setup_access.conftest import ACCOUNT, BUCKET, REPOSITORY, settings
+from tests.components.setup_access.project import ACCOUNT, BUCKET, REPOSITORY, settings
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 from trainer.errors import UserError
