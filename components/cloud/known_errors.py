@@ -80,7 +80,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         r"(?:following quota metrics exceed quota limits: |Quota exceeded for quota metric \W?)"
         r"(?P<metric>aiplatform\.googleapis\.com/[\w]+)",
         "The project has too little quota in {region} for this hardware: {metric}.",
-        f"ask for more of it in {{region}} at {QUOTA_PAGE}, or slipway doctor --target vertex for regions that have some",
+        f"ask for more of it in {{region}} at {QUOTA_PAGE}, or take a region that has some: slipway doctor names them",
     ),
     _known(
         "capacity",
@@ -111,8 +111,8 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "image pull",
         "the service agent may not pull the image",
-        r"(?P<agent>service-(?P<number>\d+)@gcp-sa-aiplatform(?:-cc)?[\w.-]*?)(?:\.iam\.gserviceaccount\.com|…)? "
-        r"does not have permission to access Artifact Registry repository(?: (?P<repository>projects/[^\s]+?)\.?(?=\s|$))?",
+        r"(?P<agent>service-\d+@gcp-sa-aiplatform(?:-cc)?)\S* does not have permission to access Artifact Registry "
+        r"repository(?: (?P<repository>projects/[\w-]+/locations/[\w-]+/repositories/[\w-]+))?",
         "Vertex AI's service agent may not pull the image from {repository}: images are pulled by the agent, not by "
         "the run-as account.",
         f"{SETUP}, or give {{agent}}.iam.gserviceaccount.com the role roles/artifactregistry.reader on the repository",
@@ -211,11 +211,11 @@ def as_user_error(error: BaseException, doing: str, facts: Mapping[str, Any] | N
 
     Args:
         error: What the client raised.
-        doing: What was asked for: "Vertex AI refused the run".
+        doing: What was asked for: "Vertex AI refused".
         facts: As `recognise` takes them.
     """
     words = getattr(error, "message", None) or str(error)
     found = recognise(str(words), facts)
     if found is None:
         return UserError(f"{doing}: {' '.join(str(words).split())}", mend="slipway doctor --target vertex")
-    return UserError(f"{doing}. {found.sentence}", mend=found.mend)
+    return UserError(f"{doing}: {found.sentence}", mend=found.mend)

@@ -89,7 +89,6 @@ def find_champion(place: str, model_name: str) -> NamedTuple("Champion", [("uri"
         model_name: The model's name in the registry.
     """
     import json
-    from typing import NamedTuple
 
     from components.cloud.connection import Connection
     from components.register_model.model_registry import ModelRegistry
@@ -98,8 +97,7 @@ def find_champion(place: str, model_name: str) -> NamedTuple("Champion", [("uri"
     with step("find_champion") as outcome:
         champion = ModelRegistry(Connection(**json.loads(place))).champion(model_name)
         outcome.outputs = {"champion": champion.name if champion else ""}
-    found = NamedTuple("Champion", [("uri", str), ("version", str)])
-    return found(champion.uri, champion.name) if champion else found("", "")
+    return (champion.uri, champion.name) if champion else ("", "")
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-REMOTE = ("kubeflow",)
+REMOTE = ("vertex", "kubeflow")
 
 
 def remote(platform: str) -> Any | None:
     """What the command line does with runs of a platform that is not this machine; None where it is.
 
-    A module with `start`, `refresh`, `follow`, `cancel` and `where_logs_are`; see the kubeflow platform's `command`.
+    A module with `start`, `resume`, `watch`, `how_to_go_on`, `current`, `log_lines` and `cancel`.
     """
-    return importlib.import_module(f"pipelines.platforms.{platform}.command") if platform in REMOTE else None
+    return importlib.import_module(f"pipelines.platforms.{platform}.commands") if platform in REMOTE else None

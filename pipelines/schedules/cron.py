@@ -27,7 +27,7 @@ YEARS = 9
 
 @dataclass(frozen=True)
 class Field:
-    """One of the five fields: its name, its least and largest value, and names that stand for values from `least` on."""
+    """One of the five fields: its least and largest value; `names` stand for the values from `least` on."""
 
     name: str
     least: int
@@ -112,8 +112,11 @@ def parse(text: str, setting: str) -> Cron:
             ", ".join(field.name for field in FIELDS),
             " ".join(parts[1:]) if len(parts) == 6 else None,
         )
-    sets = [_values(field, part, setting, text) for field, part in zip(FIELDS, parts, strict=True)]
-    cron = Cron(" ".join(parts), *sets, any_day=parts[2] in ("*", "?"), any_weekday=parts[4] in ("*", "?"))
+    minutes, hours, days, months, weekdays = (
+        _values(field, part, setting, text) for field, part in zip(FIELDS, parts, strict=True)
+    )
+    any_day, any_weekday = (part in ("*", "?") for part in (parts[2], parts[4]))
+    cron = Cron(" ".join(parts), minutes, hours, days, months, weekdays, any_day, any_weekday)
     if cron.any_weekday and not any(_comes(day, month) for month in cron.months for day in cron.days):
         raise _error(
             "Its times never come: no such month has such a day.", setting, text, "a day that the month has", None
@@ -159,7 +162,8 @@ def _field_error(field: Field, item: str, setting: str, whole: str) -> UserError
         near = "0 (Sunday)"
     elif item.isdigit():
         near = str(min(max(int(item), field.least), field.largest))
-    return _error(f"The field {field.name} of the cron expression can not be {item!r}.", setting, whole, field.allowed, near)
+    message = f"The field {field.name} of the cron expression can not be {item!r}."
+    return _error(message, setting, whole, field.allowed, near)
 
 
 def _error(message: str, setting: str, value: str, allowed: str, near: str | None) -> UserError:

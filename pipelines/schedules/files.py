@@ -115,7 +115,10 @@ def read(path: Path) -> ScheduleFile:
     """
     _check_name(path)
     settings = _settings(path)
-    cron = parse(settings.cron, "cron")
+    try:
+        cron = parse(settings.cron, "cron")
+    except UserError as error:
+        raise UserError(**{**error.as_dict(), "message": f"{path}: {error.message}"}) from None
     zone = _zone(settings.time_zone, path)
     start, end = (_in_zone(time, zone) for time in (settings.start, settings.end))
     if start is not None and end is not None and start >= end:
@@ -125,6 +128,15 @@ def read(path: Path) -> ScheduleFile:
             value=start.isoformat(),
             allowed=f"a time before end, {end.isoformat()}",
             mend=f"correct start or end in {path}",
+        )
+    if not settings.configuration.is_file():
+        raise UserError(
+            f"{path}: there is no configuration {settings.configuration}.",
+            setting="configuration",
+            value=str(settings.configuration),
+            allowed="the path of a run's configuration, from the folder that the command is given in",
+            nearest=nearest(str(settings.configuration), map(str, Path("configs").glob("*.yaml"))),
+            mend=f"correct configuration in {path}",
         )
     config = load(settings.configuration, settings.set, settings.hardware)
     if config.vertex is None:
@@ -137,7 +149,10 @@ def _settings(path: Path) -> ScheduleSettings:
     try:
         return ScheduleSettings.model_validate(values)
     except ValidationError as error:
-        raise explain_validation(ScheduleSettings, error, str(path), overridable=False) from None
+        problem = explain_validation(ScheduleSettings, error, str(path))
+        if str(problem.mend).startswith("--set"):  # which is a run's
+            problem.mend = f"{problem.setting}: {problem.nearest or 'VALUE'} in {path}"
+        raise problem from None
 
 
 def _check_name(path: Path) -> None:

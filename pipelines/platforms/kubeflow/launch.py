@@ -56,18 +56,43 @@ def submit(config: RunConfig) -> tuple[RunFolder, RunRecord]:
         created=datetime.now(UTC),
         steps=[StepRecord(name=name) for name in names],
     )
+    _start(folder, record, config, server)
+    return folder, record
+
+
+def resume(folder: RunFolder) -> RunRecord:
+    """Start a run again that failed or was stopped, with the same output directory; as `submit`."""
+    config = load(folder.configuration_file)
+    server = Server(settings_of(config))
+    server.check()
+    record = folder.read()
+    record.tries += 1
+    record.status, record.error, record.ended, record.seconds, record.verdict = "running", None, None, None, None
+    record.steps = [StepRecord(name=step.name) for step in record.steps]
+    _start(folder, record, config, server)
+    return record
+
+
+def _start(folder: RunFolder, record: RunRecord, config: RunConfig, server: Server) -> None:
+    """Compile and submit; whatever comes of it stands in the record."""
+    record.job = record.console = None
     folder.write(record)
     try:
         compile_to(folder.specification_file, config)
-        parameters = parameters_of(settings, folder.run_id)
-        record.resource = server.submit(folder.run_id, folder.specification_file, parameters).run_id
+        parameters = parameters_of(server.settings, record.run_id)
+        record.job = server.submit(_name(record), folder.specification_file, parameters).run_id
+        record.console = server.page(str(record.job))
     except UserError as error:
         record.status, record.ended = "failed", datetime.now(UTC)
         record.error = ErrorRecord(step=None, message=error.message, mend=error.mend)
         raise
     finally:
         folder.write(record)
-    return folder, record
+
+
+def _name(record: RunRecord) -> str:
+    """What the run is called on the server: each try has a name of its own, by which it is found."""
+    return record.run_id if record.tries == 1 else f"{record.run_id}-{record.tries}"
 
 
 def compile_to(path: Path, config: RunConfig) -> None:
@@ -91,7 +116,7 @@ def refresh(folder: RunFolder) -> RunRecord:
         return record
     server = Server(settings_of(load(folder.configuration_file)))
     if _identify(record, server):
-        _take(record, server.get(str(record.resource)), server)
+        _take(record, server.get(str(record.job)), server)
     folder.write(record)
     return record
 
@@ -119,24 +144,26 @@ def cancel(folder: RunFolder) -> RunRecord:
         UserError: The run has ended already.
     """
     record = refresh(folder)
-    if record.status != "running" or record.resource is None:
+    if record.status != "running" or record.job is None:
         raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", mend="slipway list")
-    Server(settings_of(load(folder.configuration_file))).terminate(record.resource)
+    Server(settings_of(load(folder.configuration_file))).terminate(record.job)
     return refresh(folder)
 
 
-def address(folder: RunFolder, record: RunRecord) -> str:
-    """The run's page in the server's user interface."""
-    return Server(settings_of(load(folder.configuration_file))).page(str(record.resource))
+def log_command(folder: RunFolder, record: RunRecord, only: str | None = None) -> str:
+    """What prints the log of a step, by default of the one that runs or ran last.
 
-
-def log_command(folder: RunFolder, record: RunRecord) -> str:
-    """What prints the log of the step that runs, or ran last; the run's page where the server names no pod."""
+    It is the run's page where the server names no pod.
+    """
     server = Server(settings_of(load(folder.configuration_file)))
-    details = _details(server.get(str(record.resource))) if record.resource else {}
-    started = [details[name] for step in record.steps if (name := _task_name(step.name)) in details]
+    details = _details(server.get(str(record.job))) if record.job else {}
+    started = [
+        details[name]
+        for step in record.steps
+        if (name := _task_name(step.name)) in details and only in (None, step.name)
+    ]
     pods = [pod for task in started if str(task.state) != "PENDING" for pod in _pods(task)]
-    return _kubectl(server, pods[-1]) if pods else server.page(str(record.resource))
+    return _kubectl(server, pods[-1]) if pods else server.page(str(record.job))
 
 
 def _details(run: Any) -> dict[str, Any]:
@@ -159,15 +186,16 @@ def _kubectl(server: Server, pod: str) -> str:
 
 def _identify(record: RunRecord, server: Server) -> bool:
     """Whether the server has the run; one whose submission was broken off is found by its name."""
-    if record.resource is None:
-        found = server.find(record.run_id)
+    if record.job is None:
+        found = server.find(_name(record))
         if found is None:
             record.status = "failed"
             record.error = ErrorRecord(
                 step=None, message="The run was never submitted.", mend="slipway run --target kubeflow"
             )
             return False
-        record.resource = found.run_id
+        record.job = found.run_id
+        record.console = server.page(record.job)
     return True
 
 
@@ -191,6 +219,15 @@ def _take(record: RunRecord, run: Any, server: Server) -> None:
             step.status = "skipped"
     if record.status == "failed":
         record.error = _error(record, run, details, server)
+    elif record.status == "succeeded" and server.settings.registers:
+        record.verdict = _verdict(record)
+
+
+def _verdict(record: RunRecord) -> dict[str, Any]:
+    """The gate's, as it shows in what ran: the server gives no step's outputs."""
+    if record.step("register_model").status == "succeeded":
+        return {"decision": "promote", "reasons": ["The step register_model was run."]}
+    return {"decision": "reject", "reasons": ["The step register_model was skipped; the report says why."]}
 
 
 def _error(record: RunRecord, run: Any, details: dict[str, Any], server: Server) -> ErrorRecord:
@@ -200,7 +237,7 @@ def _error(record: RunRecord, run: Any, details: dict[str, Any], server: Server)
     told = (task.error if task is not None else None) or run.error
     message = str(told.message) if told and told.message else "The server does not say why."
     pods = _pods(task) if task is not None else []
-    mend = _kubectl(server, pods[-1]) if pods else server.page(str(record.resource))
+    mend = _kubectl(server, pods[-1]) if pods else server.page(str(record.job))
     return ErrorRecord(step=failed, message=message, mend=mend)
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from components.cloud.connection import Connection
-from components.cloud.known_errors import as_user_error
-from components.cloud.retries import is_conflict, is_transient, retried
+from components.cloud.retries import is_conflict, retried
 from components.register_model.model_registry import label
 from components.register_model.registry import git_commit
 from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
@@ -102,7 +101,7 @@ def submit(connection: Connection, job: Any, job_id: str) -> Any:
         The job as the service has it.
 
     Raises:
-        UserError: The service refuses it; its words, what they mean and what mends it.
+        Exception: The service refuses it, or can not be reached: its client's own error.
     """
     request = {"parent": connection.parent, "pipeline_job": job, "pipeline_job_id": job_id}
     tried = False
@@ -119,12 +118,6 @@ def submit(connection: Connection, job: Any, job_id: str) -> Any:
             return connection.pipelines.get_pipeline_job(name=f"{connection.parent}/pipelineJobs/{job_id}")
 
     return retried(create)
-
-
-def refusal(error: BaseException, config: RunConfig) -> Exception:
-    """What to tell of a submission that failed for good."""
-    doing = "Vertex AI could not be reached" if is_transient(error) else "Vertex AI refused the run"
-    return as_user_error(error, doing, facts_of(config))
 
 
 def console_url(config: RunConfig, job_id: str) -> str:

@@ -18,7 +18,8 @@ from tests.fakes.errors import ServiceError
 from tests.fakes.vertex.jobs import ENDED, JobService
 from tests.fakes.vertex.pipeline_checks import parameters_of, specification_of
 from tests.fakes.vertex.script import Script, StepScript
-from tests.fakes.vertex.slipway_steps import outputs_of
+from tests.fakes.vertex.slipway_steps import artifacts_of, outputs_of
+from trainer.errors import ERROR_PREFIX, UserError
 
 Pipeline = vertex.PipelineState
 Task = vertex.PipelineTaskDetail.State
@@ -175,13 +176,22 @@ class Execution:
         if task.child:
             self._jobs.end(task.job, failed=followed.state != vertex.JobState.JOB_STATE_SUCCEEDED)
         if followed.state == vertex.JobState.JOB_STATE_SUCCEEDED:
-            self._finish(task, self._inputs(task), Task.SUCCEEDED)
+            try:
+                self._finish(task, self._inputs(task), Task.SUCCEEDED)
+            except UserError as error:
+                for line in f"{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}".splitlines():
+                    self._jobs.log.write_job(task.job, "workerpool0-0", {"severity": "ERROR", "message": line})
+                self._fail(task, "The replica workerpool0-0 exited with a non-zero status of 1.")
         else:
             self._fail(task, followed.error.message or f"The job {followed.name} was cancelled.")
 
     def _finish(self, task: _Task, inputs: Mapping[str, Any], state: Task) -> None:
         task.outputs |= outputs_of(task.name, inputs) | task.script.outputs
         task.detail.state, task.detail.end_time = state, datetime.now(UTC)
+        root = f"{self.job.runtime_config.gcs_output_directory}/{self.job.name.rpartition('/')[2]}"
+        for name, (uri, metadata) in artifacts_of(task.name, root, task.outputs).items():
+            artifact = vertex.Artifact(display_name=name, uri=uri, metadata=metadata)
+            task.detail.outputs[name] = vertex.PipelineTaskDetail.ArtifactList(artifacts=[artifact])
         self._say(task, inputs)
 
     def _fail(self, task: _Task, message: str) -> None:

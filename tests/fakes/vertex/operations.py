@@ -24,7 +24,7 @@ class Operations:
         return {"GetOperation": (operations_pb2.GetOperationRequest, self._get)}
 
     def start(self, parent: str, work: Callable[[], Any]) -> operations_pb2.Operation:
-        """An operation below `parent`, whose answer is what `work` gives when it is done (a proto-plus message)."""
+        """An operation below `parent`, whose answer is what `work` gives when it is done (a message)."""
         with self.world.lock:
             operation = operations_pb2.Operation(name=f"{parent}/operations/{self.world.number()}")
             self._running[operation.name] = (self.looks, operation, work)
@@ -51,5 +51,5 @@ class Operations:
             operation.error.message = error.message
             return
         packed = any_pb2.Any()
-        packed.Pack(type(answer).pb(answer))
+        packed.Pack(type(answer).pb(answer) if hasattr(type(answer), "pb") else answer)
         operation.response.CopyFrom(packed)

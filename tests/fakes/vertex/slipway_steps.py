@@ -34,6 +34,28 @@ def outputs_of(task: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def artifacts_of(task: str, root: str, outputs: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """A step's output artifacts by name: where each is, and its metadata."""
+    place = f"{root}/{task}"
+    if task == "prepare-data":
+        return {"dataset": ("gs://bucket/datasets/digits/0", {"examples": {"train": EXAMPLES, "test": 10_000}})}
+    if task == "collect-model":
+        return {
+            "model": (outputs["Output"], {"engine": "tensorflow"}),
+            "metrics": (f"{place}/metrics", {"loss": 0.0612, "accuracy": 0.9812}),
+        }
+    if task == "evaluate":
+        return {
+            "metrics": (f"{place}/metrics", {"loss": 0.0594, "accuracy": 0.9833}),
+            "report": (f"{place}/report", {"decision": outputs["Output"], "reasons": "There is no champion yet."}),
+        }
+    if task == "register-version":
+        name = "projects/123456789012/locations/europe-west4/models/digits@1"
+        uri = f"https://europe-west4-aiplatform.googleapis.com/v1/{name}"
+        return {"registered": (uri, {"resourceName": name, "champion": True})}
+    return {}
+
+
 def _manifest() -> Manifest:
     """A prepared set of MNIST's size, in as many shards as any job here has replicas."""
     each = EXAMPLES // SHARDS

@@ -34,7 +34,7 @@ def test_a_run_is_submitted_with_its_parameters_and_followed_to_its_end(kubeflow
         configuration(host=kubeflow.host, service_account="trainer", pipeline_root="s3://bucket/kfp", volume="slipway")
     )
     [(resource, run)] = kubeflow.runs.items()
-    assert record.resource == resource
+    assert record.job == resource
     assert run["display_name"] == folder.run_id
     assert run["service_account"] == "trainer"
     assert run["runtime_config"] == {
@@ -95,15 +95,15 @@ def test_a_run_whose_creation_was_not_answered_is_found_again(
     monkeypatch.setattr(kubeflow.faults, "after", after)
     _, record = launch.submit(configuration(host=kubeflow.host))
     assert lost
-    assert list(kubeflow.runs) == [record.resource]
+    assert list(kubeflow.runs) == [record.job]
 
 
 def test_a_submission_that_was_broken_off_is_found_by_its_name(kubeflow: FakeKubeflow) -> None:
     folder, record = launch.submit(configuration(host=kubeflow.host))
-    resource, record.resource = record.resource, None
+    resource, record.job = record.job, None
     folder.write(record)
-    assert launch.refresh(folder).resource == resource
-    record.resource = None
+    assert launch.refresh(folder).job == resource
+    record.job = None
     folder.write(record)
     kubeflow.runs.clear()
     lost = launch.refresh(folder)
@@ -127,7 +127,7 @@ def test_what_the_server_refuses_is_said_and_recorded(kubeflow: FakeKubeflow) ->
     with pytest.raises(UserError, match="server refused"):
         launch.submit(configuration(host=kubeflow.host))
     record = runs.find("latest").read()
-    assert (record.status, record.resource) == ("failed", None)
+    assert (record.status, record.job) == ("failed", None)
     assert not kubeflow.runs
 
 
@@ -176,9 +176,13 @@ def test_the_commands_follow_look_at_and_explain_a_run(kubeflow: FakeKubeflow) -
     assert slipway("run", "-c", "run.yaml", "--target", "kubeflow").exit_code == 1
     assert "The step evaluate failed: the pod was evicted" in slipway("explain").stdout
     assert "kubectl -n kubeflow logs" in slipway("logs").stderr
-    resumed = slipway("run", "--resume", "latest")
-    assert resumed.exit_code == 2
-    assert "--target kubeflow" in resumed.stderr
+    kubeflow.failures.clear()
+    assert slipway("run", "--resume", "latest", "--no-wait").exit_code == 0
+    followed = slipway("status", "--follow")
+    assert (followed.exit_code, "verdict  reject" in followed.stdout) == (0, True)
+    first, again = list(kubeflow.runs.values())[1:]
+    assert again["display_name"] == f"{first['display_name']}-2"
+    assert again["runtime_config"] == first["runtime_config"]
 
 
 def test_an_interruption_leaves_the_run_going(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +197,7 @@ def test_an_interruption_leaves_the_run_going(kubeflow: FakeKubeflow, monkeypatc
     [run] = kubeflow.runs.values()
     assert stopped.exit_code == 130
     assert run["state"] == "RUNNING"
-    assert f"slipway status {run['display_name']} --watch" in stopped.stdout
-    watched = CliRunner().invoke(app, ["status", "--watch"])
+    assert f"slipway status --follow {run['display_name']}" in stopped.stdout
+    watched = CliRunner().invoke(app, ["status", "--follow"])
     assert watched.exit_code == 0
     assert (run["state"], "✓ register_model" in watched.stdout) == ("SUCCEEDED", True)
