@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from trainer.engines import Measured, OutOfMemory, State, StepFigures, Work
 from trainer.errors import UserError
 from trainer.resume import identity, resume
 from trainer.selection import BestWeights
-from trainer.stopping import StopRequest
+from trainer.stopping import Stopped, StopRequest
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -198,6 +199,78 @@ def test_asked_to_stop_it_saves_and_ends_with_143(tmp_path: Path, make_job: Any)
     assert saved_steps(tmp_path) == [engine.weight] == [31]
 
 
+def test_stopped_while_it_is_measured_it_ends_at_once_and_that_very_step_is_saved(
+    tmp_path: Path, make_job: Any
+) -> None:
+    class SlowToMeasure(CountingEngine):
+        def evaluate(self, data: Any) -> Measured:
+            if self.weight == 200:
+                run.stop._handle(15, None)  # what SIGTERM does
+                raise AssertionError("it went on measuring")
+            return super().evaluate(data)
+
+    config = make_job(Path("x"), steps=230, steps_per_epoch=100, steps_per_call=10)
+    whole = Run(config, tmp_path / "whole", CountingEngine()).train()
+    run = Run(config, tmp_path / "stopped", SlowToMeasure())
+    with pytest.raises(SystemExit) as caught:
+        run.train()
+    assert caught.value.code == 143
+    assert not isinstance(caught.value, Stopped), "the others are not told farewell: they are in the middle of it"
+    assert saved_steps(tmp_path / "stopped")[-1] == 200
+
+    resumed = CountingEngine()
+    history = Run(config, tmp_path / "stopped", resumed).train()
+    assert resumed.validated == [200, 230]
+    clock = ("time", "steps_per_second", "examples_per_second")
+    assert [{k: v for k, v in line.items() if k not in clock} for line in history] == [
+        {k: v for k, v in line.items() if k not in clock} for line in whole
+    ]
+
+
+def test_asked_to_stop_it_leaves_only_when_the_checkpoint_is_written_and_all_agree(
+    tmp_path: Path, make_job: Any
+) -> None:
+    order: list[str] = []
+
+    class Watched(CountingEngine):
+        def agree(self, values: Sequence[float]) -> list[float]:
+            order.append(f"agree on {len(values)} with {saved_steps(tmp_path)}")
+            return super().agree(values)
+
+    engine = Watched()
+    run = Run(make_job(Path("x"), steps=230, steps_per_epoch=100), tmp_path, engine)
+    run.stop.requested = True
+    engine.weight = run.loop._progress.step = 5
+    with pytest.raises(Stopped):
+        run.train()
+    assert order[-1] == "agree on 1 with [5]"
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(
+    tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    chance = random.Random(0)
+    jumps = 0
+
+    def jumping() -> float:
+        nonlocal jumps
+        jumps += 1
+        return 1e9 * chance.random() - 1e6  # by decades, to before 1970 too
+
+    monkeypatch.setattr(time, "time", jumping)
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    engine = CountingEngine()
+    engine.on_call = lambda: now.__setitem__(0, now[0] + 4.0)
+    checkpoint = {"every_seconds": 10, "keep": 100}
+    config = make_job(Path("x"), steps=80, steps_per_epoch=1000, steps_per_call=10, checkpoint=checkpoint)
+    Run(config, tmp_path, engine).train()
+    assert jumps >= 3
+    assert saved_steps(tmp_path) == [21, 51, 80]
+
+
 def test_it_saves_when_the_seconds_are_over(tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import trainer.loop
 
@@ -231,6 +304,38 @@ def test_long_steps_shorten_the_calls(tmp_path: Path, make_job: Any, monkeypatch
     Run(config, tmp_path, engine).train()
     assert [count for _, count in engine.calls[:4]] == [1, 10, 4, 4]
     assert engine.weight == 100
+
+
+def test_a_save_that_failed_is_tried_again_before_the_next_one_would_be_due(
+    tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import trainer.checkpoints
+    import trainer.loop
+
+    now = [0.0]
+    monkeypatch.setattr(trainer.loop.time, "monotonic", lambda: now[0])
+    write = trainer.checkpoints._write
+    full = [True, True, False]
+
+    def sometimes_full(folder: Path, checkpoint: Checkpoint) -> None:
+        if full and full.pop(0):
+            raise OSError(28, "No space left on device")
+        write(folder, checkpoint)
+
+    monkeypatch.setattr(trainer.checkpoints, "_write", sometimes_full)
+    engine = CountingEngine()
+    checkpoint = {"every_steps": 100, "every_seconds": None, "keep": 100}
+    config = make_job(Path("x"), steps=200, steps_per_epoch=1000, steps_per_call=10, checkpoint=checkpoint)
+    run = Run(config, tmp_path, engine)
+
+    def ten_seconds() -> None:
+        now[0] += 10.0
+        run.loop._saver.wait()  # the thread's clock is this one, too
+
+    engine.on_call = ten_seconds
+    run.train()
+    # At step 100 and 30 s later the disk is full; 30 s after that it is not.
+    assert saved_steps(tmp_path) == [170, 200]
 
 
 def test_a_full_disk_is_survived_and_tried_again(

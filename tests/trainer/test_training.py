@@ -110,26 +110,18 @@ def test_a_finished_run_only_exports_what_is_missing(undisturbed: Any, tiny: Pat
     assert len(history(place)) == 132
 
 
-def test_two_replicas_end_with_the_same_weights_also_when_killed(
+def test_a_replica_whose_peer_is_killed_ends_and_asks_for_another_try(
     tiny: Path, tmp_path: Path, workers: Any, make_job: Any
 ) -> None:
-    config = make_job(tiny, steps=450, steps_per_epoch=75, replicas=2, builder="sample_networks:dropout", **SAVING)
-    whole = [worker.wait() for worker in workers.start_two(config, tmp_path / "whole")]
-    assert [end.status for end in whole] == [0, 0], whole
-    assert whole[0].checksum == whole[1].checksum
-    assert history(tmp_path / "whole")[-1]["accuracy"] == 1.0
-
-    chief, other = workers.start_two(config, tmp_path / "killed")
-    chief.wait_for_checkpoint(150)
+    """How that goes on is in tests/chaos."""
+    config = make_job(tiny, steps=200_000, steps_per_epoch=75, replicas=2, **SAVING)
+    chief, other = workers.start_two(config, tmp_path)
+    chief.wait_for_checkpoint(1)
     other.process.kill()
     lost = chief.wait()
-    assert lost.status == 1
-    assert "another replica is gone" in lost.output
+    assert lost.status == 138
+    assert "another replica is gone" in lost.output or "is gone; this replica can not go on alone" in lost.output
     assert "Traceback" not in lost.errors
-
-    resumed = [worker.wait() for worker in workers.start_two(config, tmp_path / "killed")]
-    assert [end.checksum for end in resumed] == [whole[0].checksum] * 2
-    assert without_clock(history(tmp_path / "killed")) == without_clock(history(tmp_path / "whole"))
 
 
 @pytest.mark.usefixtures("networks")
