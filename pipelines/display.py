@@ -114,6 +114,8 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
         replicas = outputs["replicas"]
         share = f" on {replicas} replicas, {outputs['batch_per_replica']} examples each a step" if replicas > 1 else ""
         text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} an epoch{share}"
+    elif step.name == "plan_training" and "module" in outputs:
+        text = f"python -m {outputs['module']} in every replica"
     elif step.name == "train" and outputs.get("validation"):
         text = f"validation accuracy {outputs['validation']['accuracy']:.4f}, loss {outputs['validation']['loss']:.4f}"
         restarts = len(outputs.get("restarts", []))

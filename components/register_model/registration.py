@@ -117,6 +117,8 @@ def _measured_against(registry: Registry, model_name: str, champion: str) -> Pro
 def _description(source: Path) -> dict[str, Any]:
     try:
         description = json.loads((source / "model.json").read_bytes())
+    except FileNotFoundError:
+        description = {}  # a training module of the user's own writes none
     except (OSError, ValueError):
         description = None
     serves = any((source / name).is_file() for name in (SAVED_MODEL_FILE, PROGRAM_FILE))

@@ -25,6 +25,8 @@ class ModelBuilder:
     of_run = True
 
     def look(self, subject: Subject) -> str:
+        if subject.config.model is None:
+            return _training_module(str(subject.config.train.module), subject.folder)
         builder = subject.config.model.builder
         module, _, function = builder.partition(":")
         source = _source(module, subject.folder)
@@ -50,6 +52,22 @@ class ModelBuilder:
                 mend=f"--set model.builder={module}:{near or 'FUNCTION'}",
             )
         return f"{builder} in {source}"
+
+
+def _training_module(module: str, folder: Path) -> str:
+    """Where a training module of the user's own is."""
+    source = _source(module, folder)
+    if source is None:
+        near = nearest(module, _modules_beside(module) or [path.stem for path in folder.glob("*.py")])
+        raise UserError(
+            f"There is no Python module {module}.",
+            setting="train.module",
+            value=module,
+            allowed="a module that can be run as python -m MODULE",
+            nearest=near,
+            mend=f"--set train.module={near or 'MODULE'}, started from the folder that holds it",
+        )
+    return f"{module} in {source}"
 
 
 def _source(module: str, folder: Path) -> Path | None:
@@ -149,10 +167,10 @@ class Batch:
     of_run = True
 
     def look(self, subject: Subject) -> str:
-        hardware, batch = subject.config.parsed_hardware, subject.config.train.batch_size
+        hardware, train = subject.config.parsed_hardware, subject.config.train
         devices = max(1, hardware.accelerators_per_replica)
-        check_shared_evenly(batch, hardware.replicas, devices)
-        return f"{batch} examples, {batch // hardware.replicas // devices} a device"
+        check_shared_evenly(train, hardware.replicas, devices)
+        return f"{train.batch_size} examples, {train.batch_size // hardware.replicas // devices} a device"
 
 
 class DataSource:

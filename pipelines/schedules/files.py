@@ -115,7 +115,10 @@ def read(path: Path) -> ScheduleFile:
     """
     _check_name(path)
     settings = _settings(path)
-    cron = parse(settings.cron, "cron")
+    try:
+        cron = parse(settings.cron, "cron")
+    except UserError as error:
+        raise UserError(**{**error.as_dict(), "message": f"{path}: {error.message}"}) from None
     zone = _zone(settings.time_zone, path)
     start, end = (_in_zone(time, zone) for time in (settings.start, settings.end))
     if start is not None and end is not None and start >= end:

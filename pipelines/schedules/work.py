@@ -14,6 +14,8 @@ from zoneinfo import ZoneInfo
 from components.cloud.connection import Connection
 from components.cloud.known_errors import as_user_error
 from pipelines.config import RunConfig, VertexSettings
+from pipelines.doctor import refuse_on_failure
+from pipelines.doctor.check import Subject
 from pipelines.images import Images, ensure_images, known_images
 from pipelines.platforms.vertex.submission import compile_pipeline, facts_of, pipeline_job, settings_of
 from pipelines.schedules.difference import NAME_PREFIX, Difference, differences, needs_new, wanted
@@ -118,10 +120,11 @@ def compare(names: Sequence[str], say: Say) -> list[Result]:
 
 
 def apply(names: Sequence[str], log: TextIO, say: Say) -> list[Result]:
-    """Make each file's schedule so. The images that it needs are built first, as for a run by hand."""
+    """Make each file's schedule so; it is checked, and its images are built first, as for a run by hand."""
     results = []
     for file in read_all(names):
         _check_end(file)
+        refuse_on_failure(Subject(file.config, "vertex", rehearsal=False, folder=Path.cwd()))
         settings = settings_of(file.config)
         with _refusals(file.config, f"Vertex AI refused the schedule {file.name}"):
             want = request_of(file, ensure_images(file.config, log, say))
@@ -178,8 +181,7 @@ def delete(results: list[Result]) -> list[Result]:
         assert result.settings is not None
         Schedules(result.settings.connection).delete(result.schedule.name)
         result.done.append(f"deleted {result.schedule.name}")
-        result.schedule = None
-        result.file = None
+        result.schedule, result.file, result.note = None, None, ""
     return results
 
 

@@ -42,7 +42,7 @@ class KubeflowPlatform:
         return self._task(plan_training)(
             pools=config.parsed_hardware.worker_pools(),
             devices=config.parsed_hardware.accelerators_per_replica,
-            model=config.model.model_dump_json(),
+            model=config.model.model_dump_json() if config.model else "",
             train=config.train.model_dump_json(exclude_none=True),
             image=image or self.settings.image,
             memory=0,
@@ -133,7 +133,7 @@ def pipeline(config: RunConfig) -> Any:
     """
     platform = KubeflowPlatform(settings_of(config))
 
-    @dsl.pipeline(name=config.name, description=f"Slipway: {config.model.builder} on {config.data.source}")
+    @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     def training(run_id: str, output: str) -> None:
         training_steps(config, platform, run_id, output, platform.find_champion(config))
 

@@ -46,7 +46,7 @@ class LocalPlatform:
         return self._step(plan_training)(
             pools=config.parsed_hardware.worker_pools(),
             devices=config.parsed_hardware.accelerators_per_replica,
-            model=config.model.model_dump_json(),
+            model=config.model.model_dump_json() if config.model else "",
             train=config.train.model_dump_json(exclude_none=True),
             image=image or "",
             memory=int(psutil.virtual_memory().available * MEMORY_SHARE) if self.rehearsal else 0,
@@ -92,7 +92,7 @@ def pipeline(config: RunConfig, *, rehearsal: bool = False, image: str = "") -> 
     """
     platform = LocalPlatform(rehearsal=rehearsal, image=image)
 
-    @dsl.pipeline(name=config.name, description=f"Slipway: {config.model.builder} on {config.data.source}")
+    @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     def training(run_id: str, output: str, champion: str = "") -> None:
         training_steps(config, platform, run_id, output, champion)
 

@@ -135,7 +135,8 @@ class ScheduleService:
         self._check(project, schedule, caller)
         with self.world.lock:
             limit = self.world.quotas.get((project.id, self.region, QUOTA))
-            if limit is not None and len(self.schedules) >= limit:
+            active = sum(one.state == State.ACTIVE for one in self.schedules.values())
+            if limit is not None and active >= limit:
                 raise ServiceError(429, f"The following quota metrics exceed quota limits: {QUOTA}")
             schedule.name = f"projects/{project.number}/locations/{self.region}/schedules/{self.world.number()}"
             schedule.create_time = schedule.update_time = self.now
