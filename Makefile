@@ -5,6 +5,8 @@ SHELL := bash
 CONFIG ?= configs/digits.yaml
 HARDWARE ?=
 TARGET ?= local
+ENGINE ?= tensorflow
+PROCESSES ?= 4
 PYTHON ?= python3
 
 LOCK := requirements/development.txt
@@ -45,6 +47,10 @@ compile: $(STAMP) ## Write spec.yaml for TARGET (CONFIG, HARDWARE)
 test: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest
 
+.PHONY: chaos
+chaos: $(STAMP) ## Kill a training job's workers at random, and see that it ends the same (ENGINE, PROCESSES, SLIPWAY_SEED)
+	$(BIN)/python -m tests.chaos --engine $(ENGINE) --processes $(PROCESSES)
+
 .PHONY: lint
 lint: $(STAMP) ## Check style, types and who imports whom
 	$(BIN)/ruff check .
@@ -55,6 +61,7 @@ lint: $(STAMP) ## Check style, types and who imports whom
 .PHONY: bench
 bench: $(STAMP) ## Run the benchmarks, side by side (IMAGES=folder of split/class/*.png)
 	$(BIN)/python -m benchmarks.pipeline_overhead
+	$(BIN)/python -m benchmarks.scale
 ifdef IMAGES
 	$(BIN)/python -m benchmarks.write_rate --images $(IMAGES)
 	$(BIN)/python -m benchmarks.read_rate --images $(IMAGES)
@@ -66,7 +73,7 @@ endif
 .PHONY: lock
 lock: $(STAMP) ## Resolve the dependencies anew into requirements/
 	$(BIN)/uv pip compile --quiet --upgrade $(addprefix --extra ,training cloud beam development) --universal --generate-hashes --python-version 3.11 pyproject.toml -o $(LOCK)
-	cd requirements && for image in *.in; do ../$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_31 $$image -o $${image%.in}.txt; done
+	cd requirements && for image in *.in; do ../$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-package kfp-server-api --python-version 3.11 --python-platform x86_64-manylinux_2_31 $$image -o $${image%.in}.txt; done
 
 .PHONY: clean
 clean: ## Remove caches and the virtual environment; runs, datasets and models stay

@@ -29,6 +29,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.photographs import make_jpegs
+
 SETS = {"png": 64, "jpeg": 32}  # and the batch size, which is image_dataset_from_directory's for JPEG
 VARIANTS = {
     "map": "map(parse + decode), batch",
@@ -74,23 +76,6 @@ def prepared(images: Path | str, folder: str, name: str) -> Path:
 
     settings = {"source": f"images:{images}", "store": f"{folder}/store", "name": name, "check": "header"}
     return prepare(DataSettings.model_validate(settings), replicas=1).folder
-
-
-def make_jpegs(folder: Path, count: int) -> None:
-    """Write JPEG files of 256x256 pixels, cut from two photographs at random places (seed 0), one class for each."""
-    import numpy as np
-    from PIL import Image
-    from sklearn.datasets import load_sample_images
-
-    photographs = load_sample_images().images
-    draws = np.random.default_rng(0)
-    for number in range(count):
-        label = number % len(photographs)
-        pixels = photographs[label]
-        top, left = (draws.integers(0, size - 256 + 1) for size in pixels.shape[:2])
-        path = folder / "train" / f"photograph_{label}" / f"{number:05d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels[top : top + 256, left : left + 256]).save(path, quality=90)
 
 
 def in_a_process(name: str, place: Path) -> dict[str, float]:

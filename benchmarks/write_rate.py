@@ -1,9 +1,9 @@
 """How fast a folder of images becomes a data set, side by side: `python -m benchmarks.write_rate --images FOLDER`.
 
-Measured on that folder, each in a process of its own, one after the other, as often as `--rounds` says (the best round
-counts, so that other work on the machine does not): a `tensorflow_datasets` builder over the folder, ours looking at
-headers, ours decoding every image, and, as the physical limit, our worker processes only reading the same files from
-the same lists and appending their bytes to files.
+Measured on that folder, and on JPEG files of 256x256 pixels that are made for it. Each variant runs in a process of its
+own, one after the other, as often as `--rounds` says (the best round counts, so that other work on the machine does
+not): a `tensorflow_datasets` builder over the folder, ours looking at headers, ours decoding every image, and, as the
+physical limit, our worker processes only reading the same files from the same lists and appending their bytes to files.
 
 Rates are images/s of the whole call, from a folder to a finished set. What workers can do at most is compared with
 what they do in our runs: their writing alone, without listing the folder before and the pages after.
@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.photographs import make_jpegs
+
 VARIANTS = {
     "tfds": "tensorflow_datasets, download_and_prepare",
     "header": "Slipway, check: header",
@@ -35,6 +37,7 @@ def main() -> None:
     """Measure all variants, or, in a process of its own, one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", required=True, type=Path, help="split/class/* or class/*")
+    parser.add_argument("--jpegs", type=int, default=5000, help="how many JPEG files to make; 0: only the folder")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, help="worker processes; one for each core by default")
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
@@ -44,17 +47,28 @@ def main() -> None:
             measured = MEASURES[arguments.variant](arguments.images, arguments.workers, Path(folder))
         print(json.dumps(measured))
         return
+    ratios = show("the folder", best_of_rounds(arguments.images, arguments))
+    if arguments.jpegs:
+        with tempfile.TemporaryDirectory() as folder:
+            make_jpegs(Path(folder), arguments.jpegs)
+            found = show("256x256 JPEG", best_of_rounds(Path(folder), arguments))
+        ratios |= {f"jpeg_{name}": ratio for name, ratio in found.items()}
+    print(json.dumps(ratios))
+
+
+def best_of_rounds(images: Path, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """What each variant's best round measured."""
     best: dict[str, dict[str, float]] = {}
     for number in range(arguments.rounds):
         for variant in VARIANTS:
             if variant == "tfds" and number > 0:
                 continue  # it takes long, and longer by its fixed costs than by chance
-            found = in_a_process(variant, arguments)
+            found = in_a_process(variant, images, arguments.workers)
             if variant not in best or found["seconds"] < best[variant]["seconds"]:
                 best[variant] = {**found, **_faster_writing(best.get(variant), found)}
             else:
                 best[variant].update(_faster_writing(best[variant], found))
-    show(best)
+    return best
 
 
 def _faster_writing(one: dict[str, float] | None, other: dict[str, float]) -> dict[str, float]:
@@ -62,26 +76,26 @@ def _faster_writing(one: dict[str, float] | None, other: dict[str, float]) -> di
     return {"writing": max(rates)} if rates else {}
 
 
-def in_a_process(variant: str, arguments: argparse.Namespace) -> dict[str, float]:
+def in_a_process(variant: str, images: Path, workers: int | None) -> dict[str, float]:
     """Measure one variant in a fresh process; what it printed last."""
     # Not as a main module: tensorflow_datasets wants a builder to be in a package.
     run = "from benchmarks.write_rate import main; main()"
-    command = [sys.executable, "-c", run, "--images", str(arguments.images), "--variant", variant]
-    if arguments.workers:
-        command += ["--workers", str(arguments.workers)]
+    command = [sys.executable, "-c", run, "--images", str(images), "--variant", variant]
+    if workers:
+        command += ["--workers", str(workers)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TQDM_DISABLE": "1"}
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def show(best: dict[str, dict[str, float]]) -> None:
-    """Print the table and the ratios."""
+def show(title: str, best: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Print the table; the ratios."""
     from rich.console import Console
     from rich.table import Table
 
     rate = {variant: found["images"] / found["seconds"] for variant, found in best.items()}
-    table = Table(title=f"{best['header']['images']:,.0f} images")
+    table = Table(title=f"{title}: {best['header']['images']:,.0f} images")
     for heading in ("", "seconds", "images/s", "images/s, writing alone"):
         table.add_column(heading, justify="right" if heading else "left")
     for variant, text in VARIANTS.items():
@@ -96,7 +110,7 @@ def show(best: dict[str, dict[str, float]]) -> None:
         "header_writing_to_reading_only": best["header"]["writing"] / best["reading"]["writing"],
         "header_whole_to_reading_only": rate["header"] / best["reading"]["writing"],
     }
-    print(json.dumps({name: round(value, 3) for name, value in ratios.items()}))
+    return {name: round(value, 3) for name, value in ratios.items()}
 
 
 def measure_slipway(check: str, images: Path, workers: int | None, folder: Path) -> dict[str, float]:
@@ -118,19 +132,21 @@ def measure_slipway(check: str, images: Path, workers: int | None, folder: Path)
 
 def measure_reading(images: Path, workers: int | None, folder: Path) -> dict[str, float]:
     """Let the workers read the files that their lists name, and append their bytes to files, as often as for a set."""
-    from components.prepare_data import prepare as preparation
+    from components.prepare_data.plan import Plan
+    from components.prepare_data.prepare import list_source
+    from components.prepare_data.set_writer import SetWriter
     from components.prepare_data.settings import DataSettings
     from components.prepare_data.sources import open_source
-    from components.prepare_data.workers import Workers
+    from components.prepare_data.workers import Workers, worker_count
 
     settings = DataSettings.model_validate(_settings(images, workers, folder))
     source = open_source(settings)
-    listing = preparation.list_source(source, settings, folder)
-    plan = preparation.Plan.of(source, listing.groups, settings, replicas=1)
-    preparation.SetWriter(source, settings, listing, plan, folder, folder).deal(plan)
+    listing = list_source(source, settings, folder)
+    plan = Plan.of(source, listing.groups, settings, replicas=1)
+    SetWriter(source, settings, listing, plan, folder, folder).deal(plan)
     tasks = sorted((folder / "lists").iterdir(), key=lambda path: -path.stat().st_size)
     started = time.perf_counter()
-    with Workers(ReadAndAppend(source, folder), preparation.worker_count(settings)) as pool:
+    with Workers(ReadAndAppend(source, folder), worker_count(workers)) as pool:
         count = sum(result for _, result in pool.run(tasks))
     seconds = time.perf_counter() - started
     return {"images": count, "seconds": seconds, "writing": count / seconds}

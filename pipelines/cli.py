@@ -40,6 +40,13 @@ class Target(StrEnum):
     kubeflow = "kubeflow"
 
 
+class Runner(StrEnum):
+    """What the steps of a run on this machine are."""
+
+    process = "process"
+    docker = "docker"
+
+
 Configuration = Annotated[Path, typer.Option("--config", "-c", help="The run's configuration, a YAML file.")]
 Hardware = Annotated[str | None, typer.Option("--hardware", help="What trains: cpu, cpu*2, l4x4*2, tpu-v5e-2x4 …")]
 Overrides = Annotated[
@@ -56,6 +63,9 @@ def run(
     target: Annotated[Target, typer.Option(help="Where to run.")] = Target.local,
     hardware: Hardware = None,
     overrides: Overrides = None,
+    runner: Annotated[
+        Runner, typer.Option(help="Steps as processes, or in containers (DOCKER_HOST).")
+    ] = Runner.process,
     resume: Annotated[
         str | None, typer.Option(help="Go on with this run (its id, or latest) where it stopped.")
     ] = None,
@@ -87,12 +97,14 @@ def run(
         record = _resumable(folder.read())
     else:
         configuration = load(config, overrides or (), hardware)
-        _check(configuration, target)
+        _check(configuration, target, submitting=True)
         if elsewhere := remote(target.value):
             _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
+        if runner is Runner.docker:
+            _check_containers()
         folder = runs.create(configuration)
-        record = launch.new_record(folder, configuration, rehearsal=False)
+        record = launch.new_record(folder, configuration, rehearsal=False, runner=runner.value)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
 
 
@@ -110,6 +122,14 @@ def rehearse(
     from pipelines.config import load
     from pipelines.platforms.local import launch
 
+    if module := load(config, overrides or (), hardware).train.module:
+        raise UserError(
+            "A training module of your own can not be shortened to a few steps.",
+            setting="train.module",
+            value=module,
+            allowed="in a run; a rehearsal is for Slipway's trainer",
+            mend="slipway run with the same options, and train.arguments that make the module stop early",
+        )
     few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
     configuration = load(config, [*(overrides or ()), *few], hardware)
     _check(configuration, Target.local, rehearsal=True)
@@ -118,12 +138,21 @@ def rehearse(
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=False)
 
 
-def _check(configuration: Any, target: Target, *, rehearsal: bool = False) -> None:
+def _check(configuration: Any, target: Target, *, rehearsal: bool = False, submitting: bool = False) -> None:
     """Make the doctor's checks that concern a run, before anything is started."""
     from pipelines.doctor import refuse_on_failure
     from pipelines.doctor.check import Subject
 
-    refuse_on_failure(Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd()))
+    subject = Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd())
+    refuse_on_failure(subject, submitting=submitting)
+
+
+def _check_containers() -> None:
+    """See that a Docker API answers, before anything is started."""
+    from pipelines.platforms.local.containers import docker_client
+
+    with docker_client():
+        pass
 
 
 def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, require_promotion: bool) -> None:
@@ -416,6 +445,28 @@ def doctor(
     else:
         console.print(findings_table(findings), highlight=False)
     if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+@user_errors
+def setup(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    apply: Annotated[bool, typer.Option("--apply", help="Make what is missing; without it, only show it.")] = False,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Show what runs on Vertex AI need in the project (APIs, bucket, accounts, roles) and, with --apply, make it."""
+    from pipelines import access
+    from pipelines.config import load
+
+    sound, rows = access.setup(load(config, overrides or (), hardware), console, make=apply, as_json=as_json)
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    elif not apply and any(row["status"] == "missing" for row in rows):
+        console.print("make it so: the same command with --apply", highlight=False)
+    if not sound:
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -38,6 +38,9 @@ class VertexSettings(Settings):
     `service_account` is what the run acts as; without it, the project's default one. `network` is a VPC network that
     it is peered with, `experiment` the Vertex AI experiment that the run is listed in. With `failure_policy` fast,
     nothing new is started once a step has failed. `retries` is how often a step other than train is tried again.
+
+    `submitters` are who may start runs (user:, group: or serviceAccount:), for `slipway setup` to grant it to. With
+    `access` grant, the step setup_access makes what is missing; with verify it only looks.
     """
 
     project: str
@@ -46,7 +49,11 @@ class VertexSettings(Settings):
     image: str | None = None
     serving_image: str | None = None
     build: BuildSettings = BuildSettings()
-    service_account: str | None = None
+    service_account: str | None = Field(default=None, pattern=r"^[^@\s/:]+@[^@\s/:]+$")
+    submitters: list[Annotated[str, Field(pattern=r"^(user|group|serviceAccount):[^@\s]+@[^@\s]+$")]] = Field(
+        default_factory=list
+    )
+    access: Literal["verify", "grant"] = "verify"
     network: str | None = Field(default=None, pattern=r"^projects/\d+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?$")
     experiment: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,127}$")
     failure_policy: Literal["fast", "slow"] = "fast"
@@ -98,13 +105,14 @@ class VertexSettings(Settings):
 class RunConfig(Settings):
     """One run: its data, model, training, evaluation, registration, and the hardware that trains.
 
-    `vertex` is where it runs on Vertex AI; `containers` how images are made for `--runner docker` on this machine.
+    `model` is what Slipway's trainer trains; a training module of the user's own (`train.module`) has its own. `vertex`
+    is where it runs on Vertex AI; `containers` how images are made for `--runner docker` on this machine.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=40)
     hardware: str = "cpu"
     data: DataSettings
-    model: ModelSettings
+    model: ModelSettings | None = None
     train: TrainSettings
     evaluate: EvaluateSettings = EvaluateSettings()
     register_: RegisterSettings = Field(default=RegisterSettings(), alias="register")
@@ -118,6 +126,37 @@ class RunConfig(Settings):
         if isinstance(values, Mapping) and isinstance(values.get("hardware"), str | Mapping):
             return {**values, "hardware": str(parse_hardware(values["hardware"]))}
         return values
+
+    @model_validator(mode="after")
+    def _one_model(self) -> RunConfig:
+        if self.train.module is None and self.model is None:
+            raise UserError(
+                "The configuration does not say which network to train.",
+                setting="model.builder",
+                value=None,
+                allowed="an importable module:function; or train.module, a training module of your own",
+                mend="--set model.builder=trainer.models.digits:build, or one of your own",
+            )
+        if self.train.module is not None and self.model is not None:
+            raise UserError(
+                f"{self.train.module} is a training module of your own, which makes its network itself.",
+                setting="model.builder",
+                value=self.model.builder,
+                allowed="model or train.module, not both",
+                mend="take the section model out; what the module should know goes into train.arguments",
+            )
+        return self
+
+    @property
+    def network(self) -> ModelSettings:
+        """The network that Slipway's trainer trains; not with `train.module`."""
+        assert self.model is not None
+        return self.model
+
+    @property
+    def title(self) -> str:
+        """What is trained on what, in a few words."""
+        return f"{self.model.builder if self.model else self.train.module} on {self.data.source}"
 
     @property
     def model_name(self) -> str:

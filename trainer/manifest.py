@@ -52,7 +52,8 @@ class Manifest(BaseModel):
 
     `image_size` is [height, width] in pixels of what a model is given: the size that all images have, or the one
     that was asked for, to which a reader then resizes (`resize`). `encodings` are those found: png, jpeg.
-    `features` are the further features, by name, and what each is.
+    `features` are the further features, by name, and what each is. `written_by` says what wrote the shards, on which
+    their bytes do not depend.
     `left_out` lists the first 100 images that were left out; `left_out_count` counts all of them.
     """
 
@@ -69,6 +70,7 @@ class Manifest(BaseModel):
     encodings: list[str]
     splits: dict[str, Split]
     features: dict[str, str] = {}
+    written_by: str = "processes of one machine"
     left_out_count: int = 0
     left_out: list[LeftOut] = []
 

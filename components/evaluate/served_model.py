@@ -1,4 +1,4 @@
-"""A model as it is served: its SavedModel's `serving_default`, from encoded images to class names and probabilities.
+"""A model as it is served (`components.evaluate.serving`), from encoded images to class names and probabilities.
 
 No code that built the model is needed.
 """
@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from components.evaluate import serving
 from components.evaluate.accumulators import Counts, Floats, Measures, Predictions, WrongExample
 from trainer.errors import UserError
 from trainer.manifest import Manifest
-
-SIGNATURE = "serving_default"
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,14 @@ class Measured:
 
 
 class ServedModel:
-    """A SavedModel that is being measured on a data set."""
+    """A trained model that is being measured on a data set."""
 
     def __init__(self, folder: Path, data: Manifest, worst: int, *, is_champion: bool) -> None:
         self._folder = folder
         self._is_champion = is_champion
         self._data = data
         self._measures = Measures(len(data.classes), worst)
-        self._signature = self._load()
+        self._serve = self._load()
         # The model's own classes, and the index that each has in the data set; known from the first batch on.
         self._classes: list[str] = []
         self._target: Counts = np.zeros(0, np.int64)
@@ -108,29 +107,26 @@ class ServedModel:
             foreign=tuple(name for name in self._classes if name not in theirs),
         )
 
-    def _load(self) -> Any:
-        import tensorflow as tf
-
+    def _load(self) -> serving.Serve:
         try:
-            # The signature lives only as long as the object that it was loaded with.
-            self._loaded = tf.saved_model.load(str(self._folder))
-        except Exception as error:  # whatever a damaged file makes TensorFlow raise
+            return serving.load(self._folder, self._data)
+        except UserError:
+            raise
+        except serving.NotServable as reason:
+            raise self._problem(f"does not load: {reason}") from None
+        except Exception as error:  # whatever a damaged file makes TensorFlow or PyTorch raise
             logging.exception("loading %s", self._folder)
             raise self._problem(f"does not load: {_sentence(error)}") from None
-        if SIGNATURE not in self._loaded.signatures:
-            raise self._problem(f"does not load: its SavedModel has no signature {SIGNATURE!r}")
-        return self._loaded.signatures[SIGNATURE]
 
     def _predict(self, batch: Batch) -> Predictions:
         try:
-            result = self._signature(image_bytes=batch.images)
-            names, raw = result["classes"], result["probabilities"]
-        except Exception as error:  # a failing signature may raise anything
+            names, raw = self._serve(batch.images)
+        except Exception as error:  # a failing model may raise anything
             logging.exception("predicting with %s", self._folder)
             raise self._blame(batch, error) from None
-        probabilities: Floats = raw.numpy().astype(np.float64)
+        probabilities: Floats = raw.astype(np.float64)
         if not self._classes:
-            self._align([name.decode(errors="replace") for name in names[0].numpy()])
+            self._align(names)
         if not np.isfinite(probabilities).all():
             raise self._problem("gives probabilities that are not numbers (NaN or infinite)")
         return self._in_order(batch.labels, probabilities)
@@ -172,7 +168,7 @@ class ServedModel:
         """Whether each image passes through the model by itself."""
         for index in range(len(batch.keys)):
             try:
-                self._signature(image_bytes=batch.images[index : index + 1])
+                self._serve(batch.images[index : index + 1])
                 yield True
             except Exception:  # as in _predict; the first failure is already in the log
                 yield False

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from trainer import builder
+from trainer import networks
 from trainer.config import ModelSettings
 from trainer.errors import UserError
-from trainer.quick_import import import_tensorflow
 
 # Beside each layer's output a step keeps its gradient and about as much again to work in.
 COPIES = 3
@@ -16,26 +14,35 @@ FLOAT_BYTES = 4
 
 
 def largest_batch(
-    model: ModelSettings, image_shape: tuple[int, int, int], classes: int, *, batch: int, workers: int, memory: int
+    engine: str,
+    model: ModelSettings,
+    image_shape: tuple[int, int, int],
+    classes: int,
+    *,
+    batch: int,
+    workers: int,
+    memory: int,
+    parts: int = 1,
 ) -> int:
-    """`batch`, or the largest multiple of `workers` below it whose activations fit in `memory` bytes.
+    """`batch`, or the largest that can be shared below it whose activations fit in `memory` bytes.
 
     Args:
+        engine: What executes the training step.
         model: The network; it is built.
         image_shape: Height, width, channels of an image.
         classes: How many there are.
         batch: The global batch that was asked for.
         workers: How many devices share it, all of them on this machine.
         memory: The bytes that they have together.
+        parts: In how many parts each works through its share, one after the other.
 
     Raises:
         UserError: Not even one example a device fits.
     """
-    import_tensorflow()
-    each = example_bytes(builder.build(model, image_shape, classes), image_shape)
-    if batch * each <= memory:
+    each = example_bytes(networks.build(engine, model, image_shape, classes), image_shape)
+    if batch * each <= memory * parts:
         return batch
-    fitting = memory // each // workers * workers
+    fitting = memory // each // workers * workers * parts
     if not fitting:
         raise UserError(
             f"This machine can not rehearse the model: an example takes about {each / 2**20:,.0f} MiB, "
@@ -49,12 +56,4 @@ def largest_batch(
 
 def example_bytes(model: Any, image_shape: tuple[int, int, int]) -> int:
     """About how many bytes one example takes in a training step: the input and every layer's output, kept thrice."""
-    elements = math.prod(image_shape)
-    for layer in model._flatten_layers(include_self=False):
-        try:
-            outputs = layer.output
-        except (AttributeError, ValueError):  # a layer that is not part of a graph of layers
-            continue
-        for output in outputs if isinstance(outputs, list | tuple) else [outputs]:
-            elements += math.prod(size for size in output.shape[1:] if size)
-    return elements * FLOAT_BYTES * COPIES
+    return networks.example_elements(model, image_shape) * FLOAT_BYTES * COPIES

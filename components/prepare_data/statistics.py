@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from components.prepare_data.messages import features_of, values
 from components.prepare_data.records import example_parts, read_records
 from components.prepare_data.sources.source import Ignored, readable
 from components.prepare_data.tally import Tally
@@ -18,6 +20,9 @@ SAMPLES = 32
 MOST_RECORDS_READ = 512
 LARGEST_INLINE = 8192
 THUMBNAIL = 96
+FEATURE_EXAMPLES = 4
+MOST_VALUES = 8
+MOST_CHARACTERS = 80
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,18 @@ class Sample:
     key: str
 
 
+@dataclass(frozen=True)
+class FurtherFeature:
+    """A further feature on the page: its name, what it is, and its values in a few examples: texts, or images' URIs."""
+
+    name: str
+    kind: str
+    texts: list[str]
+    images: list[str]
+
+
 def write_statistics(folder: Path, manifest: Manifest, tally: Tally, ignored: Ignored) -> None:
-    """Write `statistics.html` beside the shards: class balance, image sizes, samples, what was left out."""
+    """Write `statistics.html` beside the shards: class balance, sizes, samples, features, what was left out."""
     import jinja2
 
     template = jinja2.Template(
@@ -42,6 +57,7 @@ def write_statistics(folder: Path, manifest: Manifest, tally: Tally, ignored: Ig
         ignored=ignored,
         largest_class=max(max(split.classes.values()) for split in manifest.splits.values()),
         samples=list(samples(folder, manifest)),
+        features=further_features(folder, manifest),
     )
     (folder / FILE_NAME).write_text(page, encoding="utf-8")
 
@@ -59,6 +75,35 @@ def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:
                 of_class.append(Sample(_inline(image), manifest.classes[label], readable(key)))
     for label in sorted(found):
         yield from found[label]
+
+
+def further_features(folder: Path, manifest: Manifest) -> list[FurtherFeature]:
+    """The further features, each with its values in the first examples of the first training shard."""
+    found = {name: FurtherFeature(name, kind, [], []) for name, kind in manifest.features.items()}
+    if not found:
+        return []
+    with (folder / manifest.splits["train"].shards[0].file).open("rb") as file:
+        for message in itertools.islice(read_records(file), FEATURE_EXAMPLES):
+            stored = {key.decode("utf-8", "replace"): value for key, value in features_of(message).items()}
+            for name, feature in found.items():
+                inner = {key: value for key, value in stored.items() if key.startswith(f"{name}/") and key not in found}
+                kept = {name: stored[name], **inner} if name in stored else inner
+                if feature.kind.startswith("image"):
+                    given = [image for value in kept.values() for image in values(value)[:1]]
+                    feature.images.extend(_inline(image) for image in given if isinstance(image, bytes))
+                else:
+                    feature.texts.append("; ".join(_shown(key, name, value) for key, value in sorted(kept.items())))
+    return list(found.values())
+
+
+def _shown(key: str, name: str, feature: bytes) -> str:
+    """The values of a stored feature as a short text, with their place in the feature where they lie in it."""
+    found = values(feature)
+    texts = [readable(value) if isinstance(value, bytes) else f"{value:.6g}" for value in found[:MOST_VALUES]]
+    text = ", ".join(texts) + (", …" if len(found) > MOST_VALUES else "")
+    inner = key[len(name) + 1 :]
+    text = text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+    return f"{inner}: {text}" if inner else text
 
 
 def _inline(image: bytes) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from components.prepare_data import remote
 from components.prepare_data.index import Summary
 from trainer import events, manifest
 from trainer.durable import replace_file, sync
@@ -27,7 +28,6 @@ from trainer.errors import UserError
 from trainer.manifest import Manifest
 from trainer.places import is_remote, local_path
 
-CLOUD_MOUNT = "/gcs"
 WORK = re.compile(r"^\.([0-9a-f]{16})\.(work|lock)$")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -45,7 +45,7 @@ class Store:
         self.folder = local_path(location).expanduser().absolute() / name
         self._uri = f"{location.rstrip('/')}/{name}" if is_remote(location) else str(self.folder)
         # A mounted bucket has no renaming of folders and no changes inside a file: sets are made on the local disk.
-        self._mounted = self.folder.is_relative_to(CLOUD_MOUNT)
+        self._mounted = self.folder.is_relative_to(remote.CLOUD_MOUNT)
         self._work_root = Path(tempfile.gettempdir()) / "slipway" / name if self._mounted else self.folder
 
     def path(self, identity: str) -> Path:
@@ -89,16 +89,18 @@ class Store:
         return self.folder / f".{name}.listed.json"
 
     @contextlib.contextmanager
-    def work_folder(self, identity: str | None = None) -> Iterator[Path]:
+    def work_folder(self, identity: str | None = None, *, beside: bool = False) -> Iterator[Path]:
         """A folder for the work on the set with this identity, or for anything else, gone afterwards.
 
         Only one process at a time has a set's work folder: others wait. What a killed one left in it is there.
+        With `beside` it lies in the store, wherever that is, so that other machines reach it.
         """
         identity = identity or secrets.token_hex(8)
-        made = _make_folders(self._work_root)
-        folder = self._work_root / f".{identity}.work"
+        root = self.folder if beside else self._work_root
+        made = _make_folders(root)
+        folder = root / f".{identity}.work"
         try:
-            with _locked(self._work_root / f".{identity}.lock"):
+            with _locked(root / f".{identity}.lock"):
                 folder.mkdir(exist_ok=True)
                 try:
                     yield folder
@@ -111,12 +113,12 @@ class Store:
 
     def remove_leftovers(self, but: str) -> None:
         """Remove what killed runs left, but for the set with the identity `but`."""
-        for name in {found[1] for path in self._work_root.iterdir() if (found := WORK.match(path.name))}:
-            if name == but:
-                continue
-            with _locked(self._work_root / f".{name}.lock", wait=False) as free:
-                if free:
-                    shutil.rmtree(self._work_root / f".{name}.work", ignore_errors=True)
+        for root in {self._work_root, self.folder}:
+            names = root.iterdir() if root.is_dir() else ()
+            for name in {found[1] for path in names if (found := WORK.match(path.name))} - {but}:
+                with _locked(root / f".{name}.lock", wait=False) as free:
+                    if free:
+                        shutil.rmtree(root / f".{name}.work", ignore_errors=True)
 
     def publish(self, finished: Path, identity: str) -> None:
         """Let the set that lies in `finished` appear under its identity."""
@@ -131,10 +133,13 @@ class Store:
         sync(self.folder)
 
     def _copy(self, finished: Path, target: Path) -> None:
-        """Copy into the bucket, the manifest last, as it is what makes a set complete."""
+        """Copy into the bucket, or move within it, the manifest last, as it is what makes a set complete."""
         target.mkdir(parents=True)
         for path in sorted(finished.iterdir(), key=lambda path: (path.name == manifest.FILE_NAME, path.name)):
-            shutil.copyfile(path, target / path.name)
+            if finished.is_relative_to(self.folder):
+                path.rename(target / path.name)  # of one file, which the bucket does itself
+            else:
+                shutil.copyfile(path, target / path.name)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from components.register_model.registry import PromoteOver, Registration, Regist
 from components.register_model.settings import RegisterSettings
 from trainer import events
 from trainer.errors import UserError
+from trainer.export import PROGRAM_FILE, SAVED_MODEL_FILE
 
 PROMOTE = "promote"
 NONE_ASKED = "none"
@@ -116,11 +117,15 @@ def _measured_against(registry: Registry, model_name: str, champion: str) -> Pro
 def _description(source: Path) -> dict[str, Any]:
     try:
         description = json.loads((source / "model.json").read_bytes())
+    except FileNotFoundError:
+        description = {}  # a training module of the user's own writes none
     except (OSError, ValueError):
         description = None
-    if not isinstance(description, dict) or not (source / "saved_model.pb").is_file():
+    serves = any((source / name).is_file() for name in (SAVED_MODEL_FILE, PROGRAM_FILE))
+    if not isinstance(description, dict) or not serves:
         raise UserError(
-            f"There is no trained model in {source} to register: saved_model.pb or model.json is missing or damaged.",
+            f"There is no trained model in {source} to register: {SAVED_MODEL_FILE} (or {PROGRAM_FILE}) or model.json "
+            "is missing or damaged.",
             mend="train it again: slipway run, without --resume",
         )
     return description

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from pipelines.doctor.check import NotConcernedError, Subject
 from pipelines.hardware.memory import fits_memory
-from trainer import builder, manifest
+from trainer import manifest, networks
 from trainer.errors import UserError
 from trainer.manifest import Manifest
-from trainer.quick_import import import_tensorflow
 
 
 class ModelMemory:
@@ -23,22 +22,21 @@ class ModelMemory:
         hardware = config.parsed_hardware
         if hardware.accelerator_row is None:
             raise NotConcernedError("the hardware has no accelerators")
+        if config.model is None:
+            raise NotConcernedError(f"{config.train.module} makes its network itself")
         prepared = _prepared(Path(config.data.store), config.data.source)
         if prepared is None:
             raise NotConcernedError(
                 f"no set of {config.data.source} is prepared in {config.data.store}, which would tell the images' size"
             )
-        import_tensorflow()
-        model = builder.build(config.model, prepared.image_shape, len(prepared.classes))
-        from trainer.engines.keras_model import size  # only now: it imports Keras
-
-        needed = size(model)
+        engine = config.train.engine
+        needed = networks.size(networks.build(engine, config.model, prepared.image_shape, len(prepared.classes)))
         need = fits_memory(
             hardware,
             needed.variables,
             config.train.optimizer,
             trainable_bytes=needed.trainable,
-            engine=config.train.engine,
+            engine=engine,
         )
         return f"{need} a device of {hardware.accelerator_row.title}; activations come on top"
 

@@ -105,7 +105,7 @@ def test_a_model_that_can_not_fit_is_refused_with_the_arithmetic(tmp_path, monke
     }  # fmt: skip
     (tmp_path / "d" / "f").mkdir(parents=True)
     (tmp_path / "d" / "f" / "manifest.json").write_text(json.dumps(manifest))
-    monkeypatch.setattr(memory.builder, "load", lambda _: wide)
+    monkeypatch.setattr(memory.networks.builder, "load", lambda _: wide)
     monkeypatch.setattr("pipelines.hardware.memory.device_bytes", lambda _: 30_000_000)
     asked = subject(
         tmp_path,

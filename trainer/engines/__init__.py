@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer import installed
 from trainer.cluster import Cluster
 from trainer.config import JobConfig
-from trainer.errors import UserError
 from trainer.manifest import Manifest
 
 State = dict[str, NDArray[Any]]
@@ -145,7 +145,11 @@ class Engine(Protocol):
         """SHA-256 (hex) over all weights in order."""
 
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
-        """Write the SavedModel at the root of `folder`, and model.keras. On the chief only."""
+        """Write the model into `folder`, ready to serve, and model.keras where it is one of Keras. On the chief only.
+
+        A SavedModel at the root of `folder` (`trainer.saved_model`), or for pytorch model.pt2
+        (`trainer.engines.pytorch_export`).
+        """
 
     def close(self) -> None:
         """Leave the cluster, together."""
@@ -157,16 +161,6 @@ def load(name: str) -> Engine:
     Raises:
         UserError: They are not installed.
     """
-    try:
-        module = importlib.import_module(f"trainer.engines.{name}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("trainer"):
-            raise
-        raise UserError(
-            f"The engine {name} needs {error.name}, which is not installed.",
-            setting="train.engine",
-            value=name,
-            mend="pip install 'slipway[training]'",
-        ) from None
-    engine: Engine = module.make()
+    installed.verify(name)
+    engine: Engine = importlib.import_module(f"trainer.engines.{name}").make()
     return engine

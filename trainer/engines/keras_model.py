@@ -20,9 +20,27 @@ def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int],
     Raises:
         UserError: The builder's own mistakes (`trainer.builder`), or its network is not such a classifier.
     """
-    model = builder.build(settings, image_shape, classes)
+    model = checked(builder.build(settings, image_shape, classes), settings)
+    return check_classifier(model, settings, image_shape, classes)
+
+
+def checked(model: Any, settings: ModelSettings) -> Any:
+    """`model` itself.
+
+    Raises:
+        UserError: It is no keras.Model.
+    """
     if not isinstance(model, keras.Model):
         raise _wrong(settings, f"returned {type(model).__name__} instead of a keras.Model", "return a keras.Model")
+    return model
+
+
+def check_classifier(model: Any, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
+    """The keras.Model `model` itself, built.
+
+    Raises:
+        UserError: It is not a classifier of such images.
+    """
     try:
         outputs = model(keras.Input(image_shape))
     except Exception as error:

@@ -10,7 +10,7 @@ from components.prepare_data.sources.csv_file import ManifestSource
 from components.prepare_data.sources.digits import DigitsSource
 from components.prepare_data.sources.images import ImagesSource
 from components.prepare_data.sources.source import Source
-from components.prepare_data.sources.tfds_set import open_tfds
+from components.prepare_data.sources.tfds_set import data_dir, find_set, open_tfds
 from components.prepare_data.sources.tfrecord import open_tfrecord
 from components.prepare_data.sources.user_module import REFERENCE, ModuleSource
 from trainer.errors import UserError, nearest
@@ -46,6 +46,19 @@ def open_source(settings: DataSettings) -> Source:
     if kind == "csv":
         return ManifestSource(place, settings, column)
     return (open_tfds if kind == "tfds" else open_tfrecord)(place, settings, column)
+
+
+def look_at_source(settings: DataSettings) -> str:
+    """What there is to say of the source before anything is done: that it can be opened, or is still to be made.
+
+    Raises:
+        UserError: As `open_source`.
+    """
+    kind, _, place = settings.source.partition(":")
+    if kind == "tfds" and find_set(place, settings) is None:
+        return f"{settings.source}, which TensorFlow Datasets prepares in {data_dir(settings)} first"
+    open_source(settings)
+    return settings.source
 
 
 def _images(place: str, reference: str) -> Source:
@@ -107,4 +120,4 @@ def _looks_like_folder(reference: str, has_colon: bool) -> str | None:
     return None
 
 
-__all__ = ["FORMS", "open_source"]
+__all__ = ["FORMS", "look_at_source", "open_source"]

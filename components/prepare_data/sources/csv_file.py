@@ -19,9 +19,10 @@ from typing import BinaryIO
 
 from components.prepare_data.kinds import Kind
 from components.prepare_data.messages import bytes_feature, values
+from components.prepare_data.remote import RemoteFiles, is_remote
 from components.prepare_data.settings import DataSettings
 from components.prepare_data.sources.columns import further_kinds, stored_name
-from components.prepare_data.sources.images import FileReader, valid_name
+from components.prepare_data.sources.images import FileReader, file_reader, valid_name
 from components.prepare_data.sources.layout import SPLIT_FOLDERS
 from components.prepare_data.sources.source import Entry, Group, Ignored, readable
 from components.prepare_data.sources.spool import Spool, SpoolReader
@@ -279,14 +280,17 @@ class ManifestReader:
     """
 
     def __init__(self, root: Path, spool: Path | None, images: list[bytes]) -> None:
-        self._relative = FileReader(root)
+        self._relative = file_reader(root)
         self._absolute = FileReader(Path("/"))
+        self._remote = RemoteFiles(Path("/"))
         self._root = os.fsencode(root)
         self._spool = SpoolReader(spool) if spool else None
         self._images = images
 
     def read(self, key: bytes, place: int, size: int) -> bytes:
         if key.startswith(b"/"):
+            if is_remote(Path(os.fsdecode(key))):
+                return self._remote.read(key[1:], place, size)
             return self._absolute.read(key[1:], place, size)
         return self._relative.read(key, place, size)
 

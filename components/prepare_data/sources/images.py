@@ -10,8 +10,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from components.prepare_data.remote import RemoteFiles, is_remote
 from components.prepare_data.sources.layout import LAYOUT, check_class_folders, is_image, split_folders
-from components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader
+from components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader, Reader
 from components.prepare_data.unusable import Unusable
 from trainer.errors import UserError, nearest
 from trainer.places import local_path
@@ -100,8 +101,8 @@ class ImagesSource(Plain):
     def stamp(self) -> None:
         return None
 
-    def reader(self, scratch: Path) -> FileReader:  # noqa: ARG002
-        return FileReader(self.root)
+    def reader(self, scratch: Path) -> Reader:  # noqa: ARG002
+        return file_reader(self.root)
 
     def _subfolders(self, folder: str) -> list[str]:
         """The names of the folders in `folder`, sorted, without hidden ones."""
@@ -157,6 +158,11 @@ class ImagesSource(Plain):
             allowed=LAYOUT,
             mend="move its images up, or name the folder whose folders are the classes or splits",
         )
+
+
+def file_reader(root: Path) -> Reader:
+    """What reads files below a folder, which may be in a bucket that is not mounted here."""
+    return RemoteFiles(root) if is_remote(root) else FileReader(root)
 
 
 class FileReader(PlainReader):

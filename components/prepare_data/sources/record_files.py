@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from components.prepare_data.records import CHECKSUM, LENGTH, masked_crc32c
+from components.prepare_data.remote import is_remote, open_remote
 from trainer.errors import UserError
 
 HEADER_BYTES = LENGTH.size + CHECKSUM.size
@@ -77,7 +78,7 @@ class RecordFiles:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
-        self._open: OrderedDict[int, int] = OrderedDict()
+        self._open: OrderedDict[int, BinaryIO] = OrderedDict()
 
     def read(self, number: int, place: int, size: int) -> bytes:
         """The message of `size` bytes of the record at `place` in the file `number`.
@@ -85,7 +86,9 @@ class RecordFiles:
         Raises:
             UserError: There is another record by now.
         """
-        data = os.pread(self._descriptor(number), HEADER_BYTES + size + CHECKSUM.size, place)
+        file = self._file(number)
+        file.seek(place)
+        data = file.read(HEADER_BYTES + size + CHECKSUM.size)
         message = data[HEADER_BYTES : HEADER_BYTES + size]
         if _length(data[:HEADER_BYTES]) != size or data[HEADER_BYTES + size :] != CHECKSUM.pack(masked_crc32c(message)):
             raise UserError(
@@ -95,11 +98,12 @@ class RecordFiles:
             )
         return message
 
-    def _descriptor(self, number: int) -> int:
+    def _file(self, number: int) -> BinaryIO:
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
         if len(self._open) == MOST_OPEN:
-            os.close(self._open.popitem(last=False)[1])
-        self._open[number] = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
+            self._open.popitem(last=False)[1].close()
+        path = self._paths[number]
+        self._open[number] = open_remote(path) if is_remote(path) else path.open("rb", buffering=0)
         return self._open[number]

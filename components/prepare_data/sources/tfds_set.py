@@ -36,6 +36,24 @@ def open_tfds(reference: str, settings: DataSettings, group_column: str | None) 
     Raises:
         UserError: There is no such set, or it can not be prepared, or has other splits than are wanted.
     """
+    root = data_dir(settings)
+    folder = find_set(reference, settings)
+    if folder is None:
+        events.message(f"TensorFlow Datasets prepares {reference} in {root}.")
+        folder = local_path(prepare_with_tfds(reference, root, settings))
+    events.message(f"{settings.source} is read from {folder}.")
+    info = json.loads((folder / INFO).read_text(encoding="utf-8"))
+    files = list(_files(folder, info, settings))
+    layout = record_layout(read_features(settings, folder), settings)
+    return TfrecordSource(valid_name(info["name"]), settings.source, files, layout, group_column)
+
+
+def find_set(reference: str, settings: DataSettings) -> Path | None:
+    """The folder of the set where it is prepared already.
+
+    Raises:
+        UserError: The reference is not written as one.
+    """
     found = REFERENCE.match(reference)
     if found is None:
         raise UserError(
@@ -45,16 +63,7 @@ def open_tfds(reference: str, settings: DataSettings, group_column: str | None) 
             allowed=FORM,
         )
     name, config, version = found.groups()
-    root = data_dir(settings)
-    folder = prepared_folder(local_path(root).expanduser() / name, config, version)
-    if folder is None:
-        events.message(f"TensorFlow Datasets prepares {reference} in {root}.")
-        folder = local_path(prepare_with_tfds(reference, root, settings))
-    events.message(f"{settings.source} is read from {folder}.")
-    info = json.loads((folder / INFO).read_text(encoding="utf-8"))
-    files = list(_files(folder, info, settings))
-    layout = record_layout(read_features(settings, folder), settings)
-    return TfrecordSource(valid_name(name), settings.source, files, layout, group_column)
+    return prepared_folder(local_path(data_dir(settings)).expanduser() / name, config, version)
 
 
 def data_dir(settings: DataSettings) -> str:

@@ -42,7 +42,7 @@ class KubeflowPlatform:
         return self._task(plan_training)(
             pools=config.parsed_hardware.worker_pools(),
             devices=config.parsed_hardware.accelerators_per_replica,
-            model=config.model.model_dump_json(),
+            model=config.model.model_dump_json() if config.model else "",
             train=config.train.model_dump_json(exclude_none=True),
             image=image or self.settings.image,
             memory=0,
@@ -51,7 +51,11 @@ class KubeflowPlatform:
 
     def train(self, config: RunConfig, worker_pool_specs: Any, dataset: Any, output: Any) -> Any:
         task = self._working(train)(
-            worker_pool_specs=worker_pool_specs, output=output, virtual_devices=0, dataset=dataset
+            worker_pool_specs=worker_pool_specs,
+            output=output,
+            virtual_devices=0,
+            restarts=config.train.restarts.model_dump_json(),
+            dataset=dataset,
         )
         devices = config.parsed_hardware.accelerators_per_replica
         if devices:
@@ -129,7 +133,7 @@ def pipeline(config: RunConfig) -> Any:
     """
     platform = KubeflowPlatform(settings_of(config))
 
-    @dsl.pipeline(name=config.name, description=f"Slipway: {config.model.builder} on {config.data.source}")
+    @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     def training(run_id: str, output: str) -> None:
         training_steps(config, platform, run_id, output, platform.find_champion(config))
 

@@ -15,20 +15,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import psutil
 
 from components.register_model.registration import NONE_ASKED, champion_folder
 from components.step import LOGS_VARIABLE
 from pipelines.config import RunConfig
+from pipelines.platforms.local.containers import stop_containers
 from pipelines.runs import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord
 from trainer.errors import UserError
 from trainer.events import EVENTS_VARIABLE
 
 STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
+BUILD_IMAGE = "build_image"
 POLL_SECONDS = 0.1
-STOP_SECONDS = 15.0
+STOP_SECONDS = 20.0
 LOG_LINES = 12
 
 
@@ -43,15 +45,20 @@ class Watcher(Protocol):
         """Something happened: see trainer.events."""
 
 
-def new_record(folder: RunFolder, config: RunConfig, *, rehearsal: bool) -> RunRecord:
+def new_record(
+    folder: RunFolder, config: RunConfig, *, rehearsal: bool, runner: Literal["process", "docker"] = "process"
+) -> RunRecord:
     """The record of a run that is about to start."""
     names = [name for name in STEPS if not (rehearsal and name == "register_model")]
+    if runner == "docker":
+        names.insert(0, BUILD_IMAGE)
     return RunRecord(
         run_id=folder.run_id,
         name=config.name,
         platform="local",
         hardware=config.hardware,
         rehearsal=rehearsal,
+        runner=runner,
         created=datetime.now(UTC),
         steps=[StepRecord(name=name) for name in names],
     )
@@ -96,6 +103,7 @@ def _execute(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int, 
     command = [sys.executable, "-m", "pipelines.platforms.local.execute", str(folder.path)]
     command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
     command += ["--rehearsal"] if record.rehearsal else []
+    command += ["--containers"] if record.runner == "docker" else []
     environment = {
         **os.environ,
         EVENTS_VARIABLE: str(folder.events_file),
@@ -116,6 +124,8 @@ def _execute(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int, 
             time.sleep(POLL_SECONDS)
     finally:
         stop_session(process)
+        if record.runner == "docker":
+            stop_containers(folder.run_id)
         _follow(folder, record, watcher, seen)
     return process.returncode == 0
 
@@ -237,7 +247,8 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
     if evaluation.status == "succeeded":
         shutil.copyfile(evaluation.outputs["report"], folder.report_file)
         record.report = str(folder.report_file)
-    if finished:
+    # DockerRunner takes a container that is gone without a word for one that has succeeded.
+    if finished and not any(step.status == "running" for step in record.steps):
         record.status = "succeeded"
         for step in record.steps:
             if step.status == "pending":

@@ -17,7 +17,9 @@ from components.plan_training.component import plan_training
 from components.prepare_data.component import prepare_data
 from components.register_model.component import find_champion, register_version
 from components.register_model.registration import NONE_ASKED
+from components.setup_access.component import setup_access
 from components.train.component import collect_model
+from pipelines.access import access_settings
 from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
 from pipelines.images import Images
 from pipelines.training import training_steps
@@ -45,8 +47,12 @@ class VertexPlatform:
         # A cached answer would not notice that the image is gone.
         return task.set_caching_options(False).output
 
-    def setup_access(self, config: RunConfig) -> Any:  # noqa: ARG002
-        return None
+    def setup_access(self, config: RunConfig) -> Any:
+        task = self._in_image(setup_access)(
+            settings=access_settings(config).model_dump_json(), grant=self.settings.access == "grant"
+        )
+        # What was granted yesterday may have been taken away since.
+        return task.set_caching_options(False)
 
     def prepare_data(self, config: RunConfig) -> Any:
         data = config.data
@@ -58,7 +64,7 @@ class VertexPlatform:
         return self._in_image(plan_training)(
             pools=config.parsed_hardware.worker_pools(),
             devices=config.parsed_hardware.accelerators_per_replica,
-            model=config.model.model_dump_json(),
+            model=config.model.model_dump_json() if config.model else "",
             train=config.train.model_dump_json(exclude_none=True),
             image=image or self.images.trainer,
             memory=0,
@@ -76,6 +82,8 @@ class VertexPlatform:
             network=self.settings.network or "",
             encryption_spec_key_name=self.settings.encryption_key or "",
             labels=self.settings.labels,
+            # Replicas that train together can only start again together.
+            **{"restart_job_on_worker_restart": config.parsed_hardware.replicas > 1},
             **config.parsed_hardware.scheduling(),
         ).set_display_name("train")
         return self._in_image(collect_model)(job=job.outputs["gcp_resources"], output=output)
@@ -163,7 +171,7 @@ def pipeline(config: RunConfig, images: Images, run_id: str | None = None) -> An
     platform = VertexPlatform(config.vertex, images)
     run: Any = run_id or dsl.PIPELINE_JOB_NAME_PLACEHOLDER
 
-    @dsl.pipeline(name=config.name, description=f"Slipway: {config.model.builder} on {config.data.source}")
+    @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     def training() -> None:
         champion = platform.find_champion(config)
         training_steps(config, platform, run, f"{platform.settings.bucket}/runs/{run}", champion)

@@ -33,7 +33,8 @@ WORDS: dict[str, tuple[str, str, str]] = {
         "--set vertex.region=REGION",
     ),
     "act as": (
-        "You do not have permission to act as service account: runner@p.iam.gserviceaccount.com. (or it may not exist).",
+        "You do not have permission to act as service account: runner@p.iam.gserviceaccount.com. "
+        "(or it may not exist).",
         "The account runner@p.iam.gserviceaccount.com does not exist, or you may not run jobs as it.",
         "add-iam-policy-binding runner@p.iam.gserviceaccount.com --project=p",
     ),
@@ -93,7 +94,7 @@ def test_the_words_are_known_wherever_they_stand(name: str):
     for text in (
         words,
         f"com.google.AiPlatformException: code=9, message={words}; cause=null",
-        f"E0000\n{words}\nmore",
+        f"E0\n{words}\nmore",
     ):
         found = recognise(text, FACTS)
         assert found is not None, text

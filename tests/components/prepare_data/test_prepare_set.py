@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components.prepare_data import store
+from components.prepare_data import remote, store
 from components.prepare_data.prepare import Prepared, prepare
 from components.prepare_data.records import example_parts, read_records
 from components.prepare_data.settings import DataSettings
@@ -350,7 +350,7 @@ def test_a_set_in_a_bucket_is_copied_there_with_its_manifest_last(
     """The bucket's mount can neither rename folders nor lock files, so only whole files are copied into it."""
     mount, local = tmp_path / "gcs", tmp_path / "local"
     local.mkdir()
-    monkeypatch.setattr(store, "CLOUD_MOUNT", str(mount))
+    monkeypatch.setattr(remote, "CLOUD_MOUNT", str(mount))
     monkeypatch.setattr(store, "local_path", lambda place: mount / place.removeprefix("gs://"))
     monkeypatch.setattr(store.tempfile, "tempdir", str(local))
     copied: list[str] = []

@@ -13,7 +13,7 @@ import pytest
 
 from components.prepare_data.prepare import prepare
 from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources import tfds_prepare, tfds_set
+from components.prepare_data.sources import look_at_source, tfds_prepare, tfds_set
 from trainer.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
@@ -194,7 +194,9 @@ def test_the_folder_that_is_meant_is_found(tmp_path: Path) -> None:
 def test_a_set_that_is_not_there_is_asked_of_tensorflow_datasets(
     tfds: Any, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    error = refused(make_settings("tfds:mnst", tfds={"data_dir": str(tmp_path)}))
+    settings = make_settings("tfds:mnst", tfds={"data_dir": str(tmp_path)})
+    assert look_at_source(settings) == f"tfds:mnst, which TensorFlow Datasets prepares in {tmp_path} first"
+    error = refused(settings)
     assert "has no set mnst" in error.message
     assert (error.setting, error.nearest) == ("data.source", "tfds:mnist")
 

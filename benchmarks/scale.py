@@ -1,0 +1,129 @@
+"""Memory and time of prepare_data as a set grows from 7,000 to 700,000 examples: `python -m benchmarks.scale`.
+
+The images are made here, 16x16 random pixels each, all different: 700,000 files would measure the file system and
+take long to delete, so they lie in a tar archive (`images:`), and, for a source that can be read once only, come from a
+function (`module:`). Each set is prepared in a process of its own; the memory is the most that any of its processes has
+had, the time that of the whole call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+import resource
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+COUNTS = (7_000, 70_000, 700_000)
+SIDE = 16
+CLASSES = 10
+SPLIT_OF = ("train",) * 8 + ("validation", "test")
+
+
+def examples(count: int) -> Iterator[dict[str, Any]]:
+    """So many examples; the bytes of each follow from its number."""
+    from components.prepare_data.png import encode_png
+
+    for number in range(count):
+        pixels = random.Random(number).randbytes(SIDE * SIDE)
+        label, split = f"class {number % CLASSES}", SPLIT_OF[number // CLASSES % len(SPLIT_OF)]
+        yield {"image": encode_png(pixels, SIDE, SIDE, level=0), "label": label, "split": split, "number": number}
+
+
+def examples_7000() -> Iterator[dict[str, Any]]:
+    """As a source."""
+    return examples(7_000)
+
+
+def examples_70000() -> Iterator[dict[str, Any]]:
+    """As a source."""
+    return examples(70_000)
+
+
+def examples_700000() -> Iterator[dict[str, Any]]:
+    """As a source."""
+    return examples(700_000)
+
+
+def write_archive(path: Path, count: int) -> None:
+    """A tar file of the same examples."""
+    with tarfile.open(path, "w") as archive:
+        for example in examples(count):
+            about = tarfile.TarInfo(f"{example['split']}/{example['label']}/{example['number']:07d}.png")
+            about.size = len(example["image"])
+            archive.addfile(about, io.BytesIO(example["image"]))
+            archive.members = []  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    """Measure all sets, or, in a process of its own, one."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
+    parser.add_argument("--source", help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.source:
+        print(json.dumps(measure(arguments.source, arguments.store)))
+        return
+    measured: dict[str, list[dict[str, float]]] = {"images:ARCHIVE": [], "module:function": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for count in COUNTS:
+            archive = Path(folder) / f"{count}.tar"
+            write_archive(archive, count)
+            measured["images:ARCHIVE"].append(in_a_process(f"images:{archive}"))
+            archive.unlink()
+            measured["module:function"].append(in_a_process(f"benchmarks.scale:examples_{count}"))
+    show(measured)
+
+
+def in_a_process(source: str) -> dict[str, float]:
+    """Prepare one set in a fresh process; what it printed last."""
+    with tempfile.TemporaryDirectory() as store:
+        command = [sys.executable, "-m", "benchmarks.scale", "--source", source, "--store", store]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def measure(source: str, store: str) -> dict[str, float]:
+    """Prepare the set; examples, seconds, and the largest process's peak in MiB."""
+    from components.prepare_data.prepare import prepare
+    from components.prepare_data.settings import DataSettings
+
+    started = time.perf_counter()
+    prepared = prepare(DataSettings(source=source, store=store, name="scale"), replicas=1)
+    seconds = time.perf_counter() - started
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    count = sum(split.examples for split in prepared.manifest.splits.values())
+    return {"examples": count, "seconds": seconds, "mebibytes": peak / 1024}
+
+
+def show(measured: dict[str, list[dict[str, float]]]) -> None:
+    """Print the table and the ratios."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("source", *("examples", "seconds", "examples/s", "peak MiB"))
+    ratios: dict[str, float] = {}
+    for source, found in measured.items():
+        for one in found:
+            table.add_row(
+                source, f"{one['examples']:,}", f"{one['seconds']:.2f}", f"{one['examples'] / one['seconds']:,.0f}",
+                f"{one['mebibytes']:.0f}",
+            )  # fmt: skip
+        name, (few, some, many) = source.partition(":")[0], found
+        ratios[f"{name}_memory_700k_to_7k"] = many["mebibytes"] / few["mebibytes"]
+        ratios[f"{name}_seconds_per_example_700k_to_70k"] = many["seconds"] / some["seconds"] / 10
+    Console().print(table)
+    print(json.dumps({name: round(value, 3) for name, value in ratios.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The check of the engine: it is there, it can do what is asked of it, and it runs on the hardware."""
+
+from __future__ import annotations
+
+from pipelines.doctor.check import Subject
+from pipelines.hardware.placement import check_engine
+from trainer import abilities, installed
+from trainer.errors import UserError
+
+
+class TrainingEngine:
+    """The engine is installed where the run is on this machine, and can follow the run's settings and hardware."""
+
+    name = "engine"
+    of_run = True
+
+    def look(self, subject: Subject) -> str:
+        train, hardware = subject.config.train, subject.config.parsed_hardware
+        if subject.target == "local":
+            installed.verify(train.engine)
+        abilities.refuse(train)
+        check_engine(hardware, train.engine)
+        devices = hardware.accelerators_per_replica
+        if train.engine == "pytorch" and devices > 1:
+            raise UserError(
+                f"The engine pytorch trains on one device a replica; {hardware} has {devices}.",
+                setting="train.engine",
+                value=train.engine,
+                allowed="pytorch with one accelerator a replica, jax and tensorflow with any number",
+                nearest="jax",
+                mend="--set train.engine=jax, or more replicas of one accelerator each, such as l4x1*4",
+            )
+        return train.engine

@@ -1,0 +1,201 @@
+"""A set that Apache Beam writes is the set that processes of this machine write."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.prepare_data import beam as beam_module
+from components.prepare_data import remote, set_writer, store
+from components.prepare_data.prepare import Prepared, prepare
+from components.prepare_data.settings import DataSettings
+from components.prepare_data.sources import images
+from trainer.errors import UserError
+
+MakeFolder = Callable[..., Path]
+MakeSettings = Callable[..., DataSettings]
+HERE = {"runner": "DirectRunner", "from_gigabytes": 0}
+
+
+def files(prepared: Prepared) -> dict[str, bytes]:
+    """All of a set but its manifest, which says what wrote it."""
+    return {path.name: path.read_bytes() for path in prepared.folder.iterdir() if path.name != "manifest.json"}
+
+
+def same(prepared: Prepared, other: Prepared) -> bool:
+    one = prepared.manifest.model_copy(update={"written_by": other.manifest.written_by})
+    return one == other.manifest and files(prepared) == files(other)
+
+
+@pytest.fixture
+def folder(make_folder: MakeFolder) -> Path:
+    """Images, two of which can not be used, and one of which is in two splits."""
+    root = make_folder({"train/a": 50, "train/b": 40, "test/a": 9, "test/b": 9})
+    (root / "train" / "a" / "image 3.png").write_bytes(b"no image")
+    (root / "test" / "b" / "image 4.png").write_bytes(b"")
+    (root / "train" / "b" / "copy.png").write_bytes((root / "test" / "a" / "image 1.png").read_bytes())
+    return root
+
+
+def test_the_set_is_the_same(folder: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
+    about = {"skip_corrupt": 0.05, "duplicates": "drop"}
+    one = prepare(make_settings(folder, **about), 3)
+    other = prepare(make_settings(folder, **about, beam=HERE, store=str(tmp_path / "beam")), 3)
+    assert same(one, other)
+    assert one.manifest.left_out_count == 3
+    assert one.manifest.written_by == "processes of one machine"
+    assert other.manifest.written_by.startswith("Apache Beam 2.")
+    assert other.manifest.written_by.endswith(", DirectRunner")
+    # Whoever wrote it, it is the set that is wanted.
+    assert prepare(make_settings(folder, **about, beam=HERE), 3).reused
+    assert [path.name for path in other.folder.parent.iterdir()] == [other.folder.name]
+
+
+def test_small_sets_are_left_to_processes(make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path) -> None:
+    root = make_folder({"a": 20, "b": 20})
+    size = sum(path.stat().st_size + 120 for path in root.rglob("*.png"))
+    for limit, by_beam in ((size / 1e9 * 1.01, False), (size / 1e9 * 0.99, True)):
+        beam = {"runner": "DirectRunner", "from_gigabytes": limit}
+        prepared = prepare(make_settings(root, beam=beam, store=str(tmp_path / str(by_beam))), 1)
+        assert prepared.manifest.written_by.startswith("Apache Beam") == by_beam
+
+
+def test_a_mistake_is_the_one_that_processes_find(
+    make_folder: MakeFolder, make_settings: MakeSettings, encoded: Callable[..., bytes]
+) -> None:
+    root = make_folder({"a": 30, "b": 30})
+    (root / "b" / "odd.png").write_bytes(encoded(5, (9, 4)))
+    settings = make_settings(root, beam=HERE)
+    with pytest.raises(UserError, match=r"b/odd\.png has 9x4 pixels") as error:
+        prepare(settings, 1)
+    assert error.value.setting == "data.image_size"
+    assert not Path(settings.store).exists()
+
+
+def test_an_interrupted_run_is_gone_on_with(
+    make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_folder({"a": 60, "b": 60})
+    expected = prepare(make_settings(root, store=str(tmp_path / "other")), 4)
+    settings = make_settings(root, beam=HERE)
+    asked: list[int] = []
+    run = beam_module.write_by_beam
+
+    def some(beam: Any, writer: Any, tasks: list[Any], tick: Any) -> Iterator[Any]:
+        asked.append(len(tasks))
+        yield from run(beam, writer, tasks[:5] if len(asked) == 1 else tasks, tick)
+        if len(asked) == 1:
+            # As a run leaves its work that is killed.
+            monkeypatch.setattr(store.shutil, "rmtree", lambda *arguments, **options: None)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(set_writer, "write_by_beam", some)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(settings, 4)
+    monkeypatch.undo()
+    monkeypatch.setattr(set_writer, "write_by_beam", some)
+    assert same(prepare(settings, 4), expected)
+    assert asked == [12, 7]
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Buckets as the workers of a runner elsewhere see them: through Beam only, while here they are mounted."""
+    from apache_beam.io.localfilesystem import LocalFileSystem
+
+    mount = tmp_path / "gcs"
+    (mount / "bucket").mkdir(parents=True)
+    opened: list[str] = []
+
+    class Buckets(LocalFileSystem):  # type: ignore[misc]
+        """Objects of gs:// that are files below the mount."""
+
+        @classmethod
+        def scheme(cls) -> str:
+            return "gs"
+
+        def open(self, path: str, *arguments: Any, **options: Any) -> Any:
+            opened.append(path)
+            return super().open(str(mount / path.removeprefix("gs://")), *arguments, **options)
+
+        def create(self, path: str, *arguments: Any, **options: Any) -> Any:
+            opened.append(path)
+            return super().create(str(mount / path.removeprefix("gs://")), *arguments, **options)
+
+    monkeypatch.setattr("apache_beam.io.filesystems.FileSystems.get_filesystem", lambda path: Buckets(None))
+    monkeypatch.setattr(remote, "CLOUD_MOUNT", str(mount))
+    monkeypatch.setattr(remote, "is_mounted", lambda: False)
+    monkeypatch.setattr(beam_module, "LOCAL_RUNNERS", ())
+    for module in (store, images):
+        monkeypatch.setattr(module, "local_path", lambda place: mount / place.removeprefix("gs://"))
+    yield mount / "bucket"
+    assert opened
+
+
+def test_workers_elsewhere_read_and_write_the_bucket(
+    folder: Path, make_settings: MakeSettings, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.rename(bucket / "pictures")
+    about = {"skip_corrupt": 0.05, "duplicates": "drop"}
+    source = "images:gs://bucket/pictures"
+    one = prepare(make_settings(source, **about, beam=HERE, store="gs://bucket/sets"), 3)
+    assert one.uri == f"gs://bucket/sets/pictures/{one.folder.name}"
+    assert one.folder.is_relative_to(bucket)
+    assert [path.name for path in one.folder.parent.iterdir()] == [one.folder.name]
+    monkeypatch.setattr(remote, "is_mounted", lambda: True)
+    other = prepare(make_settings(source, **about), 3)
+    assert same(other, one)
+
+
+def test_records_are_read_where_they_lie_in_a_bucket(
+    bucket: Path, make_folder: MakeFolder, make_settings: MakeSettings
+) -> None:
+    from components.prepare_data.sources.record_files import RecordFiles, scan
+
+    prepared = prepare(make_settings(make_folder({"a": 9})), 1)
+    (shard,) = prepared.folder.glob("*-train.tfrecord*")
+    shard.rename(bucket / "a.tfrecord")
+    files = RecordFiles([bucket / "a.tfrecord"])
+    for found in reversed(list(scan(bucket / "a.tfrecord"))):
+        assert files.read(0, found.place, len(found.message)) == found.message
+
+
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [
+        ({"source": "images:pictures"}, "data.source"),
+        ({"source": "images:gs://bucket/pictures.zip"}, "data.source"),
+        ({"source": "digits"}, "data.source"),
+        ({"store": "datasets"}, "data.store"),
+        ({"source": "tfds:mnist"}, "data.tfds.data_dir"),
+    ],
+)
+def test_what_workers_elsewhere_can_not_reach_is_refused(change: dict[str, str], setting: str) -> None:
+    about = {"source": "images:gs://bucket/pictures", "store": "gs://bucket/sets", **change}
+    settings = DataSettings.model_validate({**about, "beam": {"from_gigabytes": 0}})
+    with pytest.raises(UserError, match="can not reach") as error:
+        beam_module.beam_for(settings, images.Plain(), 1)  # type: ignore[arg-type]
+    assert error.value.setting == setting
+
+
+def test_options_that_are_not_there_are_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
+    settings = make_settings(make_folder({"a": 9}), beam={**HERE, "options": {"machine_typ": "n2"}})
+    with pytest.raises(UserError, match="no option 'machine_typ'") as error:
+        prepare(settings, 1)
+    assert (error.value.setting, error.value.nearest) == ("data.beam.options.machine_typ", "machine_type")
+
+
+def test_beam_is_imported_when_it_is_used_only(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from components.prepare_data.prepare import prepare\n"
+        "from components.prepare_data.settings import DataSettings\n"
+        f"prepare(DataSettings(source='digits', store={str(tmp_path)!r}, beam={{'runner': 'DirectRunner'}}), 1)\n"
+        "assert 'apache_beam' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
