@@ -110,8 +110,8 @@ class RunAsAccount(CloudCheck):
     of_run = True
 
     def look(self, subject: Subject) -> str:  # noqa: ARG002
-        account = self.view.account
-        connection = self.view.connection
+        _ = self.view.number
+        account, connection = self.view.account, self.view.connection
         accounts = connection.api("iam", "v1").projects().serviceAccounts()
         request = accounts.testIamPermissions(resource=policies.account_name(account), body={"permissions": [ACT_AS]})
         try:
