@@ -73,7 +73,7 @@ endif
 .PHONY: lock
 lock: $(STAMP) ## Resolve the dependencies anew into requirements/
 	$(BIN)/uv pip compile --quiet --upgrade $(addprefix --extra ,training cloud beam development) --universal --generate-hashes --python-version 3.11 pyproject.toml -o $(LOCK)
-	cd requirements && for image in *.in; do ../$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_31 $$image -o $${image%.in}.txt; done
+	cd requirements && for image in *.in; do ../$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-package kfp-server-api --python-version 3.11 --python-platform x86_64-manylinux_2_31 $$image -o $${image%.in}.txt; done
 
 .PHONY: clean
 clean: ## Remove caches and the virtual environment; runs, datasets and models stay

@@ -7,16 +7,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from enum import StrEnum
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from pipelines.platforms import remote
+from pipelines.schedules.commands import app as schedule_app
+from pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REJECTED, console, error_console, user_errors
 from trainer.errors import UserError
 
 app = typer.Typer(
@@ -27,13 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console()
-error_console = Console(stderr=True)
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_REJECTED = 3
-EXIT_INTERRUPTED = 130
+app.add_typer(schedule_app, name="schedule")
 DEFAULT_CONFIGURATION = Path("configs/digits.yaml")
 
 
@@ -42,6 +37,14 @@ class Target(StrEnum):
 
     local = "local"
     vertex = "vertex"
+    kubeflow = "kubeflow"
+
+
+class Runner(StrEnum):
+    """What the steps of a run on this machine are."""
+
+    process = "process"
+    docker = "docker"
 
 
 Configuration = Annotated[Path, typer.Option("--config", "-c", help="The run's configuration, a YAML file.")]
@@ -52,22 +55,6 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Run = Annotated[str, typer.Argument(help="A run's id, or latest.")]
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def user_errors(command: Command) -> Command:
-    """Show a user's mistake on one screen and exit with 2."""
-
-    @wraps(command)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        try:
-            return command(*args, **options)
-        except UserError as error:
-            error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-            raise typer.Exit(EXIT_USAGE) from None
-
-    return wrapped  # type: ignore[return-value]
-
 
 @app.command()
 @user_errors
@@ -76,11 +63,14 @@ def run(
     target: Annotated[Target, typer.Option(help="Where to run.")] = Target.local,
     hardware: Hardware = None,
     overrides: Overrides = None,
+    runner: Annotated[
+        Runner, typer.Option(help="Steps as processes, or in containers (DOCKER_HOST).")
+    ] = Runner.process,
     resume: Annotated[
         str | None, typer.Option(help="Go on with this run (its id, or latest) where it stopped.")
     ] = None,
     require_promotion: Annotated[bool, typer.Option(help="Exit with 3 when the gate rejects the model.")] = False,
-    wait: Annotated[bool, typer.Option(help="On Vertex AI: watch until it has ended.")] = True,
+    wait: Annotated[bool, typer.Option(help="On Vertex AI and Kubeflow: watch until it has ended.")] = True,
     as_json: Json = False,
 ) -> None:
     """Run the whole pipeline: prepare data, train, evaluate, register."""
@@ -97,20 +87,24 @@ def run(
                 mend=f"slipway run --resume {resume}, or start a new run without --resume",
             )
         folder = runs.find(resume)
-        if _is_on_vertex(folder):
+        if remote(folder.read().platform):
             _resumable(_current(folder))
-            _run_on_vertex(None, folder, wait=wait, as_json=as_json, require_promotion=require_promotion)
+            _run_remotely(
+                remote(folder.read().platform), folder, wait=wait, as_json=as_json, require_promotion=require_promotion
+            )
             return
         configuration = load(folder.configuration_file)
         record = _resumable(folder.read())
     else:
         configuration = load(config, overrides or (), hardware)
         _check(configuration, target, submitting=True)
-        if target is Target.vertex:
-            _run_on_vertex(configuration, None, wait=wait, as_json=as_json, require_promotion=require_promotion)
+        if elsewhere := remote(target.value):
+            _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
+        if runner is Runner.docker:
+            _check_containers()
         folder = runs.create(configuration)
-        record = launch.new_record(folder, configuration, rehearsal=False)
+        record = launch.new_record(folder, configuration, rehearsal=False, runner=runner.value)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
 
 
@@ -128,6 +122,14 @@ def rehearse(
     from pipelines.config import load
     from pipelines.platforms.local import launch
 
+    if module := load(config, overrides or (), hardware).train.module:
+        raise UserError(
+            "A training module of your own can not be shortened to a few steps.",
+            setting="train.module",
+            value=module,
+            allowed="in a run; a rehearsal is for Slipway's trainer",
+            mend="slipway run with the same options, and train.arguments that make the module stop early",
+        )
     few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
     configuration = load(config, [*(overrides or ()), *few], hardware)
     _check(configuration, Target.local, rehearsal=True)
@@ -145,13 +147,22 @@ def _check(configuration: Any, target: Target, *, rehearsal: bool = False, submi
     refuse_on_failure(subject, submitting=submitting)
 
 
-def _run_on_vertex(configuration: Any, earlier: Any, *, wait: bool, as_json: bool, require_promotion: bool) -> None:
-    """Submit a run, or that of the folder `earlier` again; watch it; exit with the code that tells how it went."""
-    from pipelines.platforms.vertex import commands
+def _check_containers() -> None:
+    """See that a Docker API answers, before anything is started."""
+    from pipelines.platforms.local.containers import docker_client
+
+    with docker_client():
+        pass
+
+
+def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, require_promotion: bool) -> None:
+    """Submit a configuration, or a run's folder again; watch it; exit with the code that tells how it went."""
+    from pipelines.runs import RunFolder
 
     shown = Console(stderr=True) if as_json else console
+    begin = elsewhere.resume if isinstance(given, RunFolder) else elsewhere.start
     try:
-        folder, record = commands.start(configuration, shown) if earlier is None else commands.resume(earlier, shown)
+        folder, record = begin(given, shown)
     except UserError as error:
         error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
@@ -164,12 +175,11 @@ def _run_on_vertex(configuration: Any, earlier: Any, *, wait: bool, as_json: boo
 
 
 def _watch_and_exit(folder: Any, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
-    """Show a run on Vertex AI until it has ended, and exit with the code that tells how it went."""
-    from pipelines.platforms.vertex import commands
-
-    record = commands.watch(folder, shown)
+    """Show a run on another platform until it has ended, and exit with the code that tells how it went."""
+    elsewhere: Any = remote(folder.read().platform)
+    record = elsewhere.watch(folder, shown)
     if record is None:
-        shown.print(commands.how_to_go_on(folder.read()), highlight=False, soft_wrap=True)
+        shown.print(elsewhere.how_to_go_on(folder.read()), highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED)
     if as_json:
         sys.stdout.write(folder.record_file.read_text())
@@ -177,7 +187,7 @@ def _watch_and_exit(folder: Any, shown: Console, *, as_json: bool, require_promo
 
 
 def _exit_as_it_went(record: Any, shown: Console, *, require_promotion: bool) -> None:
-    """Show how a run on Vertex AI ended, and exit with the code that tells it."""
+    """Show how a run on another platform ended, and exit with the code that tells it."""
     from pipelines import display
 
     if record.status == "failed":
@@ -246,7 +256,7 @@ def compile_(
     from pipelines.output import check_folder_of
 
     configuration = load(config, overrides or (), hardware)
-    if target is Target.vertex:
+    if target is not Target.local:
         _check(configuration, target)
     if output.suffix not in (".yaml", ".yml", ".json"):
         raise UserError(
@@ -259,6 +269,10 @@ def compile_(
         from pipelines.platforms.vertex import steps as vertex_steps
 
         pipeline = vertex_steps.pipeline(configuration, known_images(configuration, _say))
+    elif target is Target.kubeflow:
+        from pipelines.platforms.kubeflow import steps as kubeflow_steps
+
+        pipeline = kubeflow_steps.pipeline(configuration)
     else:
         from pipelines.platforms.local import steps
 
@@ -297,16 +311,14 @@ def _say(line: str) -> None:
 @user_errors
 def status(
     run_id: Run = "latest",
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Watch a run on Vertex AI until it has ended.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch a run elsewhere until it has ended.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show a run: its steps, its result, its error."""
     from pipelines import display, runs
 
     folder = runs.find(run_id)
-    if follow and _is_on_vertex(folder):
+    if follow and remote(folder.read().platform):
         shown = Console(stderr=True) if as_json else console
         _watch_and_exit(folder, shown, as_json=as_json, require_promotion=False)
         return
@@ -321,17 +333,11 @@ def status(
         console.print(f"\n{escape(display.explanation(record, with_traceback=False))}", highlight=False, soft_wrap=True)
 
 
-def _is_on_vertex(folder: Any) -> bool:
-    return bool(folder.read().platform == Target.vertex.value)
-
-
 def _current(folder: Any) -> Any:
-    """A run's record, brought up to date where the run is on Vertex AI."""
-    if not _is_on_vertex(folder):
-        return folder.read()
-    from pipelines.platforms.vertex import commands
-
-    return commands.current(folder, error_console)
+    """A run's record, brought up to date where the run is on another platform."""
+    record = folder.read()
+    elsewhere = remote(record.platform)
+    return elsewhere.current(folder, error_console) if elsewhere else record
 
 
 @app.command("list")
@@ -375,10 +381,8 @@ def logs(
 
 
 def _log_lines(folder: Any, step: str | None, *, follow: bool) -> Any:
-    if _is_on_vertex(folder):
-        from pipelines.platforms.vertex import commands
-
-        return commands.log_lines(folder, step, follow=follow)
+    if elsewhere := remote(folder.read().platform):
+        return elsewhere.log_lines(folder, step, follow=follow)
     from pipelines import log_reader
 
     return log_reader.read(folder, step, follow=follow)
@@ -404,12 +408,10 @@ def cancel(run_id: Run = "latest") -> None:
     from pipelines import runs
 
     folder = runs.find(run_id)
-    if _is_on_vertex(folder):
-        from pipelines.platforms.vertex import commands
-
+    if elsewhere := remote(folder.read().platform):
         record = _current(folder)
         if record.status == "running":
-            console.print(f"{record.run_id}: {commands.cancel(folder).status}", highlight=False)
+            console.print(f"{record.run_id}: {elsewhere.cancel(folder).status}", highlight=False)
             return
     record = folder.read()
     if record.status != "running" or record.process is None:

@@ -19,6 +19,7 @@ from components.prepare_data.settings import DataSettings
 from components.register_model.settings import RegisterSettings
 from pipelines.hardware import Hardware
 from pipelines.hardware import parse as parse_hardware
+from pipelines.platforms.kubeflow.settings import KubeflowSettings
 from trainer.config import ModelSettings, Settings, TrainSettings
 from trainer.errors import UserError, nearest
 
@@ -104,17 +105,19 @@ class VertexSettings(Settings):
 class RunConfig(Settings):
     """One run: its data, model, training, evaluation, registration, and the hardware that trains.
 
-    `vertex` is where it runs on Vertex AI; `containers` how images are made for `--runner docker` on this machine.
+    `model` is what Slipway's trainer trains; a training module of the user's own (`train.module`) has its own. `vertex`
+    is where it runs on Vertex AI; `containers` how images are made for `--runner docker` on this machine.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=40)
     hardware: str = "cpu"
     data: DataSettings
-    model: ModelSettings
+    model: ModelSettings | None = None
     train: TrainSettings
     evaluate: EvaluateSettings = EvaluateSettings()
     register_: RegisterSettings = Field(default=RegisterSettings(), alias="register")
     vertex: VertexSettings | None = None
+    kubeflow: KubeflowSettings | None = None
     containers: ContainerSettings = ContainerSettings()
 
     @model_validator(mode="before")
@@ -123,6 +126,37 @@ class RunConfig(Settings):
         if isinstance(values, Mapping) and isinstance(values.get("hardware"), str | Mapping):
             return {**values, "hardware": str(parse_hardware(values["hardware"]))}
         return values
+
+    @model_validator(mode="after")
+    def _one_model(self) -> RunConfig:
+        if self.train.module is None and self.model is None:
+            raise UserError(
+                "The configuration does not say which network to train.",
+                setting="model.builder",
+                value=None,
+                allowed="an importable module:function; or train.module, a training module of your own",
+                mend="--set model.builder=trainer.models.digits:build, or one of your own",
+            )
+        if self.train.module is not None and self.model is not None:
+            raise UserError(
+                f"{self.train.module} is a training module of your own, which makes its network itself.",
+                setting="model.builder",
+                value=self.model.builder,
+                allowed="model or train.module, not both",
+                mend="take the section model out; what the module should know goes into train.arguments",
+            )
+        return self
+
+    @property
+    def network(self) -> ModelSettings:
+        """The network that Slipway's trainer trains; not with `train.module`."""
+        assert self.model is not None
+        return self.model
+
+    @property
+    def title(self) -> str:
+        """What is trained on what, in a few words."""
+        return f"{self.model.builder if self.model else self.train.module} on {self.data.source}"
 
     @property
     def model_name(self) -> str:
@@ -149,7 +183,7 @@ def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None)
     Raises:
         UserError: No such file, not YAML, an unknown key, a value of the wrong type or out of range.
     """
-    values = _read(path)
+    values = read_yaml(path)
     apply_overrides(values, overrides)
     if hardware is not None:
         values["hardware"] = hardware
@@ -175,7 +209,12 @@ def no_place_on_vertex() -> UserError:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        UserError: No such file, not YAML, or no mapping.
+    """
     if not path.is_file():
         known = sorted(str(found) for found in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         near = nearest(str(path), known)

@@ -105,13 +105,17 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
     """What a step gave, in a few words."""
     outputs = step.outputs
     text = ""
-    if step.name == "prepare_data" and "examples" in outputs:
+    if step.name == "build_image" and "image" in outputs:
+        text = outputs["image"]
+    elif step.name == "prepare_data" and "examples" in outputs:
         counts = ", ".join(f"{count:,} {split}" for split, count in outputs["examples"].items())
         text = f"{counts} examples in {_short(outputs['dataset'])}"
     elif step.name == "plan_training" and "steps" in outputs:
         replicas = outputs["replicas"]
         share = f" on {replicas} replicas, {outputs['batch_per_replica']} examples each a step" if replicas > 1 else ""
         text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} an epoch{share}"
+    elif step.name == "plan_training" and "module" in outputs:
+        text = f"python -m {outputs['module']} in every replica"
     elif step.name == "train" and outputs.get("validation"):
         text = f"validation accuracy {outputs['validation']['accuracy']:.4f}, loss {outputs['validation']['loss']:.4f}"
         restarts = len(outputs.get("restarts", []))
@@ -130,6 +134,8 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
 def summary(record: RunRecord) -> Group:
     """What stands below the steps when a run has ended."""
     table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
     table.add_row(
         "run", f"{record.run_id}: {record.status}" + (f" after {record.seconds:.1f} s" if record.seconds else "")
     )

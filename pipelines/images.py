@@ -147,7 +147,7 @@ def known_images(config: RunConfig, say: Say) -> Images:
 
 def own_code(config: RunConfig) -> dict[str, Path]:
     """The user's own packages and modules that a run imports, by name: a folder or a .py file."""
-    names = [config.model.builder]
+    names = [config.model.builder if config.model else str(config.train.module)]
     if _is_module(config.data.source):
         names.append(config.data.source)
     found = {}

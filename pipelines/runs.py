@@ -72,10 +72,11 @@ class ProcessRecord(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """What is known of a run. `champion` is what its steps are told of the registered model to beat.
+    """What is known of a run.
 
-    `job` is the resource name of the job that it is on Vertex AI, `console` the page that shows it; a run that is
-    resumed there is another job each time, and `tries` counts them.
+    `runner` says what its steps are on this machine, processes or containers; `champion` is what they are told of the
+    registered model to beat. `job` is what another platform calls the run (on Vertex AI, its job's resource name),
+    `console` the page that shows it; a run that is resumed there is another job each time, and `tries` counts them.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -84,6 +85,7 @@ class RunRecord(BaseModel):
     platform: str
     hardware: str
     rehearsal: bool = False
+    runner: Literal["process", "docker"] = "process"
     status: Status = "running"
     created: datetime
     ended: datetime | None = None
@@ -126,6 +128,11 @@ class RunFolder:
     @property
     def specification_file(self) -> Path:
         return self.path / "spec.yaml"
+
+    @property
+    def image_file(self) -> Path:
+        """Names the image that the steps run in, where they run in containers."""
+        return self.path / "image"
 
     @property
     def events_file(self) -> Path:

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from trainer import cluster as clusters
-from trainer import installed
+from trainer import events, installed, peers
 from trainer import manifest as manifests
-from trainer import peers
 from trainer.checkpoints import Checkpoints
 from trainer.cluster import Cluster
 from trainer.config import JobConfig
@@ -28,8 +27,11 @@ from trainer.metrics import Metrics
 from trainer.places import Places, local_path, places
 from trainer.quick_import import import_tensorflow
 from trainer.resume import identity, resume
+from trainer.selection import FOLDER as BEST_FOLDER
+from trainer.selection import BestWeights, no_validation
 from trainer.share import Share, verify
 from trainer.stopping import PEER_LOST_EXIT_CODE, Stopped, StopRequest
+from trainer.summary import table
 
 logger = logging.getLogger("trainer")
 
@@ -96,12 +98,27 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     batch = job.plan.batch_per_replica
     training = data.training(share, batch, job.plan.steps_per_epoch, job.train.seed)
     validation = data.evaluation(share, "validation", batch) if share.has("validation") else None
-    run = loop.Loop(job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress)
-    run.train()
+    if job.train.needs_validation and validation is None:
+        raise no_validation(job.train)
+    if metrics and (graph := engine.graph()):
+        metrics.graph(graph)
+    best = None
+    if job.train.export == "best":
+        best = BestWeights(Checkpoints(where.checkpoints / BEST_FOLDER, keep=2), cluster)
+    loop.Loop(
+        job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress, best
+    ).train()  # fmt: skip
+    steps = weights_step = progress.step
+    best_step = progress.selection.best_step
+    if best and best_step not in (0, steps) and best.restore(engine, best_step):
+        weights_step = best_step
     checksum = engine.weights_checksum()
     if metrics:
+        for line in table(metrics.history(), best_step if job.train.needs_validation else None):
+            logger.info("%s", line)
+            events.message(line)
         metrics.close()
-        export(engine, job, share.manifest, checksum, metrics.path, where.model)
+        export(engine, job, share.manifest, checksum, metrics.path, where.model, steps, weights_step)
     engine.close()
     logger.info("weights checksum %s", checksum)
 

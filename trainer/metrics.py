@@ -26,7 +26,7 @@ class Metrics:
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / FILE_NAME
+        self.folder, self.path = folder, folder / FILE_NAME
         self._scalars = {kind: Scalars(folder / kind) for kind in KINDS}
         # What was measured at the very step is measured again: see the loop.
         kept = [
@@ -46,6 +46,15 @@ class Metrics:
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **values, "time": round(time.time(), 3)}
         self._waiting += (json.dumps(line) + "\n").encode()
         self._scalars[kind].write(line)
+
+    def graph(self, serialized: bytes) -> None:
+        """Show TensorBoard the network: a tf.GraphDef."""
+        self._scalars["train"].graph(serialized)
+
+    def history(self) -> list[dict[str, Any]]:
+        """All lines so far."""
+        self.flush()
+        return _read(self.path)
 
     def flush(self) -> None:
         """Make what was written visible to those who watch; on a full disk it waits for the next time."""
@@ -98,6 +107,10 @@ class Scalars:
         ]
         event = self._event(wall_time=line["time"], step=line["step"], summary=self._summary(value=values))
         self._do(self._file.write, event.SerializeToString())
+
+    def graph(self, serialized: bytes) -> None:
+        """Append a graph."""
+        self._do(self._file.write, self._event(wall_time=time.time(), graph_def=serialized).SerializeToString())
 
     def flush(self) -> None:
         """Make what was written visible."""

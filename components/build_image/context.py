@@ -19,6 +19,7 @@ from components.build_image.images import ImageKind
 from trainer.errors import UserError
 
 DOCKERFILE = "containers/Dockerfile"
+BUILD_TOOLS = "requirements/build-tools.txt"
 TAG_LENGTH = 24
 # Never in an image, even where someone has made git track them.
 SECRET_NAMES = (".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", "*credentials*.json", ".netrc")
@@ -86,10 +87,8 @@ def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Pat
         UserError: The source tree is no checkout; a file that the image needs is not tracked.
     """
     code = {name: source / name for name in kind.code} | dict(own or {})
-    files = {
-        "Dockerfile": _needed(source, DOCKERFILE),
-        kind.requirements: _needed(source, kind.requirements),
-    }
+    files = {"Dockerfile": _needed(source, DOCKERFILE)}
+    files |= {name: _needed(source, name) for name in (BUILD_TOOLS, kind.requirements)}
     left_out: list[str] = []
     for name, path in code.items():
         found = _git_files(path, "--cached")

@@ -1,4 +1,4 @@
-"""The step register_model: on the local registry, and on Vertex AI's, with the champion that is looked up there."""
+"""The step register_model: on a registry that is a folder, and on Vertex AI's; what finds the champion in each."""
 
 from typing import NamedTuple
 
@@ -54,6 +54,23 @@ def register_model(
             "version": version.number,
             "champion": registration.champion,
         }
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def find_champion_folder(registry: str, model_name: str) -> str:
+    """Give the folder of the registered model to beat, "" where there is none yet.
+
+    Args:
+        registry: The registry's folder.
+        model_name: The model's name in it.
+    """
+    from components.register_model.registration import champion_folder
+    from components.step import step
+
+    with step("find_champion_folder") as outcome:
+        folder = champion_folder(registry, model_name)
+        outcome.outputs = {"champion": folder}
+    return folder
 
 
 class VertexModel(Artifact):

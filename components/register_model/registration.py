@@ -54,6 +54,16 @@ def register(
     return registration
 
 
+def champion_folder(registry: str, model_name: str) -> str:
+    """The folder of the registered model to beat, "" where there is none yet.
+
+    Raises:
+        UserError: The alias names a version that is not there, or none at all.
+    """
+    champion = Registry(Path(registry).absolute()).champion(model_name)
+    return str(champion.folder) if champion else ""
+
+
 def register_in_model_registry(
     connection: Connection,
     candidate: Mapping[str, Any],
@@ -107,6 +117,8 @@ def _measured_against(registry: Registry, model_name: str, champion: str) -> Pro
 def _description(source: Path) -> dict[str, Any]:
     try:
         description = json.loads((source / "model.json").read_bytes())
+    except FileNotFoundError:
+        description = {}  # a training module of the user's own writes none
     except (OSError, ValueError):
         description = None
     serves = any((source / name).is_file() for name in (SAVED_MODEL_FILE, PROGRAM_FILE))

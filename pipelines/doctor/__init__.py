@@ -6,7 +6,7 @@ from pipelines.doctor.check import Check, Finding, Subject, examine
 from pipelines.doctor.engine import TrainingEngine
 from pipelines.doctor.machine import Accelerators, Cores, Disk, Packages, PythonVersion
 from pipelines.doctor.memory import ModelMemory
-from pipelines.doctor.run import Champion, DataSource, HardwareChoice, ModelBuilder
+from pipelines.doctor.run import Batch, Champion, DataSource, HardwareChoice, ModelBuilder
 
 CHECKS: tuple[Check, ...] = (
     PythonVersion(),
@@ -15,6 +15,7 @@ CHECKS: tuple[Check, ...] = (
     Accelerators(),
     Packages(),
     HardwareChoice(),
+    Batch(),
     TrainingEngine(),
     DataSource(),
     ModelBuilder(),

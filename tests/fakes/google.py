@@ -8,8 +8,10 @@ import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.fakes.artifact_registry import FakeImages
 from tests.fakes.artifact_repositories import FakeRepositories
 from tests.fakes.certificates import certificates, service_account_file
+from tests.fakes.cloud_build import FakeCloudBuild
 from tests.fakes.cloud_build_account import add_default_account
 from tests.fakes.errors import Faults
 from tests.fakes.grpc_service import GrpcServer
@@ -72,6 +74,8 @@ class FakeGoogle:
         self.storage = FakeStorage(self.service("storage"), self.world)
         self.log = Log(self.world)
         add_logging(self.service("logging"), self.world, self.log)
+        self.images = FakeImages(self.service("artifactregistry"), self.world)
+        self.builds = FakeCloudBuild(self.service("cloudbuild"), self.world, self.storage, self.images)
         self._tokens = HttpService("tokens", Faults(), lambda _headers: "")
 
     @functools.cached_property

@@ -10,6 +10,7 @@ import http.client
 import json
 import re
 import threading
+import time
 import urllib.parse
 from http.server import HTTPServer
 from typing import Any
@@ -81,6 +82,29 @@ class FakeStorage:
             }
             self._objects.create_bucket(name, dict(bucket))
         return bucket
+
+    def read(self, bucket: str, name: str) -> tuple[bytes, str]:
+        """An object's bytes and generation, as another service of Google's reads it. Raises ServiceError."""
+        generation = self._generation(bucket, name)
+        if not generation:
+            raise ServiceError(404, f"No such object: {bucket}/{name}")
+        return bytes(self._objects.get_file(bucket, name)), str(generation)
+
+    def write(self, bucket: str, name: str, content: bytes) -> None:
+        """Put an object, as another service of Google's does."""
+        if bucket not in self._world.buckets:
+            raise ServiceError(404, NO_BUCKET)
+        generation = max(time.time_ns(), self._generation(bucket, name) + 1)
+        resource = {
+            "kind": "storage#object",
+            "name": name,
+            "bucket": bucket,
+            "generation": str(generation),
+            "metageneration": "1",
+            "contentType": "text/plain",
+            "size": str(len(content)),
+        }
+        self._objects.create_file(bucket, name, content, resource, None)
 
     def _add_buckets(self, service: HttpService) -> None:
         @service.route("POST", "/storage/v1/b")

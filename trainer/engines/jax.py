@@ -26,7 +26,7 @@ from trainer.data import Evaluation, MemoryTraining, TrainingData
 from trainer.engines import Engine, Measured, ModelSize, State, StepFigures, Work, keras_model, keras_optimizer, states
 from trainer.engines.jax_devices import Devices, errors_named
 from trainer.engines.jax_feed import Feed, MemoryFeed, StreamFeed, fits
-from trainer.engines.jax_step import Step, Variables
+from trainer.engines.jax_step import Step, Variables, has_convolutions
 from trainer.errors import UserError
 from trainer.manifest import Manifest
 
@@ -82,6 +82,7 @@ class JaxEngine:
             augment=job.train.augment,
             seed=job.train.seed,
             devices=self._devices,
+            is_loop_fast=self._devices.kind != "CPU" or not has_convolutions(self._model),
         )
         self._measure, self._feed = self._step.measuring(), None
         first, second, third = self._groups()
@@ -112,7 +113,9 @@ class JaxEngine:
                 some = rates[start : start + self._feed.most]
                 self._variables, figures = self._feed.run(self._variables, step + start, some)
                 results.append((figures, len(some)))
-            found = np.concatenate([np.asarray(figures)[:count] for figures, count in results]).astype(np.float64)
+            # Only now are they waited for.
+            parts = [np.concatenate([np.atleast_2d(each) for each in figures])[:count] for figures, count in results]
+            found = np.concatenate(parts).astype(np.float64)
         return StepFigures(losses=found[:, 0], accuracies=found[:, 1], waited=self._feed.take_waited())
 
     def _feed_for(self, data: TrainingData, step: int) -> Feed:

@@ -31,11 +31,8 @@ class Feed(Protocol):
 
     most: int
 
-    def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, Any]:
-        """The variables after len(rates) steps from `step` on, and figures [most, 2]; may return before they are done.
-
-        The variables that are handed in are used up.
-        """
+    def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, list[Any]]:
+        """The variables after len(rates) steps from `step` on, and their figures (see Steps); before they are done."""
 
     def take_waited(self) -> float:
         """The seconds that the devices waited for input since this was asked last."""
@@ -55,17 +52,10 @@ class MemoryFeed:
         self._images, self._labels = step.devices.on_each(images), step.devices.on_each(labels)
         self._steps = step.from_memory()
 
-    def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, Any]:
+    def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, list[Any]]:
         order = _filled(self._data.order(step, len(rates)), self.most)
-        return self._steps(
-            variables,
-            self._images,
-            self._labels,
-            self._devices.split(order, axis=1),
-            np.int32(step),
-            _filled(rates, self.most),
-            np.int32(len(rates)),
-        )
+        inputs = (self._images, self._labels, self._devices.split(order, axis=1))
+        return self._steps(variables, inputs, step, _filled(rates, self.most), len(rates))
 
     def take_waited(self) -> float:
         return 0.0
@@ -83,7 +73,7 @@ class StreamFeed:
         self._waited = 0.0
         self._running: Any = None
 
-    def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, Any]:
+    def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, list[Any]]:
         if step != self._position:
             raise ValueError(f"the stream is at step {self._position}, not {step}")
         self._position += len(rates)
@@ -92,15 +82,10 @@ class StreamFeed:
         # Whether the devices have waited is known only where they had nothing left to do when the reading was over.
         if self._running is None or self._running.is_ready():
             self._waited += time.perf_counter() - started
-        variables, self._running = self._steps(
-            variables,
-            self._devices.split(_filled(np.stack(images), self.most), axis=1),
-            self._devices.split(_filled(np.stack(labels), self.most), axis=1),
-            np.int32(step),
-            _filled(rates, self.most),
-            np.int32(len(rates)),
-        )
-        return variables, self._running
+        both = [self._devices.split(_filled(np.stack(each), self.most), axis=1) for each in (images, labels)]
+        variables, figures = self._steps(variables, both, step, _filled(rates, self.most), len(rates))
+        self._running = figures[-1]
+        return variables, figures
 
     def take_waited(self) -> float:
         waited, self._waited = self._waited, 0.0

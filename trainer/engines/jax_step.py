@@ -21,6 +21,10 @@ from trainer.engines.jax_devices import AXIS, Devices
 
 # Variables as arrays: the network's trained ones, its others (random state, moving statistics), the optimizer's.
 Variables = tuple[list[Any], list[Any], list[Any]]
+# The function (variables, inputs, first, rates, count) -> (variables, figures) that runs `count` steps, `first` being
+# the first one's number in the run, `rates` float32 [most] their learning rates. The figures are arrays [n, 2] or [2]
+# with the steps' loss and accuracy, perhaps of more than `count` steps. The variables that go in are used up.
+Steps = Callable[[Variables, Any, int, Any, int], tuple[Variables, list[Any]]]
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Step:
         augment: The changes to images.
         seed: Of the run.
         devices: The job's.
+        is_loop_fast: Whether the steps of a call run in one compiled loop; else each is a call of its own.
     """
 
     model: Any
@@ -50,9 +55,10 @@ class Step:
     augment: AugmentSettings
     seed: int
     devices: Devices
+    is_loop_fast: bool
 
-    def from_memory(self) -> Callable[..., Any]:
-        """The compiled function (variables, images, labels, order, first, rates, count) -> (variables, figures).
+    def from_memory(self) -> Steps:
+        """Steps on (images, labels, order).
 
         `images` uint8 and `labels` int32 are each device's copy of its process's examples (Devices.on_each), `order`
         int32 [most, batch] their indices step by step.
@@ -61,34 +67,13 @@ class Step:
         def fetch_on_device(images: Any, labels: Any, order: Any, step: Any) -> tuple[Any, Any]:
             return self._prepared(images[order], labels[order], step)
 
-        fetch_everywhere = self._on_devices(fetch_on_device, 3)
+        fetch = self._on_devices(fetch_on_device, 3)
+        return self._steps(lambda inputs, number, step: fetch(inputs[0], inputs[1], inputs[2][number], step))
 
-        def steps(
-            variables: Variables, images: Any, labels: Any, order: Any, first: Any, rates: Any, count: Any
-        ) -> tuple[Variables, Any]:
-            def fetch(number: Any) -> tuple[Any, Any]:
-                return fetch_everywhere(images, labels, order[number], first + number)
-
-            return self._loop(variables, fetch, rates, count)
-
-        return self._compiled(steps)
-
-    def from_stream(self) -> Callable[..., Any]:
-        """The compiled function (variables, images, labels, first, rates, count) -> (variables, figures).
-
-        `images` uint8 [most, batch, height, width, channels] and `labels` int32 [most, batch] are the batches.
-        """
+    def from_stream(self) -> Steps:
+        """Steps on batches (images, labels): uint8 [most, batch, height, width, channels] and int32 [most, batch]."""
         prepare = self._on_devices(self._prepared, 2)
-
-        def steps(
-            variables: Variables, images: Any, labels: Any, first: Any, rates: Any, count: Any
-        ) -> tuple[Variables, Any]:
-            def fetch(number: Any) -> tuple[Any, Any]:
-                return prepare(images[number], labels[number], first + number)
-
-            return self._loop(variables, fetch, rates, count)
-
-        return self._compiled(steps)
+        return self._steps(lambda inputs, number, step: prepare(inputs[0][number], inputs[1][number], step))
 
     def measuring(self) -> Callable[..., Any]:
         """The compiled function (trained, others, images uint8, labels, weights) -> sums, float32 [3].
@@ -114,9 +99,36 @@ class Step:
 
     # The parts
 
-    def _compiled(self, steps: Callable[..., Any]) -> Callable[..., Any]:
+    def _steps(self, fetch: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Steps:
+        """`fetch` gives a step's images and labels: of the inputs, its number in the call and its number in the run."""
         whole = self.devices.whole_layout
-        return jax.jit(steps, donate_argnums=0, out_shardings=(whole, whole))
+
+        def one(variables: Variables, inputs: Any, first: Any, rates: Any, number: Any) -> tuple[Variables, Any]:
+            return self._step(variables, *fetch(inputs, number, first + number), rates[number])
+
+        def many(variables: Variables, inputs: Any, first: Any, rates: Any, count: Any) -> tuple[Variables, Any]:
+            def body(number: Any, carry: Any) -> Any:
+                variables, figures = carry
+                variables, row = one(variables, inputs, first, rates, number)
+                return variables, figures.at[number].set(row)
+
+            # The number of steps is an input, so that calls of every length share one compiled program.
+            return jax.lax.fori_loop(0, count, body, (variables, jnp.zeros((rates.shape[0], 2), jnp.float32)))
+
+        def run_many(variables: Variables, inputs: Any, first: int, rates: Any, count: int) -> tuple[Variables, Any]:
+            variables, figures = together(variables, inputs, np.int32(first), rates, np.int32(count))
+            return variables, [figures]
+
+        def run_each(variables: Variables, inputs: Any, first: int, rates: Any, count: int) -> tuple[Variables, Any]:
+            rows = []
+            for number in range(count):
+                variables, row = single(variables, inputs, np.int32(first), rates, np.int32(number))
+                rows.append(row)
+            return variables, rows
+
+        together = jax.jit(many, donate_argnums=0, out_shardings=(whole, whole))
+        single = jax.jit(lambda *inputs: one(*inputs), donate_argnums=0, out_shardings=(whole, whole))
+        return run_many if self.is_loop_fast else run_each
 
     def _on_devices(self, function: Callable[..., Any], split: int) -> Callable[..., Any]:
         """`function` on every device's part of its first `split` arguments; the last one is the step's number.
@@ -147,22 +159,6 @@ class Step:
             labels.reshape(self.accumulation, share),
         )
 
-    def _loop(
-        self, variables: Variables, fetch: Callable[[Any], tuple[Any, Any]], rates: Any, count: Any
-    ) -> tuple[Variables, Any]:
-        """The first `count` steps of `rates` [most]: the variables after them, and each one's loss and accuracy.
-
-        The number of steps is an input, so that calls of every length share one compiled program.
-        """
-
-        def body(number: Any, carry: Any) -> Any:
-            variables, figures = carry
-            images, labels = fetch(number)
-            variables, row = self._step(variables, images, labels, rates[number])
-            return variables, figures.at[number].set(row)
-
-        return jax.lax.fori_loop(0, count, body, (variables, jnp.zeros((rates.shape[0], 2), jnp.float32)))
-
     def _step(self, variables: Variables, images: Any, labels: Any, rate: Any) -> tuple[Variables, Any]:
         """One update; its loss and accuracy over the global batch before it, float32 [2].
 
@@ -181,7 +177,7 @@ class Step:
             gradients, (others, figures) = gradient(trained, others, images[0], labels[0], scale)
         else:
             start = (others, [jnp.zeros_like(each) for each in trained], jnp.zeros(2, jnp.float32))
-            (others, gradients, figures), _ = jax.lax.scan(part, start, (images, labels))
+            (others, gradients, figures), _ = jax.lax.scan(part, start, (images, labels), unroll=not self.is_loop_fast)
         kept = list(kept)
         kept[self.rate] = rate.astype(kept[self.rate].dtype)
         trained, kept = self.optimizer.stateless_apply(kept, gradients, trained)
@@ -195,6 +191,12 @@ class Step:
             losses *= jnp.asarray(self.class_weights)[labels]
         loss = jnp.sum(losses) / self.batch + sum(extra) / self.accumulation
         return loss * scale, (others, jnp.stack([loss, jnp.sum(correct) / self.batch]))
+
+
+def has_convolutions(model: Any) -> bool:
+    """Whether the network has any. On CPUs XLA computes those in a compiled loop over ten times slower than outside."""
+    names = [type(layer).__name__ for layer in model._flatten_layers()]
+    return any("Conv" in name for name in names)
 
 
 def _scaled(pixels: Any) -> Any:

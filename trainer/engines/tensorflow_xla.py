@@ -26,6 +26,8 @@ def compiles(train: TrainSettings, model: Any, device: str, replicas: int) -> bo
 
     The answer follows from the settings, the network and the kind of device alone, so a resumed run has the same.
     """
+    if device == "TPU":  # its strategy compiles by itself
+        return False
     if train.xla != "auto":
         return train.xla
     known = _DENSE if device == "CPU" else _DENSE + _CONVOLUTIONAL

@@ -64,14 +64,14 @@ class VertexPlatform:
         return self._in_image(plan_training)(
             pools=config.parsed_hardware.worker_pools(),
             devices=config.parsed_hardware.accelerators_per_replica,
-            model=config.model.model_dump_json(),
+            model=config.model.model_dump_json() if config.model else "",
             train=config.train.model_dump_json(exclude_none=True),
             image=image or self.images.trainer,
             memory=0,
             dataset=dataset,
         )
 
-    def train(self, config: RunConfig, worker_pool_specs: Any, output: Any) -> Any:
+    def train(self, config: RunConfig, worker_pool_specs: Any, dataset: Any, output: Any) -> Any:  # noqa: ARG002
         job = CustomTrainingJobOp(
             display_name=config.name,
             project=self.settings.project,
@@ -171,7 +171,7 @@ def pipeline(config: RunConfig, images: Images, run_id: str | None = None) -> An
     platform = VertexPlatform(config.vertex, images)
     run: Any = run_id or dsl.PIPELINE_JOB_NAME_PLACEHOLDER
 
-    @dsl.pipeline(name=config.name, description=f"Slipway: {config.model.builder} on {config.data.source}")
+    @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     def training() -> None:
         champion = platform.find_champion(config)
         training_steps(config, platform, run, f"{platform.settings.bucket}/runs/{run}", champion)

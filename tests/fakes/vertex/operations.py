@@ -24,23 +24,31 @@ class Operations:
         return {"GetOperation": (operations_pb2.GetOperationRequest, self._get)}
 
     def start(self, parent: str, work: Callable[[], Any]) -> operations_pb2.Operation:
-        """An operation below `parent`, whose answer is what `work` gives when it is done (a proto-plus message)."""
+        """An operation below `parent`, whose answer is what `work` gives when it is done (a message)."""
         with self.world.lock:
             operation = operations_pb2.Operation(name=f"{parent}/operations/{self.world.number()}")
             self._running[operation.name] = (self.looks, operation, work)
             return operation
 
+    def pass_time(self) -> None:
+        """Let what is under way go on, whether or not anyone asks for it: its starter may never have heard of it."""
+        with self.world.lock:
+            for name in list(self._running):
+                self._look(name)
+
     def _get(self, request: operations_pb2.GetOperationRequest, caller: str) -> operations_pb2.Operation:
         with self.world.lock:
             if request.name not in self._running:
                 raise ServiceError(404, f"The operation {request.name} does not exist.")
-            looks, operation, work = self._running[request.name]
-            if operation.done:
-                return operation
+            return self._look(request.name)
+
+    def _look(self, name: str) -> operations_pb2.Operation:
+        looks, operation, work = self._running[name]
+        if not operation.done:
             if looks <= 1:
                 self._finish(operation, work)
-            self._running[request.name] = (looks - 1, operation, work)
-            return operation
+            self._running[name] = (looks - 1, operation, work)
+        return operation
 
     def _finish(self, operation: operations_pb2.Operation, work: Callable[[], Any]) -> None:
         operation.done = True
@@ -51,5 +59,5 @@ class Operations:
             operation.error.message = error.message
             return
         packed = any_pb2.Any()
-        packed.Pack(type(answer).pb(answer))
+        packed.Pack(type(answer).pb(answer) if hasattr(type(answer), "pb") else answer)
         operation.response.CopyFrom(packed)

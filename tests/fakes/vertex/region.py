@@ -8,13 +8,14 @@ from tests.fakes.vertex.jobs import JobService
 from tests.fakes.vertex.models import ModelService
 from tests.fakes.vertex.operations import Operations
 from tests.fakes.vertex.pipelines import PipelineService
+from tests.fakes.vertex.schedules import ScheduleService
 from tests.fakes.world import World
 
 PACKAGE = "google.cloud.aiplatform.v1"
 
 
 class Region:
-    """Pipelines, jobs and models of one region, on `server`."""
+    """Pipelines, schedules, jobs and models of one region, on `server`."""
 
     def __init__(self, server: GrpcServer, world: World, name: str, log: Log) -> None:
         self.world = world
@@ -23,7 +24,9 @@ class Region:
         self.jobs = JobService(world, name, log)
         self.pipelines = PipelineService(world, name, self.jobs)
         self.models = ModelService(world, name, self.operations)
+        self.schedules = ScheduleService(world, name, self.pipelines, self.operations)
         server.add(f"{PACKAGE}.JobService", self.jobs.methods())
         server.add(f"{PACKAGE}.PipelineService", self.pipelines.methods())
         server.add(f"{PACKAGE}.ModelService", self.models.methods())
+        server.add(f"{PACKAGE}.ScheduleService", self.schedules.methods())
         server.add("google.longrunning.Operations", self.operations.methods())
