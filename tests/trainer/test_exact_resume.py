@@ -19,14 +19,15 @@ from trainer import cluster as clusters
 from trainer import manifest as manifests
 from trainer.checkpoints import Checkpoints
 from trainer.config import JobConfig
-from trainer.engines import Measured, State, StepFigures
+from trainer.engines import Measured, State, StepFigures, Work
 from trainer.resume import identity, resume
 from trainer.share import Share
 from trainer.stopping import StopRequest
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
-CLOCK = ("time", "steps_per_second", "examples_per_second")
+# What of a line of the history the training decides, and not the clock.
+DECIDED = ("kind", "step", "epoch", "loss", "accuracy", "learning_rate")
 
 
 class Killed(BaseException):
@@ -73,6 +74,9 @@ class ChainEngine:
     def state(self) -> State:
         return {"weight": np.array(self.weight), "draws": np.array(self.draws)}
 
+    def work(self) -> Work:
+        return Work("CPU", 1, "float32", None)
+
     def load_state(self, state: State) -> None:
         self.weight, self.draws = int(state["weight"]), int(state["draws"])
 
@@ -89,7 +93,7 @@ def try_to_train(config: JobConfig, place: Path, engine: Any, data: tuple[Any, A
     Loop(config, cluster, engine, *data, checkpoints, origin, metrics, StopRequest(), progress).train()
     metrics.close()
     lines = [json.loads(line) for line in metrics.path.read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in CLOCK} for line in lines]
+    return [{name: line.get(name) for name in DECIDED} for line in lines]
 
 
 CHECKPOINT = {"every_steps": 6, "every_seconds": None, "keep": 2}
