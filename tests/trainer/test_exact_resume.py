@@ -26,8 +26,8 @@ from trainer.stopping import StopRequest
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
-# What of a line of the history the training decides, and not the clock.
-DECIDED = ("kind", "step", "epoch", "loss", "accuracy", "learning_rate")
+CLOCK = ("time", "steps_per_second", "examples_per_second", "examples_per_second_per_device", "waiting_for_input",
+         "share_of_peak")  # fmt: skip
 
 
 class Killed(BaseException):
@@ -54,6 +54,9 @@ class ChainEngine:
         self.fuse = fuse
         self.weight, self.draws = 1, 7
 
+    def work(self) -> Work:
+        return Work("CPU", 1, "float32", None)
+
     def run(self, _data: Any, step: int, rates: Any) -> StepFigures:
         losses = []
         for number in range(step, step + len(rates)):
@@ -74,9 +77,6 @@ class ChainEngine:
     def state(self) -> State:
         return {"weight": np.array(self.weight), "draws": np.array(self.draws)}
 
-    def work(self) -> Work:
-        return Work("CPU", 1, "float32", None)
-
     def load_state(self, state: State) -> None:
         self.weight, self.draws = int(state["weight"]), int(state["draws"])
 
@@ -93,7 +93,7 @@ def try_to_train(config: JobConfig, place: Path, engine: Any, data: tuple[Any, A
     Loop(config, cluster, engine, *data, checkpoints, origin, metrics, StopRequest(), progress).train()
     metrics.close()
     lines = [json.loads(line) for line in metrics.path.read_text().splitlines()]
-    return [{name: line.get(name) for name in DECIDED} for line in lines]
+    return [{name: value for name, value in line.items() if name not in CLOCK} for line in lines]
 
 
 CHECKPOINT = {"every_steps": 6, "every_seconds": None, "keep": 2}
