@@ -5,6 +5,8 @@ SHELL := bash
 CONFIG ?= configs/digits.yaml
 HARDWARE ?=
 TARGET ?= local
+ENGINE ?= tensorflow
+PROCESSES ?= 4
 PYTHON ?= python3
 
 LOCK := requirements/development.txt
@@ -63,6 +65,10 @@ $(ENGINES_STAMP): $(LOCK) $(ENGINES_LOCK) pyproject.toml | $(STAMP)
 	$(BIN)/uv pip install --quiet --python $(ENGINES_BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
+.PHONY: chaos
+chaos: $(STAMP) ## Kill a training job's workers at random, and see that it ends the same (ENGINE, PROCESSES, SLIPWAY_SEED)
+	$(BIN)/python -m tests.chaos --engine $(ENGINE) --processes $(PROCESSES)
+
 .PHONY: lint
 lint: $(STAMP) ## Check style, types and who imports whom
 	$(BIN)/ruff check .
@@ -86,6 +92,8 @@ endif
 lock: $(STAMP) ## Resolve the dependencies anew into requirements/
 	$(BIN)/uv pip compile --quiet --upgrade $(addprefix --extra ,training cloud beam development) --universal --generate-hashes --python-version 3.11 pyproject.toml -o $(LOCK)
 	echo '$(call pinned,jax)' | $(BIN)/uv pip compile --quiet - --constraints $(LOCK) --universal --generate-hashes --python-version 3.11 -o $(ENGINES_LOCK)
+
+	cd requirements && for image in *.in; do ../$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-package kfp-server-api --python-version 3.11 --python-platform x86_64-manylinux_2_31 $$image -o $${image%.in}.txt; done
 
 .PHONY: clean
 clean: ## Remove caches and the virtual environment; runs, datasets and models stay

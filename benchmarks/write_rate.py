@@ -132,19 +132,21 @@ def measure_slipway(check: str, images: Path, workers: int | None, folder: Path)
 
 def measure_reading(images: Path, workers: int | None, folder: Path) -> dict[str, float]:
     """Let the workers read the files that their lists name, and append their bytes to files, as often as for a set."""
-    from components.prepare_data import prepare as preparation
+    from components.prepare_data.plan import Plan
+    from components.prepare_data.prepare import list_source
+    from components.prepare_data.set_writer import SetWriter
     from components.prepare_data.settings import DataSettings
     from components.prepare_data.sources import open_source
-    from components.prepare_data.workers import Workers
+    from components.prepare_data.workers import Workers, worker_count
 
     settings = DataSettings.model_validate(_settings(images, workers, folder))
     source = open_source(settings)
-    listing = preparation.list_source(source, settings, folder)
-    plan = preparation.Plan.of(source, listing.groups, settings, replicas=1)
-    preparation.SetWriter(source, settings, listing, plan, folder, folder).deal(plan)
+    listing = list_source(source, settings, folder)
+    plan = Plan.of(source, listing.groups, settings, replicas=1)
+    SetWriter(source, settings, listing, plan, folder, folder).deal(plan)
     tasks = sorted((folder / "lists").iterdir(), key=lambda path: -path.stat().st_size)
     started = time.perf_counter()
-    with Workers(ReadAndAppend(source, folder), preparation.worker_count(settings)) as pool:
+    with Workers(ReadAndAppend(source, folder), worker_count(workers)) as pool:
         count = sum(result for _, result in pool.run(tasks))
     seconds = time.perf_counter() - started
     return {"images": count, "seconds": seconds, "writing": count / seconds}

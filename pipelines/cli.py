@@ -7,16 +7,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from enum import StrEnum
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from pipelines.platforms import remote
+from pipelines.schedules.commands import app as schedule_app
+from pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REJECTED, console, error_console, user_errors
 from trainer.errors import UserError
 
 app = typer.Typer(
@@ -27,13 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console()
-error_console = Console(stderr=True)
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_REJECTED = 3
-EXIT_INTERRUPTED = 130
+app.add_typer(schedule_app, name="schedule")
 DEFAULT_CONFIGURATION = Path("configs/digits.yaml")
 
 
@@ -42,6 +37,14 @@ class Target(StrEnum):
 
     local = "local"
     vertex = "vertex"
+    kubeflow = "kubeflow"
+
+
+class Runner(StrEnum):
+    """What the steps of a run on this machine are."""
+
+    process = "process"
+    docker = "docker"
 
 
 Configuration = Annotated[Path, typer.Option("--config", "-c", help="The run's configuration, a YAML file.")]
@@ -52,22 +55,6 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Run = Annotated[str, typer.Argument(help="A run's id, or latest.")]
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def user_errors(command: Command) -> Command:
-    """Show a user's mistake on one screen and exit with 2."""
-
-    @wraps(command)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        try:
-            return command(*args, **options)
-        except UserError as error:
-            error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-            raise typer.Exit(EXIT_USAGE) from None
-
-    return wrapped  # type: ignore[return-value]
-
 
 @app.command()
 @user_errors
@@ -76,10 +63,14 @@ def run(
     target: Annotated[Target, typer.Option(help="Where to run.")] = Target.local,
     hardware: Hardware = None,
     overrides: Overrides = None,
+    runner: Annotated[
+        Runner, typer.Option(help="Steps as processes, or in containers (DOCKER_HOST).")
+    ] = Runner.process,
     resume: Annotated[
         str | None, typer.Option(help="Go on with this run (its id, or latest) where it stopped.")
     ] = None,
     require_promotion: Annotated[bool, typer.Option(help="Exit with 3 when the gate rejects the model.")] = False,
+    wait: Annotated[bool, typer.Option(help="On Vertex AI and Kubeflow: watch until it has ended.")] = True,
     as_json: Json = False,
 ) -> None:
     """Run the whole pipeline: prepare data, train, evaluate, register."""
@@ -87,14 +78,6 @@ def run(
     from pipelines.config import load
     from pipelines.platforms.local import launch
 
-    if target is Target.vertex:
-        raise UserError(
-            "Runs on Vertex AI can be compiled, not submitted yet.",
-            setting="--target",
-            value="vertex",
-            allowed="local",
-            mend=f"slipway compile -c {config} --target vertex -o spec.yaml",
-        )
     if resume:
         if overrides or hardware:
             raise UserError(
@@ -104,13 +87,24 @@ def run(
                 mend=f"slipway run --resume {resume}, or start a new run without --resume",
             )
         folder = runs.find(resume)
+        if remote(folder.read().platform):
+            _resumable(_current(folder))
+            _run_remotely(
+                remote(folder.read().platform), folder, wait=wait, as_json=as_json, require_promotion=require_promotion
+            )
+            return
         configuration = load(folder.configuration_file)
         record = _resumable(folder.read())
     else:
         configuration = load(config, overrides or (), hardware)
-        _check(configuration, target)
+        _check(configuration, target, submitting=True)
+        if elsewhere := remote(target.value):
+            _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
+            return
+        if runner is Runner.docker:
+            _check_containers()
         folder = runs.create(configuration)
-        record = launch.new_record(folder, configuration, rehearsal=False)
+        record = launch.new_record(folder, configuration, rehearsal=False, runner=runner.value)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
 
 
@@ -128,6 +122,14 @@ def rehearse(
     from pipelines.config import load
     from pipelines.platforms.local import launch
 
+    if module := load(config, overrides or (), hardware).train.module:
+        raise UserError(
+            "A training module of your own can not be shortened to a few steps.",
+            setting="train.module",
+            value=module,
+            allowed="in a run; a rehearsal is for Slipway's trainer",
+            mend="slipway run with the same options, and train.arguments that make the module stop early",
+        )
     few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
     configuration = load(config, [*(overrides or ()), *few], hardware)
     _check(configuration, Target.local, rehearsal=True)
@@ -136,12 +138,67 @@ def rehearse(
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=False)
 
 
-def _check(configuration: Any, target: Target, *, rehearsal: bool = False) -> None:
+def _check(configuration: Any, target: Target, *, rehearsal: bool = False, submitting: bool = False) -> None:
     """Make the doctor's checks that concern a run, before anything is started."""
     from pipelines.doctor import refuse_on_failure
     from pipelines.doctor.check import Subject
 
-    refuse_on_failure(Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd()))
+    subject = Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd())
+    refuse_on_failure(subject, submitting=submitting)
+
+
+def _check_containers() -> None:
+    """See that a Docker API answers, before anything is started."""
+    from pipelines.platforms.local.containers import docker_client
+
+    with docker_client():
+        pass
+
+
+def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, require_promotion: bool) -> None:
+    """Submit a configuration, or a run's folder again; watch it; exit with the code that tells how it went."""
+    from pipelines.runs import RunFolder
+
+    shown = Console(stderr=True) if as_json else console
+    begin = elsewhere.resume if isinstance(given, RunFolder) else elsewhere.start
+    try:
+        folder, record = begin(given, shown)
+    except UserError as error:
+        error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED) from None
+    if wait:
+        _watch_and_exit(folder, shown, as_json=as_json, require_promotion=require_promotion)
+        return
+    if as_json:
+        sys.stdout.write(folder.record_file.read_text())
+    shown.print(f"  watch: slipway status --follow {record.run_id}", highlight=False, soft_wrap=True)
+
+
+def _watch_and_exit(folder: Any, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
+    """Show a run on another platform until it has ended, and exit with the code that tells how it went."""
+    elsewhere: Any = remote(folder.read().platform)
+    record = elsewhere.watch(folder, shown)
+    if record is None:
+        shown.print(elsewhere.how_to_go_on(folder.read()), highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if as_json:
+        sys.stdout.write(folder.record_file.read_text())
+    _exit_as_it_went(record, shown, require_promotion=require_promotion)
+
+
+def _exit_as_it_went(record: Any, shown: Console, *, require_promotion: bool) -> None:
+    """Show how a run on another platform ended, and exit with the code that tells it."""
+    from pipelines import display
+
+    if record.status == "failed":
+        error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
+        error_console.print(f"  go on: slipway run --resume {record.run_id}", highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED)
+    shown.print(display.summary(record), highlight=False)
+    if record.status == "cancelled":
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if require_promotion and record.verdict and record.verdict["decision"] != "promote":
+        raise typer.Exit(EXIT_REJECTED)
 
 
 def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool, require_promotion: bool) -> None:
@@ -199,7 +256,7 @@ def compile_(
     from pipelines.output import check_folder_of
 
     configuration = load(config, overrides or (), hardware)
-    if target is Target.vertex:
+    if target is not Target.local:
         _check(configuration, target)
     if output.suffix not in (".yaml", ".yml", ".json"):
         raise UserError(
@@ -208,9 +265,14 @@ def compile_(
         )  # fmt: skip
     check_folder_of(output)
     if target is Target.vertex:
+        from pipelines.images import known_images
         from pipelines.platforms.vertex import steps as vertex_steps
 
-        pipeline = vertex_steps.pipeline(configuration)
+        pipeline = vertex_steps.pipeline(configuration, known_images(configuration, _say))
+    elif target is Target.kubeflow:
+        from pipelines.platforms.kubeflow import steps as kubeflow_steps
+
+        pipeline = kubeflow_steps.pipeline(configuration)
     else:
         from pipelines.platforms.local import steps
 
@@ -223,11 +285,44 @@ def compile_(
 
 @app.command()
 @user_errors
-def status(run_id: Run = "latest", as_json: Json = False) -> None:
+def build(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    target: Annotated[Target, typer.Option(help="For runs where: vertex, or local (--runner docker).")] = Target.vertex,
+    builder: Annotated[str | None, typer.Option(help="cloud-build, docker, podman, buildah; as configured.")] = None,
+    push: Annotated[bool, typer.Option(help="Without: build on this machine only.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Build the images that a run needs, unless the registry has them; give them by digest."""
+    from pipelines.build_command import build_images
+    from pipelines.config import load
+
+    configuration = load(config, overrides or (), hardware)
+    images = build_images(configuration, target.value, builder, push=push, log=sys.stderr, say=_say)
+    sys.stdout.write(json.dumps(images, indent=2) + "\n" if as_json else "".join(f"{uri}\n" for uri in images.values()))
+
+
+def _say(line: str) -> None:
+    error_console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+@app.command()
+@user_errors
+def status(
+    run_id: Run = "latest",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch a run elsewhere until it has ended.")] = False,
+    as_json: Json = False,
+) -> None:
     """Show a run: its steps, its result, its error."""
     from pipelines import display, runs
 
-    record = runs.find(run_id).read()
+    folder = runs.find(run_id)
+    if follow and remote(folder.read().platform):
+        shown = Console(stderr=True) if as_json else console
+        _watch_and_exit(folder, shown, as_json=as_json, require_promotion=False)
+        return
+    record = _current(folder)
     if as_json:
         sys.stdout.write(record.model_dump_json(indent=2) + "\n")
         return
@@ -236,6 +331,13 @@ def status(run_id: Run = "latest", as_json: Json = False) -> None:
     console.print(display.summary(record), highlight=False)
     if record.error:
         console.print(f"\n{escape(display.explanation(record, with_traceback=False))}", highlight=False, soft_wrap=True)
+
+
+def _current(folder: Any) -> Any:
+    """A run's record, brought up to date where the run is on another platform."""
+    record = folder.read()
+    elsewhere = remote(record.platform)
+    return elsewhere.current(folder, error_console) if elsewhere else record
 
 
 @app.command("list")
@@ -247,7 +349,7 @@ def list_(as_json: Json = False) -> None:
     records = []
     for folder in runs.folders():
         try:
-            records.append(folder.read())
+            records.append(_current(folder))
         except UserError as error:
             error_console.print(f"left out: {escape(error.message)}", highlight=False, soft_wrap=True)
     if as_json:
@@ -266,14 +368,24 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the run writes.")] = False,
 ) -> None:
     """Print a run's logs."""
-    from pipelines import log_reader, runs
+    from pipelines import runs
 
     folder = runs.find(run_id)
     try:
-        for line in log_reader.read(folder, step, follow=follow):
-            print(line)
+        for line in _log_lines(folder, step, follow=follow):
+            print(line, flush=follow)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _log_lines(folder: Any, step: str | None, *, follow: bool) -> Any:
+    if elsewhere := remote(folder.read().platform):
+        return elsewhere.log_lines(folder, step, follow=follow)
+    from pipelines import log_reader
+
+    return log_reader.read(folder, step, follow=follow)
 
 
 @app.command()
@@ -282,7 +394,7 @@ def explain(run_id: Run = "latest", as_json: Json = False) -> None:
     """Say why a run failed: which step, which replica, its traceback, what mends it."""
     from pipelines import display, runs
 
-    record = runs.find(run_id).read()
+    record = _current(runs.find(run_id))
     if as_json:
         sys.stdout.write((record.error.model_dump_json(indent=2) if record.error else "null") + "\n")
     else:
@@ -296,6 +408,11 @@ def cancel(run_id: Run = "latest") -> None:
     from pipelines import runs
 
     folder = runs.find(run_id)
+    if elsewhere := remote(folder.read().platform):
+        record = _current(folder)
+        if record.status == "running":
+            console.print(f"{record.run_id}: {elsewhere.cancel(folder).status}", highlight=False)
+            return
     record = folder.read()
     if record.status != "running" or record.process is None:
         raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", mend="slipway list")
@@ -328,6 +445,28 @@ def doctor(
     else:
         console.print(findings_table(findings), highlight=False)
     if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+@user_errors
+def setup(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    apply: Annotated[bool, typer.Option("--apply", help="Make what is missing; without it, only show it.")] = False,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Show what runs on Vertex AI need in the project (APIs, bucket, accounts, roles) and, with --apply, make it."""
+    from pipelines import access
+    from pipelines.config import load
+
+    sound, rows = access.setup(load(config, overrides or (), hardware), console, make=apply, as_json=as_json)
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    elif not apply and any(row["status"] == "missing" for row in rows):
+        console.print("make it so: the same command with --apply", highlight=False)
+    if not sound:
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from components.build_image.settings import BuildSettings, ContainerSettings
 from components.cloud.connection import Connection, check_endpoints
 from components.evaluate.settings import EvaluateSettings
 from components.prepare_data.settings import DataSettings
 from components.register_model.settings import RegisterSettings
 from pipelines.hardware import Hardware
 from pipelines.hardware import parse as parse_hardware
+from pipelines.platforms.kubeflow.settings import KubeflowSettings
 from trainer.config import ModelSettings, Settings, TrainSettings
 from trainer.errors import UserError, nearest
 
@@ -26,19 +29,35 @@ DURATIONS = ("epochs", "steps", "examples")
 class VertexSettings(Settings):
     """Where a run lives on Vertex AI. `bucket` is a single-region gs:// bucket in `region`.
 
-    `image` is the image that the steps and the trainer run in, by digest or by a tag that is never moved;
-    `serving_image` the one that serves the SavedModel. `encryption_key` is a Cloud KMS key's full name; it encrypts
-    the training job and the model, as `labels` label them. `endpoints` gives host[:port] for services that are
-    reached elsewhere than at Google's public addresses (private access), by the service's name.
+    `image` is the image that the steps and the trainer run in, by digest or by a tag that is never moved; where it is
+    not given, the images are built as `build` says. `serving_image` serves the SavedModel. `encryption_key` is a Cloud
+    KMS key's full name; it encrypts the training job and the model, as `labels` label them. `endpoints` gives
+    host[:port] for services that are reached elsewhere than at Google's public addresses (private access), by the
+    service's name.
+
+    `service_account` is what the run acts as; without it, the project's default one. `network` is a VPC network that
+    it is peered with, `experiment` the Vertex AI experiment that the run is listed in. With `failure_policy` fast,
+    nothing new is started once a step has failed. `retries` is how often a step other than train is tried again.
+
+    `submitters` are who may start runs (user:, group: or serviceAccount:), for `slipway setup` to grant it to. With
+    `access` grant, the step setup_access makes what is missing; with verify it only looks.
     """
 
     project: str
     region: str = Field(pattern=r"^[a-z]+-[a-z]+\d+$")
     bucket: str = Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]*[a-z0-9]$")
-    image: str
-    serving_image: str
-    service_account: str | None = None
-    network: str | None = None
+    image: str | None = None
+    serving_image: str | None = None
+    build: BuildSettings = BuildSettings()
+    service_account: str | None = Field(default=None, pattern=r"^[^@\s/:]+@[^@\s/:]+$")
+    submitters: list[Annotated[str, Field(pattern=r"^(user|group|serviceAccount):[^@\s]+@[^@\s]+$")]] = Field(
+        default_factory=list
+    )
+    access: Literal["verify", "grant"] = "verify"
+    network: str | None = Field(default=None, pattern=r"^projects/\d+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?$")
+    experiment: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,127}$")
+    failure_policy: Literal["fast", "slow"] = "fast"
+    retries: int = Field(default=1, ge=0, le=10)
     encryption_key: str | None = Field(
         default=None, pattern=r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$"
     )
@@ -51,6 +70,32 @@ class VertexSettings(Settings):
         check_endpoints(endpoints)
         return endpoints
 
+    @field_validator("labels")
+    @classmethod
+    def _labels_of_google(cls, labels: dict[str, str]) -> dict[str, str]:
+        for key, value in labels.items():
+            if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
+                raise UserError(
+                    f"{key}: {value} can not be a label.",
+                    setting="vertex.labels",
+                    value=f"{key}: {value}",
+                    allowed="up to 63 lower-case letters, digits, dashes and underscores; a key begins with a letter",
+                )
+        return labels
+
+    @field_validator("image", "serving_image")
+    @classmethod
+    def _never_moved(cls, image: str | None) -> str | None:
+        if image is not None and ("@" not in image) and image.rpartition("/")[2].partition(":")[2] in ("", "latest"):
+            raise ValueError("an image is given by digest or by a tag that is never moved, which latest is not")
+        return image
+
+    @property
+    def image_repository(self) -> str:
+        """Where the images that are built are kept: host/path."""
+        repository = self.build.repository
+        return repository if "/" in repository else f"{self.region}-docker.pkg.dev/{self.project}/{repository}"
+
     @property
     def connection(self) -> Connection:
         """The way to Google's services for this project and region."""
@@ -58,16 +103,22 @@ class VertexSettings(Settings):
 
 
 class RunConfig(Settings):
-    """One run: its data, model, training, evaluation, registration, and the hardware that trains."""
+    """One run: its data, model, training, evaluation, registration, and the hardware that trains.
+
+    `model` is what Slipway's trainer trains; a training module of the user's own (`train.module`) has its own. `vertex`
+    is where it runs on Vertex AI; `containers` how images are made for `--runner docker` on this machine.
+    """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=40)
     hardware: str = "cpu"
     data: DataSettings
-    model: ModelSettings
+    model: ModelSettings | None = None
     train: TrainSettings
     evaluate: EvaluateSettings = EvaluateSettings()
     register_: RegisterSettings = Field(default=RegisterSettings(), alias="register")
     vertex: VertexSettings | None = None
+    kubeflow: KubeflowSettings | None = None
+    containers: ContainerSettings = ContainerSettings()
 
     @model_validator(mode="before")
     @classmethod
@@ -75,6 +126,37 @@ class RunConfig(Settings):
         if isinstance(values, Mapping) and isinstance(values.get("hardware"), str | Mapping):
             return {**values, "hardware": str(parse_hardware(values["hardware"]))}
         return values
+
+    @model_validator(mode="after")
+    def _one_model(self) -> RunConfig:
+        if self.train.module is None and self.model is None:
+            raise UserError(
+                "The configuration does not say which network to train.",
+                setting="model.builder",
+                value=None,
+                allowed="an importable module:function; or train.module, a training module of your own",
+                mend="--set model.builder=trainer.models.digits:build, or one of your own",
+            )
+        if self.train.module is not None and self.model is not None:
+            raise UserError(
+                f"{self.train.module} is a training module of your own, which makes its network itself.",
+                setting="model.builder",
+                value=self.model.builder,
+                allowed="model or train.module, not both",
+                mend="take the section model out; what the module should know goes into train.arguments",
+            )
+        return self
+
+    @property
+    def network(self) -> ModelSettings:
+        """The network that Slipway's trainer trains; not with `train.module`."""
+        assert self.model is not None
+        return self.model
+
+    @property
+    def title(self) -> str:
+        """What is trained on what, in a few words."""
+        return f"{self.model.builder if self.model else self.train.module} on {self.data.source}"
 
     @property
     def model_name(self) -> str:
@@ -101,7 +183,7 @@ def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None)
     Raises:
         UserError: No such file, not YAML, an unknown key, a value of the wrong type or out of range.
     """
-    values = _read(path)
+    values = read_yaml(path)
     apply_overrides(values, overrides)
     if hardware is not None:
         values["hardware"] = hardware
@@ -122,12 +204,17 @@ def no_place_on_vertex() -> UserError:
         "The configuration does not say where on Vertex AI to run.",
         setting="vertex",
         value=None,
-        allowed="project, region, bucket, image and serving_image",
+        allowed="project, region and bucket",
         mend="add a section vertex: with these keys to the configuration",
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        UserError: No such file, not YAML, or no mapping.
+    """
     if not path.is_file():
         known = sorted(str(found) for found in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         near = nearest(str(path), known)

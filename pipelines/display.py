@@ -105,15 +105,21 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
     """What a step gave, in a few words."""
     outputs = step.outputs
     text = ""
-    if step.name == "prepare_data" and "examples" in outputs:
+    if step.name == "build_image" and "image" in outputs:
+        text = outputs["image"]
+    elif step.name == "prepare_data" and "examples" in outputs:
         counts = ", ".join(f"{count:,} {split}" for split, count in outputs["examples"].items())
         text = f"{counts} examples in {_short(outputs['dataset'])}"
     elif step.name == "plan_training" and "steps" in outputs:
         replicas = outputs["replicas"]
         share = f" on {replicas} replicas, {outputs['batch_per_replica']} examples each a step" if replicas > 1 else ""
         text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} an epoch{share}"
+    elif step.name == "plan_training" and "module" in outputs:
+        text = f"python -m {outputs['module']} in every replica"
     elif step.name == "train" and outputs.get("validation"):
         text = f"validation accuracy {outputs['validation']['accuracy']:.4f}, loss {outputs['validation']['loss']:.4f}"
+        restarts = len(outputs.get("restarts", []))
+        text += f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
     elif step.name == "evaluate" and "metrics" in outputs:
         text = f"test accuracy {outputs['metrics']['accuracy']:.4f}"
         text += f": {outputs['verdict']['decision']}" if judged else ""
@@ -138,6 +144,8 @@ def summary(record: RunRecord) -> Group:
         table.add_row("model", escape(_short(record.model)))
     if record.report:
         table.add_row("report", escape(_short(record.report)))
+    if record.console:
+        table.add_row("console", escape(record.console))
     return Group("", table)
 
 
@@ -174,7 +182,10 @@ def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
         return f"The run {record.run_id} has not failed. Its status: {record.status}."
     error = record.error
     where = f"The step {error.step} failed" if error.step else "The run failed"
+    where += f" in the replica {error.replica}" if error.replica else ""
     lines = [f"{where}: {error.message}"]
+    if error.job:
+        lines.append(f"  job: {error.job}")
     if with_traceback and error.traceback:
         lines += ["", *(f"  {line}" for line in error.traceback.rstrip().splitlines()[-24:]), ""]
     if error.mend:

@@ -18,17 +18,7 @@ def read(folder: RunFolder, step: str | None, *, follow: bool) -> Iterator[str]:
     Raises:
         UserError: The run has no step of that name, or it has not started.
     """
-    names = [record.name for record in folder.read().steps]
-    if step is not None and step not in (*names, "pipeline"):
-        near = nearest(step, names)
-        raise UserError(
-            f"The run {folder.run_id} has no step {step}.",
-            setting="--step",
-            value=step,
-            allowed=", ".join(names),
-            nearest=near,
-            mend=f"slipway logs {folder.run_id}" + (f" --step {near}" if near else ""),
-        )
+    names = check_step(folder, step, "pipeline")
     wanted = [step] if step else names
     positions = dict.fromkeys(wanted, 0)
     while True:
@@ -40,6 +30,31 @@ def read(folder: RunFolder, step: str | None, *, follow: bool) -> Iterator[str]:
         if not (follow and running):
             return
         time.sleep(POLL_SECONDS)
+
+
+def check_step(folder: RunFolder, step: str | None, *also: str) -> list[str]:
+    """The names of a run's steps.
+
+    Args:
+        folder: The run's.
+        step: A step that is asked for.
+        also: What may be asked for beside the steps.
+
+    Raises:
+        UserError: The run has no step of that name.
+    """
+    names = [record.name for record in folder.read().steps]
+    if step is not None and step not in (*names, *also):
+        near = nearest(step, names)
+        raise UserError(
+            f"The run {folder.run_id} has no step {step}.",
+            setting="--step",
+            value=step,
+            allowed=", ".join(names),
+            nearest=near,
+            mend=f"slipway logs {folder.run_id}" + (f" --step {near}" if near else ""),
+        )
+    return names
 
 
 def _new_lines(path: Path, positions: dict[str, int], name: str, title: str | None, *, ended: bool) -> Iterator[str]:

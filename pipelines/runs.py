@@ -37,13 +37,18 @@ class StepRecord(BaseModel):
 
 
 class ErrorRecord(BaseModel):
-    """Why a run failed: in which step, in one sentence, and what mends it; a traceback unless the user erred."""
+    """Why a run failed: in which step, in one sentence, and what mends it; a traceback unless the user erred.
+
+    `job` is the custom job that failed, `replica` the one in it (workerpool0-0), on Vertex AI.
+    """
 
     model_config = ConfigDict(extra="forbid")
     step: str | None
     message: str
     mend: str | None = None
     traceback: str | None = None
+    job: str | None = None
+    replica: str | None = None
 
 
 class ProcessRecord(BaseModel):
@@ -67,7 +72,12 @@ class ProcessRecord(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """What is known of a run. `champion` is what its steps are told of the registered model to beat."""
+    """What is known of a run.
+
+    `runner` says what its steps are on this machine, processes or containers; `champion` is what they are told of the
+    registered model to beat. `job` is what another platform calls the run (on Vertex AI, its job's resource name),
+    `console` the page that shows it; a run that is resumed there is another job each time, and `tries` counts them.
+    """
 
     model_config = ConfigDict(extra="forbid")
     run_id: str
@@ -75,11 +85,15 @@ class RunRecord(BaseModel):
     platform: str
     hardware: str
     rehearsal: bool = False
+    runner: Literal["process", "docker"] = "process"
     status: Status = "running"
     created: datetime
     ended: datetime | None = None
     seconds: float | None = None
     process: ProcessRecord | None = None
+    job: str | None = None
+    console: str | None = None
+    tries: int = 1
     steps: list[StepRecord] = []
     champion: str | None = None
     metrics: dict[str, float] = {}
@@ -114,6 +128,11 @@ class RunFolder:
     @property
     def specification_file(self) -> Path:
         return self.path / "spec.yaml"
+
+    @property
+    def image_file(self) -> Path:
+        """Names the image that the steps run in, where they run in containers."""
+        return self.path / "image"
 
     @property
     def events_file(self) -> Path:

@@ -24,7 +24,7 @@ class Platform(Protocol):
     def setup_access(self, config: RunConfig) -> Any: ...
     def prepare_data(self, config: RunConfig) -> Any: ...
     def plan_training(self, config: RunConfig, dataset: Any, image: Any) -> Any: ...
-    def train(self, config: RunConfig, worker_pool_specs: Any, output: Any) -> Any: ...
+    def train(self, config: RunConfig, worker_pool_specs: Any, dataset: Any, output: Any) -> Any: ...
     def evaluate(self, config: RunConfig, model: Any, dataset: Any, champion: Any) -> Any: ...
     def register_model(self, config: RunConfig, trained: Any, evaluation: Any, run_id: Any, champion: Any) -> Any: ...
 
@@ -37,13 +37,13 @@ def training_steps(config: RunConfig, platform: Platform, run_id: Any, output: A
         platform: What gives each step's op.
         run_id: The run's id: a pipeline parameter or a placeholder.
         output: The base output directory of training: likewise.
-        champion: The registered model to beat, as the platform's evaluation finds it; "" for none.
+        champion: The registered model to beat, as the platform's own steps take it.
     """
     image = platform.build_image(config)
     access = platform.setup_access(config)
     prepared = platform.prepare_data(config)
     planned = platform.plan_training(config, prepared.outputs["dataset"], image)
-    trained = platform.train(config, planned.output, output)
+    trained = platform.train(config, planned.output, prepared.outputs["dataset"], output)
     if access is not None:
         trained.after(access)
     evaluation = platform.evaluate(config, trained.outputs["model"], prepared.outputs["dataset"], champion)

@@ -18,3 +18,13 @@ def google(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
         for name, value in fake.environment.items():
             monkeypatch.setenv(name, value)
         yield fake
+
+
+@pytest.fixture
+def ready_google(google: FakeGoogle) -> FakeGoogle:
+    """The project with Vertex AI answering, and everything set up for runs."""
+    from tests.fakes.ready import make_ready
+
+    make_ready(google)
+    google.region  # noqa: B018 (from here on its services answer)
+    return google

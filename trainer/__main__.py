@@ -1,6 +1,6 @@
 """A training worker: `python -m trainer --config JSON`, one process a replica, with the environment that Vertex gives.
 
-Exit status: 0 trained and exported; 1 failed; 143 stopped by SIGTERM, saved if possible.
+Exit status: 0 trained and exported; 1 failed; 138 another replica is gone; 143 stopped by SIGTERM, saved if possible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from trainer import cluster as clusters
-from trainer import installed
+from trainer import events, installed, peers
 from trainer import manifest as manifests
 from trainer.checkpoints import Checkpoints
 from trainer.cluster import Cluster
@@ -27,8 +27,11 @@ from trainer.metrics import Metrics
 from trainer.places import Places, local_path, places
 from trainer.quick_import import import_tensorflow
 from trainer.resume import identity, resume
+from trainer.selection import FOLDER as BEST_FOLDER
+from trainer.selection import BestWeights, no_validation
 from trainer.share import Share, verify
-from trainer.stopping import StopRequest
+from trainer.stopping import PEER_LOST_EXIT_CODE, Stopped, StopRequest
+from trainer.summary import table
 
 logger = logging.getLogger("trainer")
 
@@ -54,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except PeerLost as error:
         logger.error("another replica is gone (its log says why); this one can not go on alone: %s", error)
-        return 1
+        return PEER_LOST_EXIT_CODE
     except Exception:
         traceback.print_exc()
         return 1
@@ -72,8 +75,13 @@ def _work(config: str, stop: StopRequest) -> None:
     share = Share(local_path(job.data), manifests.read(local_path(job.data)), cluster.rank, cluster.replicas)
     verify(share)
     import_tensorflow(job.train.engine)
-    clusters.wait_for_peers(cluster, _peer_seconds())
-    _train(job, where, cluster, share, stop)
+    watch = peers.meet(cluster, peers.seconds_to_wait(os.environ))
+    try:
+        _train(job, where, cluster, share, stop)
+    except Stopped:
+        watch.close()
+        raise
+    watch.close()
 
 
 def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: StopRequest) -> None:
@@ -87,18 +95,30 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     origin = identity(job, share.manifest.fingerprint)
     progress = resume(checkpoints, cluster, engine, origin, job.plan.steps)
     metrics = Metrics(where.logs, progress.step) if cluster.is_chief else None
-    if progress.step < job.plan.steps:
-        batch = job.plan.batch_per_replica
-        training = data.training(share, batch, job.plan.steps_per_epoch, job.train.seed)
-        validation = data.evaluation(share, "validation", batch) if share.has("validation") else None
-        run = loop.Loop(
-            job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress
-        )  # fmt: skip
-        run.train()
+    batch = job.plan.batch_per_replica
+    training = data.training(share, batch, job.plan.steps_per_epoch, job.train.seed)
+    validation = data.evaluation(share, "validation", batch) if share.has("validation") else None
+    if job.train.needs_validation and validation is None:
+        raise no_validation(job.train)
+    if metrics and (graph := engine.graph()):
+        metrics.graph(graph)
+    best = None
+    if job.train.export == "best":
+        best = BestWeights(Checkpoints(where.checkpoints / BEST_FOLDER, keep=2), cluster)
+    loop.Loop(
+        job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress, best
+    ).train()  # fmt: skip
+    steps = weights_step = progress.step
+    best_step = progress.selection.best_step
+    if best and best_step not in (0, steps) and best.restore(engine, best_step):
+        weights_step = best_step
     checksum = engine.weights_checksum()
     if metrics:
+        for line in table(metrics.history(), best_step if job.train.needs_validation else None):
+            logger.info("%s", line)
+            events.message(line)
         metrics.close()
-        export(engine, job, share.manifest, checksum, metrics.path, where.model)
+        export(engine, job, share.manifest, checksum, metrics.path, where.model, steps, weights_step)
     engine.close()
     logger.info("weights checksum %s", checksum)
 
@@ -126,10 +146,6 @@ def _check_replicas(job: JobConfig, cluster: Cluster) -> None:
             nearest=str(cluster.replicas),
             mend="plan the training for the hardware that it runs on",
         )
-
-
-def _peer_seconds() -> float:
-    return float(os.environ.get(clusters.PEER_SECONDS_VARIABLE) or clusters.DEFAULT_PEER_SECONDS)
 
 
 if __name__ == "__main__":

@@ -21,39 +21,11 @@ class Unable:
     nearest: str | None = None
 
 
-def _not_yet(setting: str, none: Any = None) -> Unable:
-    return Unable(setting, lambda value: value != none, f"can not follow train.{setting} yet", str(none))
-
-
-# What is missing from an engine's row it can do; an engine without a row is not there.
+# What is missing from an engine's row it can do.
 UNABLE: dict[str, tuple[Unable, ...]] = {
-    "tensorflow": (
-        _not_yet("accumulation", 1),
-        _not_yet("momentum", 0.0),
-        _not_yet("clip_norm"),
-        _not_yet("class_weights"),
-        _not_yet("early_stop"),
-        _not_yet("export", "last"),
-        _not_yet("profile_steps", 0),
-        Unable("precision", lambda value: value.startswith("mixed"), "computes in float32", "auto, float32", "float32"),
-        Unable("xla", lambda value: value is True, "does not compile with XLA yet", "auto, false", "false"),
-        Unable("weight_decay", lambda value: value is not None, "can not set it yet", "nothing"),
-        _not_yet("module"),
-    ),
-    "jax": (
-        Unable("xla", lambda value: value is False, "is compiled by XLA always", "auto, true", "auto"),
-        _not_yet("early_stop"),
-        _not_yet("export", "last"),
-        _not_yet("profile_steps", 0),
-        _not_yet("module"),
-    ),
-    "pytorch": (
-        Unable("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),
-        _not_yet("early_stop"),
-        _not_yet("export", "last"),
-        _not_yet("profile_steps", 0),
-        _not_yet("module"),
-    ),
+    "tensorflow": (),
+    "jax": (Unable("xla", lambda value: value is False, "is compiled by XLA always", "auto, true", "auto"),),
+    "pytorch": (Unable("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),),
 }
 
 
@@ -63,15 +35,6 @@ def refuse(train: TrainSettings) -> None:
     Raises:
         UserError: It can not.
     """
-    if train.engine not in UNABLE:
-        raise UserError(
-            f"The engine {train.engine} is not there.",
-            setting="train.engine",
-            value=train.engine,
-            allowed=", ".join(UNABLE),
-            nearest="tensorflow",
-            mend="--set train.engine=tensorflow",
-        )
     for row in UNABLE[train.engine]:
         value: Any = train
         for name in row.setting.split("."):

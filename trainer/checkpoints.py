@@ -72,7 +72,7 @@ class Checkpoints:
 
         One that `latest` does not name yet is not taken, unless that pointer itself is unreadable.
         """
-        pointed = self._pointed()
+        pointed = pointed_step(self._folder)
         limits = [step for step in (pointed, at_most) if step is not None]
         for step in sorted(self._steps(), reverse=True):
             if limits and step > min(limits):
@@ -95,13 +95,6 @@ class Checkpoints:
                 state = {name: arrays[f"array{number}"] for number, name in enumerate(content["names"])}
         return Checkpoint(step, state, content["record"])
 
-    def _pointed(self) -> int | None:
-        try:
-            match = _FOLDER.fullmatch((self._folder / POINTER).read_text().strip())
-        except FileNotFoundError:
-            return None
-        return int(match[1]) if match else None
-
     def _steps(self) -> list[int]:
         if not self._folder.is_dir():
             return []
@@ -115,6 +108,15 @@ class Checkpoints:
         for step in steps:
             if step not in kept:
                 shutil.rmtree(self._folder / _name(step), ignore_errors=True)
+
+
+def pointed_step(folder: Path) -> int | None:
+    """The step of the checkpoint that `folder`'s pointer names; None where there is no pointer that can be read."""
+    try:
+        match = _FOLDER.fullmatch((folder / POINTER).read_text().strip())
+    except FileNotFoundError:
+        return None
+    return int(match[1]) if match else None
 
 
 def _name(step: int) -> str:

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-import socket
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.accelerators import Accelerators, find
 from trainer.errors import UserError
-
-PEER_SECONDS_VARIABLE = "SLIPWAY_PEER_SECONDS"
-DEFAULT_PEER_SECONDS = 300.0
 
 # The order of ranks. `master` is the older name of `chief`.
 _TASK_TYPES = ("chief", "master", "worker")
 _POOL_TYPES = {"workerpool0": "chief", "workerpool1": "worker"}
-_FIRST_REPORT_SECONDS = 5.0
-_REPORT_SECONDS = 15.0
-
-logger = logging.getLogger(__name__)
+TORCHRUN = "torchrun"
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One replica of the job: its type and index in the cluster, and its host:port ("" for a lone one)."""
+    """One replica of the job: its type and index in the cluster, and its host:port ("" where that is not known)."""
 
     type: str
     index: int
@@ -36,17 +28,27 @@ class Task:
     def __str__(self) -> str:
         return f"{self.type} {self.index} at {self.address}" if self.address else f"{self.type} {self.index}"
 
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        """The address in its two parts."""
+        host, _, port = self.address.rpartition(":")
+        return host, int(port or 0)
+
 
 @dataclass(frozen=True)
 class Cluster:
     """The job's replicas, the chief first, and which of them this process is.
 
-    `source` is the variable that told: TF_CONFIG, CLUSTER_SPEC or "nothing".
+    `source` is what told: TF_CONFIG, CLUSTER_SPEC, torchrun (its variables) or "nothing". `local_rank` counts the
+    replicas on this one's machine, of which there are `on_this_machine`, itself included.
     """
 
     tasks: tuple[Task, ...]
     rank: int
     source: str
+    accelerators: Accelerators
+    local_rank: int = 0
+    on_this_machine: int = 1
 
     @property
     def task(self) -> Task:
@@ -71,37 +73,58 @@ class Cluster:
         """All but this process."""
         return [task for task in self.tasks if task != self.task]
 
-    @property
-    def on_this_machine(self) -> int:
-        """How many of the replicas run on this one's machine, itself included."""
-        return sum(_host_and_port(task)[0] == _host_and_port(self.task)[0] for task in self.tasks)
-
     def describe(self) -> str:
         """One line for the log."""
+        accelerators = self.accelerators.describe()
         if self.replicas == 1:
-            return f"one replica ({self.source} in the environment)"
+            return f"one replica ({self.source} in the environment), {accelerators}"
         names = ", ".join(str(task) for task in self.tasks)
         chief = " (the chief)" if self.is_chief else ""
-        return f"{self.task.type} {self.task.index}{chief} of {self.replicas} replicas, by {self.source}: {names}"
+        place = f"{self.task.type} {self.task.index}{chief} of {self.replicas} replicas"
+        return f"{place}, by {self.source}: {names}; {accelerators}"
 
 
 def read(environment: Mapping[str, str]) -> Cluster:
-    """The cluster that TF_CONFIG, else CLUSTER_SPEC, else nothing describes.
+    """The cluster that TF_CONFIG, else CLUSTER_SPEC, else torchrun's variables, else nothing describes.
 
     Raises:
-        UserError: The variable is not what Vertex would set, or this replica has no part in synchronous training
-            (a parameter server, an evaluator).
+        UserError: A variable is not what Vertex or torchrun would set, or this replica has no part in synchronous
+            training (a parameter server, an evaluator).
     """
+    accelerators = find(environment)
     for source in ("TF_CONFIG", "CLUSTER_SPEC"):
         text = environment.get(source)
         if text:
-            cluster = _parse(source, text)
+            cluster = _parse(source, text, accelerators)
             if cluster is not None:
                 return cluster
-    return Cluster(tasks=(Task("chief", 0, ""),), rank=0, source="nothing")
+    if environment.get("RANK"):
+        return _from_torchrun(environment, accelerators)
+    return Cluster((Task("chief", 0, ""),), 0, "nothing", accelerators)
 
 
-def _parse(source: str, text: str) -> Cluster | None:
+def _from_torchrun(environment: Mapping[str, str], accelerators: Accelerators) -> Cluster:
+    """The cluster that torchrun describes: of the replicas' addresses it tells only the first one's."""
+    try:
+        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        local_rank = int(environment.get("LOCAL_RANK") or 0)
+        together = int(environment.get("LOCAL_WORLD_SIZE") or 1)
+        address = f"{environment['MASTER_ADDR']}:{int(environment['MASTER_PORT'])}"
+        if not (0 <= rank < size and 0 <= local_rank < together <= size):
+            raise ValueError("a rank is not below its number of processes")
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"torchrun's variables do not describe a place among processes: {type(error).__name__}: {error}.",
+            setting="RANK",
+            value=environment["RANK"],
+            allowed=f"numbers that belong together in {', '.join(_TORCHRUN_VARIABLES)}, as torchrun sets them",
+            mend="start the worker with torchrun, or unset RANK",
+        ) from None
+    tasks = tuple(Task("worker", index, "" if index else address) for index in range(size))
+    return Cluster(tasks, rank, TORCHRUN, accelerators, local_rank, together)
+
+
+def _parse(source: str, text: str, accelerators: Accelerators) -> Cluster | None:
     """The cluster in `text`, or None where it names no replicas."""
     try:
         specification = json.loads(text)
@@ -135,7 +158,9 @@ def _parse(source: str, text: str) -> Cluster | None:
             setting=source,
             value=text,
         )
-    return Cluster(tasks=tasks, rank=ranks.index(own), source=source)
+    rank = ranks.index(own)
+    hosts = [task.host_and_port[0] for task in tasks]
+    return Cluster(tasks, rank, source, accelerators, hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank]))
 
 
 def _tasks(cluster: dict[str, Any]) -> tuple[Task, ...]:
@@ -145,71 +170,3 @@ def _tasks(cluster: dict[str, Any]) -> tuple[Task, ...]:
     return tuple(
         Task(kind, index, address) for kind in _TASK_TYPES for index, address in enumerate(by_type.get(kind, []))
     )
-
-
-def wait_for_peers(cluster: Cluster, seconds: float) -> None:
-    """Return once every peer can be reached.
-
-    TensorFlow's own start-up would hang for over ten minutes without a word. Here each replica listens on its own port
-    until it has reached all others, and only then lets its server have the port; a peer that went ahead is reached
-    at its server.
-
-    Raises:
-        UserError: A peer was not reached within `seconds`, or this replica's port is taken.
-    """
-    if cluster.replicas == 1:
-        return
-    missing = cluster.peers
-    started = time.monotonic()
-    report = started + _FIRST_REPORT_SECONDS
-    with _listening(cluster.task):
-        while True:
-            missing = [peer for peer in missing if not _reachable(peer)]
-            if not missing:
-                return
-            now = time.monotonic()
-            names = ", ".join(str(peer) for peer in missing)
-            if now - started > seconds:
-                raise UserError(
-                    f"{'A peer' if len(missing) == 1 else 'Peers'} did not come within {seconds:g} s: {names}.",
-                    setting=PEER_SECONDS_VARIABLE,
-                    value=seconds,
-                    mend=f"see that replica's log for why it did not start; if it only needs longer, set "
-                    f"{PEER_SECONDS_VARIABLE}",
-                )
-            if now >= report:
-                logger.info("waiting for %s (%.0f s of %g)", names, now - started, seconds)
-                report = now + _REPORT_SECONDS
-            time.sleep(0.05)
-
-
-@contextlib.contextmanager
-def _listening(task: Task) -> Iterator[None]:
-    """Let peers reach this replica's port while it waits for them."""
-    host, port = _host_and_port(task)
-    with socket.socket() as listener:
-        # Whoever started this replica may hold its port for it with a socket that shares it.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            listener.bind(("127.0.0.1" if host in ("127.0.0.1", "localhost") else "", port))
-        except OSError as error:
-            raise UserError(
-                f"This replica's port {port} can not be listened on: {error.strerror}.",
-                mend="end the program that holds the port (an earlier run?)",
-            ) from None
-        listener.listen(128)
-        yield
-
-
-def _reachable(task: Task) -> bool:
-    try:
-        with socket.create_connection(_host_and_port(task), timeout=1.0):
-            return True
-    except OSError:
-        return False
-
-
-def _host_and_port(task: Task) -> tuple[str, int]:
-    host, _, port = task.address.rpartition(":")
-    return host, int(port or 0)

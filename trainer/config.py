@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from trainer.errors import UserError
 
@@ -37,6 +46,18 @@ class CheckpointSettings(Settings):
     every_seconds: PositiveFloat | None = 60.0
     every_steps: PositiveInt | None = None
     keep: PositiveInt = 3
+
+
+class RestartSettings(Settings):
+    """What happens when a worker is killed or preempted: all are started again and go on from the last checkpoint.
+
+    `at_most` is how often each worker may be the cause, on this machine (Vertex has five of its own); 0 for never.
+    `backoff_seconds` is the first wait, doubled for each restart without a checkpoint in between. An error of the
+    user's code is never tried again.
+    """
+
+    at_most: NonNegativeInt = 5
+    backoff_seconds: NonNegativeFloat = 1.0
 
 
 class AugmentSettings(Settings):
@@ -185,6 +206,7 @@ class TrainSettings(Settings):
     export: Literal["last", "best"] = "last"
     profile_steps: int = Field(default=0, ge=0)
     checkpoint: CheckpointSettings = CheckpointSettings()
+    restarts: RestartSettings = RestartSettings()
     module: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
     arguments: tuple[str, ...] = ()
 
@@ -228,10 +250,10 @@ class TrainSettings(Settings):
     def _check_nothing_else(self) -> None:
         """Raise UserError for a setting that a module of the user's own would never see."""
         for name, field in TrainSettings.model_fields.items():
-            if name not in ("module", "arguments") and getattr(self, name) != field.default:
+            if name not in ("module", "arguments", "restarts") and getattr(self, name) != field.default:
                 raise _contradiction(
                     f"train.{name} is for Slipway's own training loop; {self.module} takes its settings as arguments.",
-                    name, getattr(self, name), "train.module and train.arguments only", nearest=None,
+                    name, getattr(self, name), "train.module, train.arguments and train.restarts only", nearest=None,
                     mend=f"take train.{name} out, and put it into train.arguments in the way that {self.module} knows",
                 )  # fmt: skip
 

@@ -7,6 +7,7 @@ though several processes write.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -32,7 +33,8 @@ def emit(event: str, **fields: Any) -> None:
 
 def progress(done: int, total: int, unit: str, **values: float) -> None:
     """Report that `done` of `total` `unit` are behind us, with figures worth showing (loss, steps_per_second)."""
-    emit("progress", done=done, total=total, unit=unit, values=values)
+    with contextlib.suppress(OSError):  # a full disk is no reason to end what makes progress
+        emit("progress", done=done, total=total, unit=unit, values=values)
 
 
 def message(text: str) -> None:

@@ -24,7 +24,16 @@ PROGRAM_FILE = "model.pt2"
 logger = logging.getLogger(__name__)
 
 
-def export(engine: Engine, job: JobConfig, manifest: Manifest, checksum: str, metrics: Path, folder: Path) -> None:
+def export(
+    engine: Engine,
+    job: JobConfig,
+    manifest: Manifest,
+    checksum: str,
+    metrics: Path,
+    folder: Path,
+    steps: int,
+    weights_step: int,
+) -> None:
     """Write `folder`: the engine's model at its root, model.json, metrics.jsonl. Leaves it when it is there.
 
     Args:
@@ -34,8 +43,11 @@ def export(engine: Engine, job: JobConfig, manifest: Manifest, checksum: str, me
         checksum: Of the trained weights.
         metrics: The run's history, to be copied.
         folder: AIP_MODEL_DIR.
+        steps: How many were trained, fewer than planned where training ended early.
+        weights_step: After which of them the weights are exported.
     """
-    record = _record(job, manifest, checksum) | {f"{name}_bytes": size for name, size in asdict(engine.size()).items()}
+    record = _record(job, manifest, checksum, steps, weights_step)
+    record |= {f"{name}_bytes": size for name, size in asdict(engine.size()).items()}
     if _read_record(folder) == record:
         logger.info("the model in %s has these weights already", folder)
         return
@@ -46,7 +58,7 @@ def export(engine: Engine, job: JobConfig, manifest: Manifest, checksum: str, me
     logger.info("model written to %s", folder)
 
 
-def _record(job: JobConfig, manifest: Manifest, checksum: str) -> dict[str, Any]:
+def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weights_step: int) -> dict[str, Any]:
     return {
         "classes": manifest.classes,
         "image_size": list(manifest.image_size),
@@ -58,8 +70,10 @@ def _record(job: JobConfig, manifest: Manifest, checksum: str) -> dict[str, Any]
         "learning_rate": job.train.learning_rate,
         "batch_size": job.train.batch_size,
         "replicas": job.plan.replicas,
-        "steps": job.plan.steps,
-        "epochs": round(job.plan.steps / job.plan.steps_per_epoch, 6),
+        "steps": steps,
+        "planned_steps": job.plan.steps,
+        "weights_step": weights_step,
+        "epochs": round(steps / job.plan.steps_per_epoch, 6),
         "seed": job.train.seed,
         "weights_checksum": checksum,
         "data_fingerprint": manifest.fingerprint,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
-import math
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,14 @@ from trainer.checkpoints import Checkpoints
 from trainer.cluster import Cluster
 from trainer.config import JobConfig
 from trainer.data import Evaluation, TrainingData
-from trainer.engines import Engine, StepFigures
-from trainer.errors import UserError
+from trainer.engines import Engine, Measured, OutOfMemory, StepFigures, Work
+from trainer.failures import check_finite, too_large
 from trainer.metrics import Metrics
 from trainer.resume import Interval, Progress, checkpoint_of
-from trainer.stopping import EXIT_CODE, StopRequest
+from trainer.saving import Saver
+from trainer.selection import BestWeights, agreed_figure
+from trainer.speed import Speed
+from trainer.stopping import ASKED_TO_STOP, Stopped, StopRequest
 
 # A call of the engine is made shorter than `steps_per_call` where it would take longer than this: what is watched,
 # saved or stopped waits for its end.
@@ -32,21 +35,11 @@ MOST_STEPS_BETWEEN_LOG_POINTS = 100
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Speed:
-    """Steps and seconds inside of engine calls since the epoch began: no warm-up, no validation, no saving."""
-
-    steps: int = 0
-    seconds: float = 0.0
-
-    @property
-    def steps_per_second(self) -> float | None:
-        """None before the first call that counts."""
-        return self.steps / self.seconds if self.seconds else None
-
-
 class Loop:
-    """One run from where `progress` stands to the plan's last step. `metrics` is the chief's; others have None."""
+    """One run from where `progress` stands to the plan's last step. `metrics` is the chief's; others have None.
+
+    `best` keeps the best weights where those are to be exported.
+    """
 
     def __init__(
         self,
@@ -60,40 +53,67 @@ class Loop:
         metrics: Metrics | None,
         stop: StopRequest,
         progress: Progress,
+        best: BestWeights | None = None,
     ) -> None:
         self._job, self._plan, self._cluster = job, job.plan, cluster
         self._engine, self._training, self._validation = engine, training, validation
-        self._checkpoints, self._identity, self._metrics = checkpoints, identity, metrics
-        self._stop_request, self._progress = stop, progress
+        self._saver, self._identity, self._metrics = Saver(checkpoints), identity, metrics
+        self._stop_request, self._progress, self._best = stop, progress, best
+        self._profile = contextlib.ExitStack()
+        self._to_profile = job.train.profile_steps if metrics else 0  # steps that are left to profile
+        self._profiling = False
         self._warm = False
         self._speed = Speed()
         self._saved_step = progress.step
+        self._validated_step = 0
         self._saved_at = self._shown_at = time.monotonic()
 
     def train(self) -> None:
         """Run the steps that are left.
 
         Raises:
-            UserError: The loss is no longer a finite number.
+            UserError: The loss is no longer a finite number, or a step does not fit into a device's memory.
             SystemExit: With status 143, when asked to stop; saved first.
         """
         with self._stop_request.deferred():
-            while self._step < self._plan.steps:
-                stop, save, count = self._agree()
-                if stop or save:
-                    self._save()
-                if stop:
-                    logger.info("asked to stop: ended at step %d of %d", self._step, self._plan.steps)
-                    raise SystemExit(EXIT_CODE)
-                self._call(count)
-                if self._ends_epoch(self._step):
-                    self._validate()
-                if self._ends_epoch(self._step) or self._is_saving_step():
-                    self._save()
+            try:
+                self._run()
+            finally:
+                self._profile.close()
+                self._saver.wait()
+
+    def _run(self) -> None:
+        """Steps, and what is due between them. An epoch is saved before it is measured, which may take long: a run
+        that goes on from its end measures it again."""
+        while True:
+            if self._ends_epoch(self._step) and self._step != self._validated_step:
+                self._validate()
+            if self._step == self._plan.steps or self._progress.selection.ends(self._job.train):
+                return
+            stop, save, count = self._agree()
+            if stop or save:
+                self._save()
+            if stop:
+                self._end_together()
+            self._call(count)
+            if self._ends_epoch(self._step) or self._is_saving_step():
+                self._save()
+
+    def _end_together(self) -> None:
+        """Leave when the chief has written, and with all others: one that left earlier would take them along."""
+        who = ASKED_TO_STOP if self._stop_request.requested else "another replica was asked to stop"
+        logger.info("%s: ended at step %d of %d", who, self._step, self._plan.steps)
+        self._saver.wait()
+        self._engine.agree([0.0])
+        raise Stopped
 
     @property
     def _step(self) -> int:
         return self._progress.step
+
+    @functools.cached_property
+    def _work(self) -> Work:
+        return self._engine.work()
 
     def _epoch(self) -> float:
         """Epochs done."""
@@ -109,7 +129,7 @@ class Loop:
     def _agree(self) -> tuple[bool, bool, int]:
         """What all replicas do next: whether to stop and to save, how many steps to run; the chief's clock rules."""
         every = self._job.train.checkpoint.every_seconds
-        due = every is not None and time.monotonic() - self._saved_at >= every
+        due = self._saver.due_again or (every is not None and time.monotonic() - self._saved_at >= every)
         mine = [float(self._stop_request.requested)]
         mine += [float(due), float(self._count())] if self._cluster.is_chief else [0.0, 0.0]
         stop, save, count = self._engine.agree(mine)
@@ -123,26 +143,40 @@ class Loop:
         every = self._job.train.checkpoint.every_steps
         if every is not None:
             ends.append(_next_multiple(self._step, every))
-        count = min(self._job.train.steps_per_call, min(ends) - self._step)
+        count = min(self._job.train.steps_per_call, min(ends) - self._step, self._to_profile or self._plan.steps)
         rate = self._speed.steps_per_second
         return count if rate is None else max(1, min(count, int(rate * CALL_SECONDS)))
 
     def _call(self, count: int) -> None:
         started = time.perf_counter()
         rates = learning_rate.rates(self._job.train, self._plan, self._step, count)
-        figures = self._engine.run(self._training, self._step, rates)
+        if self._to_profile and self._warm and not self._profiling and self._metrics:
+            self._profile.enter_context(self._engine.profile(self._metrics.folder))
+            self._profiling = True
+        try:
+            figures = self._engine.run(self._training, self._step, rates)
+        except OutOfMemory as error:
+            raise too_large(error, self._job, self._work.devices) from None
         if self._warm:
-            self._speed.steps += count
-            self._speed.seconds += time.perf_counter() - started
+            self._speed.add(count, time.perf_counter() - started, figures.waited)
+            self._end_profile(count)
         self._warm = True
-        _check_finite(figures, self._step, self._job)
+        check_finite(figures, self._step, self._job)
         self._log(figures, rates)
         self._show(figures)
+
+    def _end_profile(self, count: int) -> None:
+        """Count a call's steps, and write the profile when it has as many as were asked for."""
+        if self._profiling:
+            self._to_profile -= count
+            if not self._to_profile:
+                self._profile.close()
+                self._profiling = False
 
     def _log(self, figures: StepFigures, rates: NDArray[np.float32]) -> None:
         """Count the call's steps, and write a line for each log point among them."""
         every = max(1, min(self._plan.steps_per_epoch // LOG_POINTS_PER_EPOCH, MOST_STEPS_BETWEEN_LOG_POINTS))
-        rate = self._speed.steps_per_second
+        speed = self._speed.figures(self._job.train.batch_size, self._work) if self._metrics else {}
         steps = zip(figures.losses.tolist(), figures.accuracies.tolist(), rates.tolist(), strict=True)
         for loss, accuracy, learned_at in steps:
             self._progress.step += 1
@@ -158,8 +192,7 @@ class Loop:
                     loss=interval.loss / interval.steps,
                     accuracy=interval.accuracy / interval.steps,
                     learning_rate=learned_at,
-                    steps_per_second=rate and round(rate, 3),
-                    examples_per_second=rate and round(rate * self._job.train.batch_size, 1),
+                    **speed,
                 )
             self._progress.interval = Interval()
 
@@ -179,17 +212,36 @@ class Loop:
 
     def _validate(self) -> None:
         """Measure the validation split, and say how the epoch went."""
-        rate = self._speed.steps_per_second
+        speed = self._speed.describe(self._job.train.batch_size, self._work)
         line = f"epoch {self._epoch():.2f}, step {self._step} of {self._plan.steps}"
-        line += f", {rate:.1f} steps/s" if rate else ""
+        line += f", {speed}" if speed else ""
         if self._validation is not None:
-            measured = self._engine.evaluate(self._validation)
+            with self._stop_request.at_once():
+                measured = self._engine.evaluate(self._validation)
             line += f": validation loss {measured.loss:.4f}, accuracy {measured.accuracy:.4f}"
             if self._metrics:
                 values = {"loss": measured.loss, "accuracy": measured.accuracy}
                 self._metrics.write("validation", self._step, self._epoch(), **values)
+            self._select(measured)
         logger.info("%s", line)
+        self._validated_step = self._step
         self._speed = Speed()
+
+    def _select(self, measured: Measured) -> None:
+        """Take note of whether these are the best weights, and whether it is time to end."""
+        train, selection = self._job.train, self._progress.selection
+        if not train.needs_validation:
+            return
+        figure = agreed_figure(train, measured, self._engine, self._cluster)
+        if selection.take(train, figure, self._step) and self._best:
+            self._best.keep(self._engine, self._step)
+        if train.early_stop and selection.ends(train):
+            text = f"ending early at step {self._step} of {self._plan.steps}: the validation {train.monitor} made no "
+            text += f"progress in {selection.waited} validations; its best was {selection.best:.4f} at step "
+            text += f"{selection.best_step}"
+            logger.info("%s", text)
+            if self._metrics:
+                events.message(text)
 
     def _save(self) -> None:
         """Save the run as it stands, unless that was done at this step; every replica takes part, the chief writes."""
@@ -199,27 +251,11 @@ class Loop:
         if self._metrics:  # first the history, so that it reaches as far as the checkpoint
             self._metrics.flush()
         if self._cluster.is_chief:
-            self._checkpoints.save(checkpoint)
-        self._saved_step = self._step  # after a failure too: it is tried again when the next one is due
+            self._saver.start(checkpoint)
+        if self._best:
+            self._best.save_again()
+        self._saved_step = self._step
         self._saved_at = time.monotonic()
-
-
-def _check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:
-    """Stop at a loss that is NaN or infinite: what follows would be too, and nothing of it is worth saving."""
-    bad = np.flatnonzero(~np.isfinite(figures.losses))
-    if not bad.size:
-        return
-    step = first + int(bad[0]) + 1
-    what = "not a number (NaN)" if math.isnan(figures.losses[bad[0]]) else "infinite"
-    lower = job.train.learning_rate / 10
-    raise UserError(
-        f"The loss is {what} at step {step} of {job.plan.steps} (epoch {step / job.plan.steps_per_epoch:.2f}).",
-        setting="train.learning_rate",
-        value=job.train.learning_rate,
-        allowed="one at which the loss stays finite",
-        nearest=f"{lower:g}",
-        mend=f"--set train.learning_rate={lower:g}; else look for divisions and logarithms in the network",
-    )
 
 
 def _next_multiple(step: int, of: int) -> int:

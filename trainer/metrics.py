@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 FILE_NAME = "metrics.jsonl"
 KINDS = ("train", "validation")
 _NOT_SCALARS = ("kind", "step", "time")
+
+logger = logging.getLogger(__name__)
 
 
 class Metrics:
@@ -22,30 +26,52 @@ class Metrics:
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / FILE_NAME
+        self.folder, self.path = folder, folder / FILE_NAME
         self._scalars = {kind: Scalars(folder / kind) for kind in KINDS}
-        kept = [line for line in _read(self.path) if line["step"] <= step]
+        # What was measured at the very step is measured again: see the loop.
+        kept = [
+            line for line in _read(self.path) if line["step"] < step or (line["step"], line["kind"]) == (step, "train")
+        ]
         beside = self.path.with_name(f".{FILE_NAME}.new")
         beside.write_text("".join(json.dumps(line) + "\n" for line in kept))
         beside.replace(self.path)
-        self._file = self.path.open("a")
+        self._file = self.path.open("ab", buffering=0)
+        self._waiting = b""  # what is not in the file yet; Python's own buffers lose it when the disk is full
+        self._warned = False
         for line in kept:
             self._scalars[line["kind"]].write(line)
 
     def write(self, kind: str, step: int, epoch: float, **values: float | None) -> None:
         """Append one line: `kind` is train or validation, `epoch` the epochs done, which may be a fraction."""
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **values, "time": round(time.time(), 3)}
-        self._file.write(json.dumps(line) + "\n")
+        self._waiting += (json.dumps(line) + "\n").encode()
         self._scalars[kind].write(line)
 
+    def graph(self, serialized: bytes) -> None:
+        """Show TensorBoard the network: a tf.GraphDef."""
+        self._scalars["train"].graph(serialized)
+
+    def history(self) -> list[dict[str, Any]]:
+        """All lines so far."""
+        self.flush()
+        return _read(self.path)
+
     def flush(self) -> None:
-        """Make what was written visible to those who watch."""
-        self._file.flush()
+        """Make what was written visible to those who watch; on a full disk it waits for the next time."""
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+            self._warned = False
+        except OSError as error:
+            if not self._warned:
+                logger.warning("could not write %s: %s; training goes on and it is tried again", self.path, error)
+            self._warned = True
         for scalars in self._scalars.values():
             scalars.flush()
 
     def close(self) -> None:
         """Write what is left."""
+        self.flush()
         self._file.close()
         for scalars in self._scalars.values():
             scalars.close()
@@ -54,7 +80,8 @@ class Metrics:
 class Scalars:
     """An event file of TensorBoard's, the only one in its folder: a TFRecord file of Event protos.
 
-    Written directly, since TensorFlow's own writer needs the tensorboard package and half a millisecond a scalar.
+    Written directly, since TensorFlow's own writer needs the tensorboard package and half a millisecond a scalar. On a
+    full disk it ends there; a run that goes on from a checkpoint writes it anew.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,11 +89,14 @@ class Scalars:
 
         self._event = tf.compat.v1.Event
         self._summary = tf.compat.v1.Summary
+        self._failure = tf.errors.OpError
+        self._broken = False
+        self._folder = folder
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         now = time.time()
         self._file = tf.io.TFRecordWriter(str(folder / f"events.out.tfevents.{int(now)}.slipway"))
-        self._file.write(self._event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        self._do(self._file.write, self._event(wall_time=now, file_version="brain.Event:2").SerializeToString())
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line of the history."""
@@ -76,15 +106,28 @@ class Scalars:
             if name not in _NOT_SCALARS and value is not None
         ]
         event = self._event(wall_time=line["time"], step=line["step"], summary=self._summary(value=values))
-        self._file.write(event.SerializeToString())
+        self._do(self._file.write, event.SerializeToString())
+
+    def graph(self, serialized: bytes) -> None:
+        """Append a graph."""
+        self._do(self._file.write, self._event(wall_time=time.time(), graph_def=serialized).SerializeToString())
 
     def flush(self) -> None:
         """Make what was written visible."""
-        self._file.flush()
+        self._do(self._file.flush)
 
     def close(self) -> None:
         """Write what is left."""
-        self._file.close()
+        self._do(self._file.close)
+
+    def _do(self, action: Callable[..., None], *arguments: bytes) -> None:
+        if self._broken:
+            return
+        try:
+            action(*arguments)
+        except self._failure as error:
+            self._broken = True
+            logger.warning("TensorBoard's %s ends here: %s; training goes on", self._folder, error.message)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

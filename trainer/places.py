@@ -18,9 +18,21 @@ class Places:
     logs: Path
 
 
+# Where a bucket's objects lie in a container: mounted by Vertex AI, copied in and out by Kubeflow Pipelines.
+MOUNTS = {"gs://": "/gcs", "s3://": "/s3", "minio://": "/minio"}
+
+
+def is_remote(uri: str) -> bool:
+    """Whether `uri` names something in an object store, not a folder."""
+    return uri.startswith(tuple(MOUNTS))
+
+
 def local_path(uri: str) -> Path:
-    """The folder that `uri` names; gs://bucket/object is mounted at /gcs/bucket/object on Vertex."""
-    return Path("/gcs") / uri.removeprefix("gs://") if uri.startswith("gs://") else Path(uri)
+    """The folder that `uri` names; gs://bucket/object is /gcs/bucket/object in a container, and so are others."""
+    for scheme, mount in MOUNTS.items():
+        if uri.startswith(scheme):
+            return Path(mount) / uri.removeprefix(scheme)
+    return Path(uri)
 
 
 def places(environment: Mapping[str, str]) -> Places:

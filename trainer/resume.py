@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainer.checkpoints import Checkpoint, Checkpoints
@@ -11,6 +11,7 @@ from trainer.cluster import Cluster
 from trainer.config import JobConfig
 from trainer.engines import Engine
 from trainer.errors import UserError
+from trainer.selection import Selection
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +33,14 @@ class Interval:
 
 @dataclass
 class Progress:
-    """Steps done, and the figures since the last log point. Data order and epoch follow from the step."""
+    """Steps done, the figures since the last log point, what the validations decided.
+
+    Data order and epoch follow from the step.
+    """
 
     step: int = 0
     interval: Interval = field(default_factory=Interval)
+    selection: Selection = field(default_factory=Selection)
 
 
 def identity(job: JobConfig, data_fingerprint: str) -> dict[str, Any]:
@@ -56,7 +61,7 @@ def identity(job: JobConfig, data_fingerprint: str) -> dict[str, Any]:
 
 def checkpoint_of(progress: Progress, engine: Engine, identity: dict[str, Any]) -> Checkpoint:
     """The run as it stands, to be saved."""
-    record = {"identity": identity, "interval": dict(vars(progress.interval))}
+    record = {"identity": identity, "interval": asdict(progress.interval), "selection": asdict(progress.selection)}
     return Checkpoint(progress.step, engine.state(), record)
 
 
@@ -81,7 +86,7 @@ def resume(
     _check(checkpoint, identity, steps)
     engine.load_state(checkpoint.state)
     logger.info("going on from the checkpoint at step %d of %d", step, steps)
-    return Progress(step, Interval(**checkpoint.record["interval"]))
+    return Progress(step, Interval(**checkpoint.record["interval"]), Selection(**checkpoint.record["selection"]))
 
 
 def _check(checkpoint: Checkpoint, identity: dict[str, Any], steps: int) -> None:

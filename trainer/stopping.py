@@ -13,8 +13,22 @@ from collections.abc import Iterator
 from types import FrameType
 
 EXIT_CODE = 128 + signal.SIGTERM
+# Another replica is gone: nothing is wrong here, and whoever watches the job may start it again. Kubernetes' training
+# operators take this one as "try again", as they do all from 128 on.
+PEER_LOST_EXIT_CODE = 138
 # A call into the engine can outlast the patience of whoever asked; past this there is no more waiting for it.
 DEADLINE_SECONDS = 15.0
+# The same where nothing is to be saved, and the process would be gone already were it not deep in a library.
+PROMPT_SECONDS = 3.0
+# How the line begins by which the replica that was asked tells so; the others follow it.
+ASKED_TO_STOP = "asked to stop"
+
+
+class Stopped(SystemExit):
+    """All replicas have saved the same step, and end together."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_CODE)
 
 
 class StopRequest:
@@ -27,6 +41,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.requested = False
         self._deferred = False
+        self._changed_at = 0.0  # when it was last deferred, or no longer
         # Python runs a handler only between two steps of its own; the wake-up descriptor is written to even while
         # the main thread is deep in the engine.
         self._read_end, self._write_end = socket.socketpair()
@@ -41,11 +56,25 @@ class StopRequest:
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
         """Within, a request waits until it is looked at."""
-        self._deferred = True
+        with self._set(True):
+            yield
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within, a request ends the process at once, though it was deferred: nothing would be lost."""
+        with self._set(False):
+            if self.requested:
+                sys.exit(EXIT_CODE)
+            yield
+
+    @contextlib.contextmanager
+    def _set(self, deferred: bool) -> Iterator[None]:
+        before = self._deferred
+        self._deferred, self._changed_at = deferred, time.monotonic()
         try:
             yield
         finally:
-            self._deferred = False
+            self._deferred, self._changed_at = before, time.monotonic()
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self.requested = True
@@ -55,5 +84,10 @@ class StopRequest:
     def _enforce_deadline(self) -> None:
         while self._read_end.recv(1) != bytes([signal.SIGTERM]):
             pass
-        time.sleep(DEADLINE_SECONDS)
-        os._exit(EXIT_CODE)
+        asked_at = time.monotonic()
+        while True:
+            now = time.monotonic()
+            overdue = now - max(asked_at, self._changed_at) > PROMPT_SECONDS and not self._deferred
+            if overdue or now - asked_at > DEADLINE_SECONDS:
+                os._exit(EXIT_CODE)
+            time.sleep(0.1)

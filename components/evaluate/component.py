@@ -46,5 +46,6 @@ def evaluate(
         for name, value in evaluation.model.metrics.items():
             metrics.log_metric(name, value)
         log_classification(evaluation, classification)
+        report.metadata.update(decision=evaluation.verdict.decision, reasons=" ".join(evaluation.verdict.reasons))
         outcome.outputs = {**evaluation.as_dict(), "report": report.path}
     return evaluation.verdict.decision

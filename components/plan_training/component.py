@@ -19,7 +19,7 @@ def plan_training(
     Args:
         pools: The hardware's worker pools, without containers.
         devices: How many accelerators a replica has.
-        model: ModelSettings as JSON.
+        model: ModelSettings as JSON; "" with a training module of the user's own.
         train: TrainSettings as JSON.
         image: The image that the workers run, "" for the Python at hand.
         memory: The bytes that all replicas have together on this machine, in a rehearsal; 0: nothing is to be fitted.
@@ -39,10 +39,12 @@ def plan_training(
             devices=devices,
             manifest=manifest.read(Path(dataset.path)),
             data=dataset.uri,
-            model=ModelSettings.model_validate_json(model),
+            model=ModelSettings.model_validate_json(model) if model else None,
             train=TrainSettings.model_validate_json(train),
             image=image,
             memory=memory,
         )
-        outcome.outputs = result.plan.model_dump()
+        outcome.outputs = (
+            result.plan.model_dump() if result.plan else {"module": TrainSettings.model_validate_json(train).module}
+        )
     return result.worker_pool_specs

@@ -22,8 +22,9 @@ def largest_batch(
     batch: int,
     workers: int,
     memory: int,
+    parts: int = 1,
 ) -> int:
-    """`batch`, or the largest multiple of `workers` below it whose activations fit in `memory` bytes.
+    """`batch`, or the largest that can be shared below it whose activations fit in `memory` bytes.
 
     Args:
         engine: What executes the training step.
@@ -33,14 +34,15 @@ def largest_batch(
         batch: The global batch that was asked for.
         workers: How many devices share it, all of them on this machine.
         memory: The bytes that they have together.
+        parts: In how many parts each works through its share, one after the other.
 
     Raises:
         UserError: Not even one example a device fits.
     """
     each = example_bytes(networks.build(engine, model, image_shape, classes), image_shape)
-    if batch * each <= memory:
+    if batch * each <= memory * parts:
         return batch
-    fitting = memory // each // workers * workers
+    fitting = memory // each // workers * workers * parts
     if not fitting:
         raise UserError(
             f"This machine can not rehearse the model: an example takes about {each / 2**20:,.0f} MiB, "

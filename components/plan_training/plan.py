@@ -7,19 +7,27 @@ from typing import Any
 
 from components.plan_training.fitting import largest_batch
 from trainer import abilities, events
+from trainer.class_weights import class_weights
 from trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from trainer.errors import UserError
+from trainer.learning_rate import warmup_steps
 from trainer.manifest import Manifest
+from trainer.selection import no_validation
 
 TRAINER_COMMAND = ["python", "-m", "trainer"]
+# Tells a training module of the user's own where the data set is: a folder, or a gs:// URI.
+DATA_VARIABLE = "SLIPWAY_DATA"
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A job, ready to run: its worker pools with what runs in each, and the figures behind them."""
+    """A job, ready to run: its worker pools with what runs in each, and the figures behind them.
+
+    A training module of the user's own has no `plan`: it makes its own.
+    """
 
     worker_pool_specs: list[dict[str, Any]]
-    plan: Plan
+    plan: Plan | None
 
 
 def plan_training(
@@ -27,7 +35,7 @@ def plan_training(
     devices: int,
     manifest: Manifest,
     data: str,
-    model: ModelSettings,
+    model: ModelSettings | None,
     train: TrainSettings,
     image: str,
     memory: int = 0,
@@ -39,7 +47,7 @@ def plan_training(
         devices: How many devices a replica trains on: its accelerators, 0 where it has none but its CPUs.
         manifest: The prepared data set's.
         data: Where workers find it: a folder or a gs:// URI.
-        model: The network.
+        model: The network; None with a training module of the user's own.
         train: How to train it.
         image: The image that the workers run, or "" where they run in the Python at hand.
         memory: The bytes that all replicas have together, in a rehearsal: a batch that does not fit is made smaller,
@@ -49,27 +57,52 @@ def plan_training(
         UserError: The engine can not do what the settings ask for, or the batch, the shards or the examples can not be
             shared among the replicas.
     """
+    if train.module is not None:
+        return TrainingPlan(_with_container(pools, _own_container(train, data), image), None)
+    assert model is not None  # a run's configuration has one of the two
     abilities.refuse(train)
+    class_weights(train, manifest)  # refuses a class that is not there
+    validation = manifest.splits.get("validation")
+    if train.needs_validation and not (validation and validation.examples):
+        raise no_validation(train)
     replicas = sum(int(pool.get("replica_count", 0)) for pool in pools)
     if memory:
         train = _fitted(replicas * max(1, devices), manifest, model, train, memory)
     plan = _plan(replicas, max(1, devices), manifest, train)
+    warmup = warmup_steps(train, plan)
+    if warmup >= plan.steps and not memory:
+        events.message(
+            f"the warm-up takes {warmup} steps and the run ends after {plan.steps}: the learning rate never reaches "
+            f"{train.learning_rate:g}"
+        )
     job = JobConfig(data=data, model=model, train=train, plan=plan)
-    container: dict[str, Any] = {
-        "command": TRAINER_COMMAND,
-        "args": ["--config", job.model_dump_json(exclude_none=True)],
+    container = {"command": TRAINER_COMMAND, "args": ["--config", job.model_dump_json(exclude_none=True)]}
+    return TrainingPlan(_with_container(pools, container, image), plan)
+
+
+def _own_container(train: TrainSettings, data: str) -> dict[str, Any]:
+    """What runs a training module of the user's own: it is told where the data set is, and imports from its folder."""
+    environment = {DATA_VARIABLE: data, "PYTHONSAFEPATH": ""}
+    return {
+        "command": ["python", "-m", str(train.module)],
+        "args": list(train.arguments),
+        "env": [{"name": name, "value": value} for name, value in environment.items()],
     }
+
+
+def _with_container(pools: list[dict[str, Any]], container: dict[str, Any], image: str) -> list[dict[str, Any]]:
     if image:
-        container["image_uri"] = image
-    specs = [{**pool, "container_spec": container} if pool else {} for pool in pools]
-    return TrainingPlan(specs, plan)
+        container = {**container, "image_uri": image}
+    return [{**pool, "container_spec": container} if pool else {} for pool in pools]
 
 
 def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: TrainSettings, memory: int) -> TrainSettings:
     """The settings with a batch that this machine's memory can hold."""
     asked = train.batch_size
     shape, classes = manifest.image_shape, len(manifest.classes)
-    fitting = largest_batch(train.engine, model, shape, classes, batch=asked, workers=workers, memory=memory)
+    fitting = largest_batch(
+        train.engine, model, shape, classes, batch=asked, workers=workers, memory=memory, parts=train.accumulation
+    )
     if fitting != asked:
         events.message(f"rehearsing with batches of {fitting}: {asked} would not fit this machine's memory")
     return train.model_copy(update={"batch_size": fitting})
@@ -80,16 +113,7 @@ def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings)
     shards = len(manifest.splits["train"].shards)
     workers = replicas * devices
     batch = train.batch_size
-    if batch % workers:
-        near = max(workers, round(batch / workers) * workers)
-        raise UserError(
-            f"A batch of {batch} examples can not be shared evenly by {_layout(replicas, devices)}.",
-            setting="train.batch_size",
-            value=batch,
-            allowed=f"a multiple of {workers}",
-            nearest=str(near),
-            mend=f"--set train.batch_size={near}",
-        )
+    check_shared_evenly(train, replicas, devices)
     if examples < batch:
         largest = examples // workers * workers
         raise UserError(
@@ -118,6 +142,36 @@ def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings)
         steps_per_epoch=steps_per_epoch,
         steps=train.duration.in_steps(batch, steps_per_epoch),
     )
+
+
+def check_shared_evenly(train: TrainSettings, replicas: int, devices: int) -> None:
+    """See that every device of every replica gets as many examples of a batch, in parts of one size.
+
+    Raises:
+        UserError: It does not; the nearest batch that does.
+    """
+    workers, batch, parts = replicas * devices, train.batch_size, train.accumulation
+    if batch % workers:
+        near = max(workers, round(batch / workers) * workers)
+        raise UserError(
+            f"A batch of {batch} examples can not be shared evenly by {_layout(replicas, devices)}.",
+            setting="train.batch_size",
+            value=batch,
+            allowed=f"a multiple of {workers}",
+            nearest=str(near),
+            mend=f"--set train.batch_size={near}",
+        )
+    share = batch // workers
+    if share % parts:
+        near = min((count for count in range(1, share + 1) if share % count == 0), key=lambda count: abs(count - parts))
+        raise UserError(
+            f"A device's {share} examples of a step can not be worked through in {parts} equal parts.",
+            setting="train.accumulation",
+            value=parts,
+            allowed=f"a divisor of {share}, which is train.batch_size by {workers} devices",
+            nearest=str(near),
+            mend=f"--set train.accumulation={near}",
+        )
 
 
 def _layout(replicas: int, devices: int) -> str:

@@ -26,7 +26,7 @@ from trainer import events, manifest
 from trainer.durable import replace_file, sync
 from trainer.errors import UserError
 from trainer.manifest import Manifest
-from trainer.places import local_path
+from trainer.places import is_remote, local_path
 
 WORK = re.compile(r"^\.([0-9a-f]{16})\.(work|lock)$")
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -43,7 +43,7 @@ class Store:
     def __init__(self, location: str, name: str) -> None:
         self.name = name
         self.folder = local_path(location).expanduser().absolute() / name
-        self._uri = f"{location.rstrip('/')}/{name}" if location.startswith("gs://") else str(self.folder)
+        self._uri = f"{location.rstrip('/')}/{name}" if is_remote(location) else str(self.folder)
         # A mounted bucket has no renaming of folders and no changes inside a file: sets are made on the local disk.
         self._mounted = self.folder.is_relative_to(remote.CLOUD_MOUNT)
         self._work_root = Path(tempfile.gettempdir()) / "slipway" / name if self._mounted else self.folder

@@ -41,6 +41,11 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def worker_count(wanted: int | None) -> int:
+    """How many processes work: as many as there are cores, unless it is said how many are wanted."""
+    return wanted or available_cores()
+
+
 class Workers(Generic[Task, Result]):
     """Up to `count` processes that call `work(task, tick)`, started when there is something to do.
 

@@ -1,4 +1,6 @@
-"""The step register_model on the local registry."""
+"""The step register_model: on a registry that is a folder, and on Vertex AI's; what finds the champion in each."""
+
+from typing import NamedTuple
 
 from kfp import dsl
 from kfp.dsl import Artifact, Input, Metrics, Model, Output
@@ -52,3 +54,99 @@ def register_model(
             "version": version.number,
             "champion": registration.champion,
         }
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def find_champion_folder(registry: str, model_name: str) -> str:
+    """Give the folder of the registered model to beat, "" where there is none yet.
+
+    Args:
+        registry: The registry's folder.
+        model_name: The model's name in it.
+    """
+    from components.register_model.registration import champion_folder
+    from components.step import step
+
+    with step("find_champion_folder") as outcome:
+        folder = champion_folder(registry, model_name)
+        outcome.outputs = {"champion": folder}
+    return folder
+
+
+class VertexModel(Artifact):
+    """A version in Vertex AI's Model Registry, of the type by which Vertex AI shows its lineage."""
+
+    schema_title = "google.VertexModel"
+    schema_version = "0.0.1"
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def find_champion(place: str, model_name: str) -> NamedTuple("Champion", [("uri", str), ("version", str)]):  # type: ignore[valid-type]
+    """Give the champion's folder in Cloud Storage and its version's resource name; both "" where there is none yet.
+
+    Args:
+        place: The project, the region and the endpoints as JSON (Connection's fields).
+        model_name: The model's name in the registry.
+    """
+    import json
+
+    from components.cloud.connection import Connection
+    from components.register_model.model_registry import ModelRegistry
+    from components.step import step
+
+    with step("find_champion") as outcome:
+        champion = ModelRegistry(Connection(**json.loads(place))).champion(model_name)
+        outcome.outputs = {"champion": champion.name if champion else ""}
+    return (champion.uri, champion.name) if champion else ("", "")
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def register_version(
+    place: str,
+    candidate: str,
+    run_id: str,
+    job: str,
+    verdict: str,
+    champion: str,
+    model: Input[Model],
+    metrics: Input[Metrics],
+    registered: Output[VertexModel],
+) -> None:
+    """Register a model that the gate promoted in Vertex AI's Model Registry, and make it the champion.
+
+    Args:
+        place: As find_champion takes it.
+        candidate: What is the same for every run of the configuration, as JSON: model, serving_image, labels,
+            encryption_key.
+        run_id: The run that trained it; a repeated step registers it once.
+        job: The pipeline job's resource name.
+        verdict: The gate's: only "promote" is registered.
+        champion: The version's resource name that the model was measured against; "" where there was none, "none" where
+            none was asked for: then the model becomes champion whichever was.
+        model: The trained model.
+        metrics: Its figures on the test split.
+        registered: The version.
+    """
+    import json
+
+    from components.cloud.connection import Connection
+    from components.register_model.registration import register_in_model_registry
+    from components.step import step
+
+    with step("register_model") as outcome:
+        connection = Connection(**json.loads(place))
+        version, note = register_in_model_registry(
+            connection,
+            json.loads(candidate),
+            run_id=run_id,
+            job=job,
+            verdict=verdict,
+            champion=champion,
+            uri=model.uri,
+            metrics=metrics.metadata,
+        )
+        registered.uri = f"https://{connection.region}-aiplatform.googleapis.com/v1/{version.name}"
+        registered.metadata.update(resourceName=version.name, version=version.number, champion=version.champion)
+        if note:
+            registered.metadata["note"] = note
+        outcome.outputs = {"model": version.name, "version": version.number, "champion": version.champion}

@@ -1,12 +1,15 @@
-"""What the step register_model does: a trained model, with what is known of it, into the local registry."""
+"""What the step register_model does: a trained model, with what is known of it, into a registry."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from components.cloud.connection import Connection
+from components.register_model.model_registry import Candidate, ModelRegistry, RegisteredVersion
 from components.register_model.registry import PromoteOver, Registration, Registry, git_commit
 from components.register_model.settings import RegisterSettings
 from trainer import events
@@ -15,6 +18,8 @@ from trainer.export import PROGRAM_FILE, SAVED_MODEL_FILE
 
 PROMOTE = "promote"
 NONE_ASKED = "none"
+
+logger = logging.getLogger(__name__)
 
 
 def register(
@@ -33,13 +38,12 @@ def register(
         UserError: There is no model in `source`, or the registry can not take it.
         ValueError: The verdict is not to promote, or the champion's folder is no version of this model.
     """
-    if verdict != PROMOTE:
-        raise ValueError(f"only a model with the verdict {PROMOTE!r} is registered, not one with {verdict!r}")
+    _check_promoted(verdict)
     registry = Registry(Path(settings.registry).absolute())
     description = _description(source)
     metadata = {
         "run_id": run_id,
-        "metrics": {name: value for name, value in metrics.items() if isinstance(value, int | float)},
+        "metrics": _figures(metrics),
         "weights_checksum": description.get("weights_checksum"),
         "data_fingerprint": description.get("data_fingerprint"),
         "git_commit": git_commit(Path.cwd()),
@@ -48,6 +52,55 @@ def register(
     if registration.note:
         events.message(registration.note)
     return registration
+
+
+def champion_folder(registry: str, model_name: str) -> str:
+    """The folder of the registered model to beat, "" where there is none yet.
+
+    Raises:
+        UserError: The alias names a version that is not there, or none at all.
+    """
+    champion = Registry(Path(registry).absolute()).champion(model_name)
+    return str(champion.folder) if champion else ""
+
+
+def register_in_model_registry(
+    connection: Connection,
+    candidate: Mapping[str, Any],
+    *,
+    run_id: str,
+    job: str,
+    verdict: str,
+    champion: str,
+    uri: str,
+    metrics: Mapping[str, Any],
+) -> tuple[RegisteredVersion, str | None]:
+    """Register the model at `uri` in Vertex AI's Model Registry; see the component for the arguments.
+
+    Returns:
+        The version, and where it is not the champion, the sentence that says why.
+
+    Raises:
+        ValueError: The verdict is not to promote.
+    """
+    _check_promoted(verdict)
+    registered, note = ModelRegistry(connection).register(
+        Candidate(run_id=run_id, uri=uri, job=job, metrics=_figures(metrics), **candidate),
+        None if champion == NONE_ASKED else champion,
+    )
+    if note:
+        events.message(note)
+        logger.warning(note)
+    return registered, note
+
+
+def _check_promoted(verdict: str) -> None:
+    if verdict != PROMOTE:
+        raise ValueError(f"only a model with the verdict {PROMOTE!r} is registered, not one with {verdict!r}")
+
+
+def _figures(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 def _measured_against(registry: Registry, model_name: str, champion: str) -> PromoteOver:
@@ -64,6 +117,8 @@ def _measured_against(registry: Registry, model_name: str, champion: str) -> Pro
 def _description(source: Path) -> dict[str, Any]:
     try:
         description = json.loads((source / "model.json").read_bytes())
+    except FileNotFoundError:
+        description = {}  # a training module of the user's own writes none
     except (OSError, ValueError):
         description = None
     serves = any((source / name).is_file() for name in (SAVED_MODEL_FILE, PROGRAM_FILE))

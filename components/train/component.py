@@ -1,7 +1,7 @@
 """The step train: the local cluster, and what a finished job left where it was told to."""
 
 from kfp import dsl
-from kfp.dsl import Metrics, Model, Output
+from kfp.dsl import Dataset, Input, Metrics, Model, Output
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -9,33 +9,46 @@ def train(
     worker_pool_specs: list,  # type: ignore[type-arg]
     output: str,
     virtual_devices: int,
+    restarts: str,
+    dataset: Input[Dataset],
     model: Output[Model],
     metrics: Output[Metrics],
 ) -> None:
-    """Run the worker pools as processes on this machine.
+    """Run the worker pools as processes on this machine, or in this container.
 
     Args:
         worker_pool_specs: As plan_training gives them.
-        output: The base output directory: model, checkpoints and logs are written below it.
+        output: The base output directory, a folder or a URI: model, checkpoints and logs are written below it.
         virtual_devices: How many virtual devices each replica is given in place of accelerators; 0 for none.
+        restarts: RestartSettings as JSON.
+        dataset: The prepared data set that the pools' commands name: where it lies in an object store, the platform
+            brings an input into the container.
         model: The trained model.
         metrics: Its last figures on the validation split.
     """
-    from pathlib import Path
+    from dataclasses import asdict
 
     from components.step import step
     from components.train.local_cluster import run_local_cluster
     from components.train.result import trained_model
     from components.values import whole_numbers
+    from trainer.config import RestartSettings
+    from trainer.places import local_path
 
     with step("train") as outcome:
-        run_local_cluster(whole_numbers(worker_pool_specs), Path(output), virtual_devices=virtual_devices)
-        result = trained_model(Path(output))
-        model.uri = str(result.folder)
+        restarted = run_local_cluster(
+            whole_numbers(worker_pool_specs),
+            local_path(output),
+            virtual_devices=virtual_devices,
+            restarts=RestartSettings.model_validate_json(restarts),
+        )
+        result = trained_model(local_path(output))
+        model.uri = f"{output}/model"
         model.metadata.update(result.metadata)
         for name, value in result.validation.items():
             metrics.log_metric(name, value)
-        outcome.outputs = {"model": str(result.folder), **result.metadata, "validation": result.validation}
+        outcome.outputs = {"model": model.uri, "data": dataset.uri, **result.metadata, "validation": result.validation}
+        outcome.outputs["restarts"] = [asdict(restart) for restart in restarted]
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)

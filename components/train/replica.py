@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 # Vertex's task types in TF_CONFIG, by worker pool.
@@ -14,12 +14,16 @@ TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
 @dataclass(frozen=True)
 class Replica:
-    """One process of a job: `pool` and `index` name it, `port` is its own on loopback."""
+    """One process of a job: `pool` and `index` name it, `port` is its own on loopback.
+
+    `environment` is what its container's specification sets.
+    """
 
     pool: int
     index: int
     command: tuple[str, ...]
     port: int
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -69,12 +73,13 @@ def replicas_of(worker_pool_specs: list[dict[str, Any]], ports: list[int]) -> li
         if command and command[0] in ("python", "python3"):
             command[0] = sys.executable
         count = int(pool["replica_count"])
-        replicas += [Replica(number, index, tuple(command), next(free)) for index in range(count)]
+        variables = {variable["name"]: variable["value"] for variable in container.get("env", [])}
+        replicas += [Replica(number, index, tuple(command), next(free), variables) for index in range(count)]
     return replicas
 
 
 def cluster_environment(replica: Replica, replicas: list[Replica]) -> dict[str, str]:
-    """CLUSTER_SPEC, and TF_CONFIG when there are several replicas, as Vertex sets them for `replica`."""
+    """What its container sets, and CLUSTER_SPEC, and TF_CONFIG when there are several, as Vertex sets them."""
     pools: dict[str, list[str]] = {}
     tasks: dict[str, list[str]] = {}
     for other in replicas:
@@ -86,7 +91,7 @@ def cluster_environment(replica: Replica, replicas: list[Replica]) -> dict[str, 
         "environment": "cloud",
         "task": {"type": f"workerpool{replica.pool}", "index": replica.index},
     }
-    environment = {"CLUSTER_SPEC": json.dumps(specification)}
+    environment = {**replica.environment, "CLUSTER_SPEC": json.dumps(specification)}
     if len(replicas) > 1:
         task = {"type": TASK_TYPES[replica.pool], "index": replica.index}
         environment["TF_CONFIG"] = json.dumps({"cluster": tasks, "task": task, "environment": "cloud"})

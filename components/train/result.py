@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from components.step import WorkFailed
+from trainer.export import SAVED_MODEL_FILE
 
 # What of model.json goes along with the model as its metadata.
 METADATA = ("engine", "steps", "weights_checksum", "data_fingerprint", "variables_bytes", "trainable_bytes")
@@ -23,7 +24,7 @@ class TrainedModel:
 
 
 def trained_model(output: Path) -> TrainedModel:
-    """The model in `output`/model.
+    """The model in `output`/model: what Slipway's trainer writes, or a SavedModel that another has put there.
 
     Raises:
         WorkFailed: The job ended well and yet left no model there.
@@ -32,7 +33,12 @@ def trained_model(output: Path) -> TrainedModel:
     try:
         description = json.loads((folder / "model.json").read_text())
     except FileNotFoundError:
-        raise WorkFailed(f"The training job ended without an error but left no model in {folder}.") from None
+        if not (folder / SAVED_MODEL_FILE).is_file():
+            raise WorkFailed(
+                f"The training job ended without an error but left no model in {folder}. A training module of your own "
+                "writes a SavedModel into the folder that AIP_MODEL_DIR names."
+            ) from None
+        description = {}
     metadata = {key: description[key] for key in METADATA if key in description}
     return TrainedModel(folder, metadata, _last_validation(folder / "metrics.jsonl"))
 

@@ -15,7 +15,7 @@ class Subject:
     """What is looked at: a run's configuration, where it is to run, and the folder that it runs in."""
 
     config: RunConfig
-    target: Literal["local", "vertex"]
+    target: Literal["local", "vertex", "kubeflow"]
     rehearsal: bool
     folder: Path
 

@@ -22,6 +22,8 @@ class ModelMemory:
         hardware = config.parsed_hardware
         if hardware.accelerator_row is None:
             raise NotConcernedError("the hardware has no accelerators")
+        if config.model is None:
+            raise NotConcernedError(f"{config.train.module} makes its network itself")
         prepared = _prepared(Path(config.data.store), config.data.source)
         if prepared is None:
             raise NotConcernedError(

@@ -8,11 +8,13 @@ import importlib.util
 import pkgutil
 from pathlib import Path
 
+from components.plan_training.plan import check_shared_evenly
 from components.prepare_data.sources import look_at_source
 from components.register_model.registry import Registry
 from pipelines.config import no_place_on_vertex
 from pipelines.doctor.check import NotConcernedError, Subject
 from pipelines.hardware import validate_for
+from pipelines.platforms.kubeflow.settings import settings_of
 from trainer.errors import UserError, nearest
 
 
@@ -23,6 +25,8 @@ class ModelBuilder:
     of_run = True
 
     def look(self, subject: Subject) -> str:
+        if subject.config.model is None:
+            return _training_module(str(subject.config.train.module), subject.folder)
         builder = subject.config.model.builder
         module, _, function = builder.partition(":")
         source = _source(module, subject.folder)
@@ -48,6 +52,22 @@ class ModelBuilder:
                 mend=f"--set model.builder={module}:{near or 'FUNCTION'}",
             )
         return f"{builder} in {source}"
+
+
+def _training_module(module: str, folder: Path) -> str:
+    """Where a training module of the user's own is."""
+    source = _source(module, folder)
+    if source is None:
+        near = nearest(module, _modules_beside(module) or [path.stem for path in folder.glob("*.py")])
+        raise UserError(
+            f"There is no Python module {module}.",
+            setting="train.module",
+            value=module,
+            allowed="a module that can be run as python -m MODULE",
+            nearest=near,
+            mend=f"--set train.module={near or 'MODULE'}, started from the folder that holds it",
+        )
+    return f"{module} in {source}"
 
 
 def _source(module: str, folder: Path) -> Path | None:
@@ -132,10 +152,25 @@ class HardwareChoice:
                     mend=f"slipway rehearse --hardware '{config.hardware}' tries the layout; --hardware cpu trains",
                 )
             return str(hardware)
+        if subject.target == "kubeflow":
+            return f"{hardware} on {settings_of(config).host}"
         if config.vertex is None:
             raise no_place_on_vertex()
         validate_for(hardware, region=config.vertex.region, engine=config.train.engine, image=config.vertex.image)
         return f"{hardware} in {config.vertex.region}"
+
+
+class Batch:
+    """A batch can be shared evenly by the hardware's devices; otherwise the run would fail once its data is there."""
+
+    name = "batch"
+    of_run = True
+
+    def look(self, subject: Subject) -> str:
+        hardware, train = subject.config.parsed_hardware, subject.config.train
+        devices = max(1, hardware.accelerators_per_replica)
+        check_shared_evenly(train, hardware.replicas, devices)
+        return f"{train.batch_size} examples, {train.batch_size // hardware.replicas // devices} a device"
 
 
 class DataSource:

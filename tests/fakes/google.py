@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import urllib.parse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tests.fakes.artifact_registry import FakeImages
+from tests.fakes.artifact_repositories import FakeRepositories
 from tests.fakes.certificates import certificates, service_account_file
+from tests.fakes.cloud_build import FakeCloudBuild
+from tests.fakes.cloud_build_account import add_default_account
 from tests.fakes.errors import Faults
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.http_service import HttpService, Raw, Request
+from tests.fakes.iam import FakeIam
+from tests.fakes.logging import Log, add_logging
 from tests.fakes.resource_manager import add_resource_manager
+from tests.fakes.service_usage import FakeServiceUsage
+from tests.fakes.storage import FakeStorage
 from tests.fakes.world import Project, World, caller_of
+
+if TYPE_CHECKING:
+    from tests.fakes.vertex.region import Region
 
 PROJECT = "slipway-test"
 NUMBER = 123456789012
 REGION = "europe-west4"
+SERVICES = frozenset(
+    f"{name}.googleapis.com"
+    for name in (
+        "aiplatform",
+        "artifactregistry",
+        "cloudbuild",
+        "cloudresourcemanager",
+        "iam",
+        "logging",
+        "serviceusage",
+        "storage",
+        "tpu",
+    )
+)
 SUBMITTER = "submitter@slipway-test.iam.gserviceaccount.com"
 
 
 class FakeGoogle:
-    """A project on loopback, to be used in a with statement.
+    """A project on loopback with all services enabled, to be used in a with statement.
 
     `endpoints` are what `vertex.endpoints` takes, `environment` what the client's process needs: trust in the fakes'
     certificates and the credentials of SUBMITTER, who owns the project until a test takes that away
@@ -32,15 +58,32 @@ class FakeGoogle:
         self.folder = folder
         self.world = World()
         self.faults = Faults(seed)
-        self.world.projects[PROJECT] = Project(PROJECT, NUMBER)
+        self.world.projects[PROJECT] = Project(PROJECT, NUMBER, set(SERVICES))
         self.world.owners.add(SUBMITTER)
+        self.location = REGION
         self.certificates = certificates()
         self.http: dict[str, HttpService] = {}
         self.vertex = GrpcServer(self.faults, caller_of)
         self.endpoints: dict[str, str] = {}
         self.environment: dict[str, str] = {}
         add_resource_manager(self.service("cloudresourcemanager"), self.world)
+        self.iam = FakeIam(self.service("iam"), self.world)
+        self.service_usage = FakeServiceUsage(self.service("serviceusage"), self.world)
+        self.repositories = FakeRepositories(self.service("artifactregistry"), self.world)
+        add_default_account(self.service("cloudbuild"), self.world)
+        self.storage = FakeStorage(self.service("storage"), self.world)
+        self.log = Log(self.world)
+        add_logging(self.service("logging"), self.world, self.log)
+        self.images = FakeImages(self.service("artifactregistry"), self.world)
+        self.builds = FakeCloudBuild(self.service("cloudbuild"), self.world, self.storage, self.images)
         self._tokens = HttpService("tokens", Faults(), lambda _headers: "")
+
+    @functools.cached_property
+    def region(self) -> Region:
+        """Vertex AI's services at `location`, which answer once this was used: their modules take seconds."""
+        from tests.fakes.vertex.region import Region
+
+        return Region(self.vertex, self.world, self.location, self.log)
 
     def service(self, name: str) -> HttpService:
         """The HTTP service of that name, for routes to be added to."""
@@ -69,6 +112,7 @@ class FakeGoogle:
         for service in self.http.values():
             service.stop()
         self.vertex.stop()
+        self.storage.stop()
         self._tokens.stop()
 
 

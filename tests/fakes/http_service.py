@@ -29,9 +29,13 @@ class Raw:
 
 @dataclass(frozen=True)
 class Request:
-    """One call: its path's parts by name, query, headers, JSON body (`{}` where there is none), and the caller."""
+    """One call: its path's parts by name, query, headers, JSON body (`{}` where there is none), and the caller.
+
+    `target` is the path with its query as it came, before anything in it was unquoted.
+    """
 
     method: str
+    target: str
     path: str
     parts: Mapping[str, str]
     query: Mapping[str, str]
@@ -122,6 +126,7 @@ class HttpService:
                 self._faults.before(name)
                 request = Request(
                     method=method,
+                    target=handler.path,
                     path=path,
                     parts=match.groupdict(),
                     query=dict(urllib.parse.parse_qsl(address.query)),

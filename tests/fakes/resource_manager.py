@@ -5,14 +5,42 @@ from __future__ import annotations
 from typing import Any
 
 from tests.fakes.http_service import HttpService, Request
-from tests.fakes.world import World
+from tests.fakes.policies import write
+from tests.fakes.world import Project, World
+
+SERVICE = "cloudresourcemanager.googleapis.com"
 
 
 def add_resource_manager(service: HttpService, world: World) -> None:
-    """Answer cloudresourcemanager v3's projects.get."""
+    """Answer cloudresourcemanager v3's projects.get and the methods of projects' policies."""
+
+    def project_of(request: Request, permission: str | None) -> Project:
+        project = world.project(request.parts["project"])
+        world.require_service(project, SERVICE)
+        if permission:
+            world.require(request.caller, permission, f"projects/{project.id}")
+        return project
 
     @service.route("GET", "/v3/projects/{project}")
     def get(request: Request) -> Any:
-        project = world.project(request.parts["project"])
-        world.require(request.caller, "resourcemanager.projects.get", f"projects/{project.id}")
+        project = project_of(request, "resourcemanager.projects.get")
         return {"name": f"projects/{project.number}", "projectId": project.id, "state": "ACTIVE"}
+
+    @service.route("POST", "/v3/projects/{project}:getIamPolicy")
+    def get_policy(request: Request) -> Any:
+        project = project_of(request, "resourcemanager.projects.getIamPolicy")
+        version = request.json.get("options", {}).get("requestedPolicyVersion", 1)
+        return world.read_policy(f"projects/{project.id}", version)
+
+    @service.route("POST", "/v3/projects/{project}:setIamPolicy")
+    def set_policy(request: Request) -> Any:
+        project = project_of(request, "resourcemanager.projects.setIamPolicy")
+        return write(world, f"projects/{project.id}", request.json)
+
+    @service.route("POST", "/v3/projects/{project}:testIamPermissions")
+    def test_permissions(request: Request) -> Any:
+        project = project_of(request, None)
+        asked = request.json["permissions"]
+        return {
+            "permissions": [name for name in asked if world.allowed(request.caller, name, f"projects/{project.id}")]
+        }

@@ -26,12 +26,14 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     ),
     "roles/iam.serviceAccountUser": frozenset({"iam.serviceAccounts.actAs", "iam.serviceAccounts.get"}),
     "roles/storage.objectUser": frozenset(
-        {"storage.objects.get", "storage.objects.list", "storage.objects.create", "storage.objects.delete"}
+        {f"storage.objects.{verb}" for verb in ("get", "list", "create", "update", "delete")}
     ),
     "roles/storage.admin": frozenset(
         {
             "storage.buckets.get",
+            "storage.buckets.list",
             "storage.buckets.create",
+            "storage.buckets.update",
             "storage.buckets.getIamPolicy",
             "storage.buckets.setIamPolicy",
         }
@@ -46,6 +48,9 @@ PERMISSIONS: dict[str, frozenset[str]] = {
             "artifactregistry.repositories.uploadArtifacts",
         }
     ),
+    "roles/serviceusage.serviceUsageViewer": frozenset({"serviceusage.services.get", "serviceusage.quotas.get"}),
     "roles/logging.viewer": frozenset({"logging.logEntries.list"}),
-    "roles/cloudbuild.builds.editor": frozenset({"cloudbuild.builds.create", "cloudbuild.builds.get"}),
+    "roles/cloudbuild.builds.editor": frozenset(
+        {"cloudbuild.builds.create", "cloudbuild.builds.get", "cloudbuild.builds.list"}
+    ),
 }

@@ -26,7 +26,8 @@ class World:
     """All state. `writes` counts what changed anything, by kind of thing; whoever changes something counts it.
 
     Policies are kept by the resource's own full name: projects/P, projects/P/serviceAccounts/E,
-    projects/P/locations/L/repositories/R, buckets/B. `owners` may do everything.
+    projects/P/locations/L/repositories/R, buckets/B, with P the project's id. `buckets` holds the resources of Cloud
+    Storage's buckets by name. `owners` may do everything.
     """
 
     def __init__(self) -> None:
@@ -35,8 +36,22 @@ class World:
         self.owners: set[str] = set()
         self.accounts: dict[str, dict[str, Any]] = {}
         self.policies: dict[str, dict[str, Any]] = {}
+        self.buckets: dict[str, dict[str, Any]] = {}
+        self.repositories: dict[str, dict[str, Any]] = {}
+        # Limits by project, region and metric; what is not named is not limited.
+        self.quotas: dict[tuple[str, str, str], int] = {}
+        # How many calls of a service that has just been enabled are still refused.
+        self.settling: Counter[str] = Counter()
+        self.settling_calls = 0
         self.writes: Counter[str] = Counter()
         self._etag = 0
+        self._number = 4_000_000_000
+
+    def number(self) -> int:
+        """The next number that a service names something by."""
+        with self.lock:
+            self._number += 1
+            return self._number
 
     def project(self, id_or_number: str) -> Project:
         """A project by its id or number."""
@@ -45,10 +60,35 @@ class World:
                 return project
         raise ServiceError(403, f"Permission denied on resource project {id_or_number}.")
 
+    def require_service(self, project: Project, service: str) -> None:
+        """Refuse what goes to a service that the project has not enabled, or has enabled only just now."""
+        with self.lock:
+            if service in project.services and self.settling[service] <= 0:
+                return
+            self.settling[service] -= 1
+        raise ServiceError(
+            403,
+            f"{service} API has not been used in project {project.number} before or it is disabled. Enable it by "
+            f"visiting https://console.developers.google.com/apis/api/{service}/overview?project={project.number} then "
+            "retry. If you enabled this API recently, wait a few minutes for the action to propagate to our systems "
+            "and retry.",
+        )
+
     def policy(self, resource: str) -> dict[str, Any]:
         """A copy of a resource's policy, with its etag."""
         with self.lock:
             return copy.deepcopy(self.policies.setdefault(resource, {"version": 1, "bindings": [], "etag": "BwA="}))
+
+    def read_policy(self, resource: str, version: int) -> dict[str, Any]:
+        """A resource's policy as a caller of that policy version sees it: before 3 there are no conditions, and a
+        conditional binding's role has a name that can not be granted."""
+        policy = self.policy(resource)
+        if version >= 3:
+            return policy
+        for binding in policy["bindings"]:
+            if binding.pop("condition", None):
+                binding["role"] += "_withcond_5f2b1c0e9d7a"
+        return {**policy, "version": 1}
 
     def set_policy(self, resource: str, policy: dict[str, Any]) -> dict[str, Any]:
         """Take over a policy as the services do: an etag that is not the newest is refused, and so is a condition

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def specification(tmp_path_factory) -> dict[str, Any]:
         "--target",
         "vertex",
         "--hardware",
-        "cpu*3",
+        "cpu*4",
         "-o",
         str(folder / "spec.yaml"),
     ]
@@ -58,7 +59,7 @@ def test_it_is_a_pipeline_spec_that_vertex_reads(specification):
 
     message = json_format.ParseDict(specification, PipelineSpec())
     assert message.pipeline_info.name == "digits"
-    assert set(message.root.input_definitions.parameters) == {"champion"}
+    assert not message.root.input_definitions.parameters
 
 
 def test_train_is_a_custom_job_fed_by_the_plan(specification):
@@ -81,28 +82,47 @@ def test_train_is_a_custom_job_fed_by_the_plan(specification):
 def test_the_pools_are_the_hardwares(specification):
     inputs = specification["root"]["dag"]["tasks"]["plan-training"]["inputs"]["parameters"]
     pools = inputs["pools"]["runtimeValue"]["constant"]
-    assert [pool["replica_count"] for pool in pools] == [1, 2]
+    assert [pool["replica_count"] for pool in pools] == [1, 3]
 
 
 def test_our_steps_run_in_the_configured_image(specification):
     ours = {name: executor for name, executor in executors(specification).items() if "custom-training" not in name}
-    images = {
-        executor["container"]["image"]
-        for name, executor in ours.items()
-        if "container" in executor and "upload" not in name
-    }
+    images = {executor["container"]["image"] for name, executor in ours.items() if "container" in executor}
     assert images == {IMAGE}
 
 
-def test_the_model_is_uploaded_only_on_promote_in_the_runs_region(specification):
+def test_the_model_is_registered_only_on_promote_in_the_runs_region(specification):
     condition = next(
         task for name, task in specification["root"]["dag"]["tasks"].items() if name.startswith("condition")
     )
     assert "== 'promote'" in condition["triggerPolicy"]["condition"]
     inner = next(c for name, c in specification["components"].items() if name.startswith("comp-condition"))
-    upload = inner["dag"]["tasks"]["model-upload"]["inputs"]["parameters"]
-    assert upload["location"]["runtimeValue"]["constant"] == "europe-west4"
-    assert upload["project"]["runtimeValue"]["constant"] == "p"
+    inputs = inner["dag"]["tasks"]["register-version"]["inputs"]["parameters"]
+    place = json.loads(inputs["place"]["runtimeValue"]["constant"])
+    assert (place["project"], place["region"]) == ("p", "europe-west4")
+    assert inputs["champion"] == {"componentInputParameter": "pipelinechannel--find-champion-version"}
+    assert specification["components"]["comp-register-version"]["outputDefinitions"]["artifacts"]["registered"][
+        "artifactType"
+    ] == {"schemaTitle": "google.VertexModel", "schemaVersion": "0.0.1"}
+
+
+def test_every_step_is_cached_but_the_one_that_looks_at_what_changes(specification):
+    cached = {
+        name: task.get("cachingOptions", {}).get("enableCache", False)
+        for name, task in specification["root"]["dag"]["tasks"].items()
+        if not name.startswith("condition")
+    }
+    assert {name for name, value in cached.items() if not value} == {"find-champion"}
+    assert {"prepare-data", "plan-training", "custom-training-job", "evaluate"} <= set(cached)
+
+
+def test_our_steps_are_tried_again_and_training_is_not(specification):
+    tried = {
+        name: task.get("retryPolicy", {}).get("maxRetryCount", 0)
+        for name, task in specification["root"]["dag"]["tasks"].items()
+    }
+    assert tried["custom-training-job"] == 0
+    assert tried["prepare-data"] == tried["evaluate"] == 1
 
 
 def test_without_a_place_on_vertex_it_is_refused(tmp_path):

@@ -1,17 +1,13 @@
-"""Who this process is among its peers, and waiting for them."""
+"""Who this process is among its peers."""
 
 from __future__ import annotations
 
 import json
-import socket
-import threading
-import time
-from typing import Any
 
 import pytest
 
 from trainer import cluster as clusters
-from trainer.cluster import Cluster, Task
+from trainer.cluster import Task
 from trainer.errors import UserError
 
 
@@ -60,7 +56,8 @@ def test_cluster_spec_tells_a_lone_replica_and_several() -> None:
 def test_replicas_that_share_a_machine_are_counted() -> None:
     cluster = {"chief": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.2:2223"]}
     assert clusters.read(tf_config(cluster, "chief")).on_this_machine == 1
-    assert clusters.read(tf_config(cluster, "worker", 1)).on_this_machine == 2
+    second = clusters.read(tf_config(cluster, "worker", 1))
+    assert (second.local_rank, second.on_this_machine) == (1, 2)
     assert clusters.read({}).on_this_machine == 1
 
 
@@ -88,65 +85,46 @@ def test_what_vertex_would_not_set_is_refused(text: str) -> None:
     assert caught.value.setting == "TF_CONFIG"
 
 
-def free_addresses(count: int) -> list[str]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "ten",
+    "MASTER_PORT": "29500",
+}
 
 
-def test_peers_find_each_other_whoever_comes_first() -> None:
-    tasks = tuple(Task("worker", index, address) for index, address in enumerate(free_addresses(3)))
-    met: dict[int, float] = {}
-    servers: list[Any] = []
-
-    def join(rank: int) -> None:
-        time.sleep(0.3 * rank)
-        clusters.wait_for_peers(Cluster(tasks, rank, "TF_CONFIG"), 20)
-        # What follows in a worker: its server takes over the port.
-        server = socket.socket()
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        host, port = tasks[rank].address.split(":")
-        server.bind((host, int(port)))
-        server.listen()
-        servers.append(server)
-        met[rank] = time.monotonic()
-
-    started = time.monotonic()
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for server in servers:
-        server.close()
-    assert sorted(met) == [0, 1, 2]
-    assert min(met.values()) - started >= 0.6
+def test_torchruns_variables_tell_a_place_and_the_first_ones_address() -> None:
+    cluster = clusters.read(TORCHRUN)
+    assert (cluster.rank, cluster.replicas, cluster.is_chief, cluster.source) == (5, 8, False, "torchrun")
+    assert (cluster.local_rank, cluster.on_this_machine) == (1, 4)
+    assert cluster.tasks[0].host_and_port == ("ten", 29500)
+    assert cluster.task.address == ""
+    assert clusters.read({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}).is_chief
 
 
-def test_a_missing_peer_is_named_in_the_log_and_after_the_deadline(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clusters, "_FIRST_REPORT_SECONDS", 0.1)
-    caplog.set_level("INFO")
-    addresses = free_addresses(2)
-    cluster = clusters.read(tf_config({"chief": addresses[:1], "worker": addresses[1:]}, "chief"))
-    started = time.monotonic()
-    with pytest.raises(UserError, match=f"worker 0 at {addresses[1]}") as caught:
-        clusters.wait_for_peers(cluster, 0.4)
-    assert time.monotonic() - started < 5
-    assert caught.value.setting == "SLIPWAY_PEER_SECONDS"
-    assert f"waiting for worker 0 at {addresses[1]}" in caplog.text
+def test_vertexs_variables_go_before_torchruns() -> None:
+    assert clusters.read({**TORCHRUN, **tf_config({"chief": ["a:1"]}, "chief")}).source == "TF_CONFIG"
 
 
-def test_a_taken_port_is_refused() -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        own = f"127.0.0.1:{holder.getsockname()[1]}"
-        cluster = clusters.read(tf_config({"chief": [own], "worker": ["127.0.0.1:1"]}, "chief"))
-        with pytest.raises(UserError, match="can not be listened on"):
-            clusters.wait_for_peers(cluster, 1)
+@pytest.mark.parametrize(
+    "change", [{"RANK": "8"}, {"RANK": "one"}, {"WORLD_SIZE": ""}, {"MASTER_PORT": "x"}, {"LOCAL_RANK": "4"}]
+)
+def test_what_torchrun_would_not_set_is_refused(change: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="torchrun") as caught:
+        clusters.read({**TORCHRUN, **change})
+    assert caught.value.setting == "RANK"
+
+
+def test_torchruns_variables_that_are_missing_are_named() -> None:
+    with pytest.raises(UserError, match="MASTER_ADDR"):
+        clusters.read({name: value for name, value in TORCHRUN.items() if name != "MASTER_ADDR"})
+
+
+def test_one_line_tells_what_was_found() -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:1"]}
+    found = clusters.read({**tf_config(cluster, "chief"), "TPU_NODE_NAME": "node-7"}).describe()
+    assert found.startswith("chief 0 (the chief) of 2 replicas, by TF_CONFIG: chief 0 at a:1, worker 0 at b:1; ")
+    assert found.count("TPU") == 2  # the accelerator, and by which variable it was found
+    assert "\n" not in found

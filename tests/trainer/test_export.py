@@ -33,7 +33,7 @@ class WritingEngine:
 def write(engine: Any, tiny: Path, place: Path, make_job: Any, checksum: str = "c1") -> None:
     (place / "metrics.jsonl").write_text('{"kind": "train"}\n')
     job = make_job(tiny, steps=10, steps_per_epoch=75)
-    export(engine, job, manifests.read(tiny), checksum, place / "metrics.jsonl", place / "model")
+    export(engine, job, manifests.read(tiny), checksum, place / "metrics.jsonl", place / "model", 10, 10)
 
 
 def listing(place: Path) -> list[str]:

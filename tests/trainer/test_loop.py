@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ import pytest
 from trainer import cluster as clusters
 from trainer.checkpoints import Checkpoint, Checkpoints
 from trainer.config import JobConfig
-from trainer.engines import Measured, State, StepFigures
+from trainer.engines import Measured, OutOfMemory, State, StepFigures, Work
 from trainer.errors import UserError
 from trainer.resume import identity, resume
-from trainer.stopping import StopRequest
+from trainer.selection import BestWeights
+from trainer.stopping import Stopped, StopRequest
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -30,6 +33,9 @@ class CountingEngine:
         self.weight = 0
         self.losses: dict[int, float] = {}
         self.on_call: Any = lambda: None
+        self.measured: dict[int, tuple[float, float]] = {}
+        self.waited: float | None = 0.0
+        self.profiled: list[int] = []
 
     def run(self, _data: Any, step: int, rates: Any) -> StepFigures:
         assert step == self.weight
@@ -39,17 +45,26 @@ class CountingEngine:
         self.on_call()
         numbers = range(step, step + count)
         losses = [self.losses.get(number, 1 / (number + 1)) for number in numbers]
-        return StepFigures(np.array(losses), np.array([number / 1000 for number in numbers]))
+        return StepFigures(np.array(losses), np.array([number / 1000 for number in numbers]), self.waited)
+
+    @contextlib.contextmanager
+    def profile(self, folder: Path) -> Iterator[None]:
+        before = self.weight
+        yield
+        self.profiled.append(self.weight - before)
 
     def evaluate(self, _data: Any) -> Measured:
         self.validated.append(self.weight)
-        return Measured(0.5, 0.75, 10)
+        return Measured(*self.measured.get(self.weight, (0.5, 0.75)), 10)
 
     def agree(self, values: Sequence[float]) -> list[float]:
         return list(values)
 
     def state(self) -> State:
         return {"weight": np.array(self.weight)}
+
+    def work(self) -> Work:
+        return Work("NVIDIA H100 80GB HBM3", 4, "mixed_bfloat16", 1e12)
 
     def load_state(self, state: State) -> None:
         self.weight = int(state["weight"])
@@ -64,6 +79,7 @@ class Run:
 
         self.engine: Any = engine
         self.checkpoints = Checkpoints(place / "checkpoints", config.train.checkpoint.keep)
+        self.best = BestWeights(Checkpoints(place / "checkpoints" / "best", 2), clusters.read({}))
         self.stop = StopRequest()
         cluster = clusters.read({})
         origin = identity(config, "fingerprint")
@@ -81,7 +97,9 @@ class Run:
             self.metrics,
             self.stop,
             progress,
+            self.best if config.train.export == "best" else None,
         )
+        self.progress = progress
 
     def train(self) -> list[dict[str, Any]]:
         try:
@@ -145,7 +163,8 @@ def test_a_resumed_history_is_exact(tmp_path: Path, make_job: Any, killed_at: in
     resumed = CountingEngine()
     history = Run(config, tmp_path / "killed", resumed).train()
     assert 0 < resumed.calls[0][0] <= killed_at
-    clock = ("time", "steps_per_second", "examples_per_second")
+    clock = ("time", "steps_per_second", "examples_per_second", "examples_per_second_per_device", "waiting_for_input",
+             "share_of_peak")  # fmt: skip
     assert [{k: v for k, v in line.items() if k not in clock} for line in history] == [
         {k: v for k, v in line.items() if k not in clock} for line in whole
     ]
@@ -178,6 +197,78 @@ def test_asked_to_stop_it_saves_and_ends_with_143(tmp_path: Path, make_job: Any)
         run.train()
     assert caught.value.code == 143
     assert saved_steps(tmp_path) == [engine.weight] == [31]
+
+
+def test_stopped_while_it_is_measured_it_ends_at_once_and_that_very_step_is_saved(
+    tmp_path: Path, make_job: Any
+) -> None:
+    class SlowToMeasure(CountingEngine):
+        def evaluate(self, data: Any) -> Measured:
+            if self.weight == 200:
+                run.stop._handle(15, None)  # what SIGTERM does
+                raise AssertionError("it went on measuring")
+            return super().evaluate(data)
+
+    config = make_job(Path("x"), steps=230, steps_per_epoch=100, steps_per_call=10)
+    whole = Run(config, tmp_path / "whole", CountingEngine()).train()
+    run = Run(config, tmp_path / "stopped", SlowToMeasure())
+    with pytest.raises(SystemExit) as caught:
+        run.train()
+    assert caught.value.code == 143
+    assert not isinstance(caught.value, Stopped), "the others are not told farewell: they are in the middle of it"
+    assert saved_steps(tmp_path / "stopped")[-1] == 200
+
+    resumed = CountingEngine()
+    history = Run(config, tmp_path / "stopped", resumed).train()
+    assert resumed.validated == [200, 230]
+    clock = ("time", "steps_per_second", "examples_per_second")
+    assert [{k: v for k, v in line.items() if k not in clock} for line in history] == [
+        {k: v for k, v in line.items() if k not in clock} for line in whole
+    ]
+
+
+def test_asked_to_stop_it_leaves_only_when_the_checkpoint_is_written_and_all_agree(
+    tmp_path: Path, make_job: Any
+) -> None:
+    order: list[str] = []
+
+    class Watched(CountingEngine):
+        def agree(self, values: Sequence[float]) -> list[float]:
+            order.append(f"agree on {len(values)} with {saved_steps(tmp_path)}")
+            return super().agree(values)
+
+    engine = Watched()
+    run = Run(make_job(Path("x"), steps=230, steps_per_epoch=100), tmp_path, engine)
+    run.stop.requested = True
+    engine.weight = run.loop._progress.step = 5
+    with pytest.raises(Stopped):
+        run.train()
+    assert order[-1] == "agree on 1 with [5]"
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(
+    tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    chance = random.Random(0)
+    jumps = 0
+
+    def jumping() -> float:
+        nonlocal jumps
+        jumps += 1
+        return 1e9 * chance.random() - 1e6  # by decades, to before 1970 too
+
+    monkeypatch.setattr(time, "time", jumping)
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    engine = CountingEngine()
+    engine.on_call = lambda: now.__setitem__(0, now[0] + 4.0)
+    checkpoint = {"every_seconds": 10, "keep": 100}
+    config = make_job(Path("x"), steps=80, steps_per_epoch=1000, steps_per_call=10, checkpoint=checkpoint)
+    Run(config, tmp_path, engine).train()
+    assert jumps >= 3
+    assert saved_steps(tmp_path) == [21, 51, 80]
 
 
 def test_it_saves_when_the_seconds_are_over(tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +304,38 @@ def test_long_steps_shorten_the_calls(tmp_path: Path, make_job: Any, monkeypatch
     Run(config, tmp_path, engine).train()
     assert [count for _, count in engine.calls[:4]] == [1, 10, 4, 4]
     assert engine.weight == 100
+
+
+def test_a_save_that_failed_is_tried_again_before_the_next_one_would_be_due(
+    tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import trainer.checkpoints
+    import trainer.loop
+
+    now = [0.0]
+    monkeypatch.setattr(trainer.loop.time, "monotonic", lambda: now[0])
+    write = trainer.checkpoints._write
+    full = [True, True, False]
+
+    def sometimes_full(folder: Path, checkpoint: Checkpoint) -> None:
+        if full and full.pop(0):
+            raise OSError(28, "No space left on device")
+        write(folder, checkpoint)
+
+    monkeypatch.setattr(trainer.checkpoints, "_write", sometimes_full)
+    engine = CountingEngine()
+    checkpoint = {"every_steps": 100, "every_seconds": None, "keep": 100}
+    config = make_job(Path("x"), steps=200, steps_per_epoch=1000, steps_per_call=10, checkpoint=checkpoint)
+    run = Run(config, tmp_path, engine)
+
+    def ten_seconds() -> None:
+        now[0] += 10.0
+        run.loop._saver.wait()  # the thread's clock is this one, too
+
+    engine.on_call = ten_seconds
+    run.train()
+    # At step 100 and 30 s later the disk is full; 30 s after that it is not.
+    assert saved_steps(tmp_path) == [170, 200]
 
 
 def test_a_full_disk_is_survived_and_tried_again(
@@ -256,3 +379,157 @@ def test_more_steps_go_on_and_fewer_are_refused(tmp_path: Path, make_job: Any) -
     assert longer.weight == 35
     with pytest.raises(UserError, match="past this run's last step 20"):
         Run(make_job(Path("x"), steps=20, steps_per_epoch=10), tmp_path, CountingEngine())
+
+
+# Validation losses and accuracies after each epoch of 10 steps.
+CURVE = {10: (0.9, 0.1), 20: (0.5, 0.6), 30: (0.495, 0.5), 40: (0.6, 0.7), 50: (0.7, 0.4), 60: (0.1, 0.9)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "ends_at", "best_step"),
+    [
+        ({"early_stop": {"patience": 2}}, 50, 30),  # 40 and 50 are no better than 30
+        ({"early_stop": {"patience": 2, "minimum_change": 0.01}}, 40, 30),  # 30 is too little better than 20
+        ({"early_stop": {"patience": 3}}, 60, 60),
+        ({"early_stop": {"patience": 1}, "monitor": "accuracy"}, 30, 20),
+        ({"export": "best"}, 60, 60),
+    ],
+)
+def test_it_ends_when_validation_makes_no_progress(
+    tmp_path: Path, make_job: Any, settings: dict[str, Any], ends_at: int, best_step: int
+) -> None:
+    engine = CountingEngine()
+    engine.measured = CURVE
+    run = Run(make_job(Path("x"), steps=60, steps_per_epoch=10, **settings), tmp_path, engine)
+    run.train()
+    assert engine.weight == ends_at
+    assert run.progress.selection.best_step == best_step
+
+
+@pytest.mark.parametrize("killed_at", [15, 31, 41, 49])
+def test_killed_it_ends_early_and_chooses_as_it_would_have(tmp_path: Path, make_job: Any, killed_at: int) -> None:
+    checkpoint = {"every_steps": 7, "every_seconds": None}
+    settings = {"early_stop": {"patience": 2}, "export": "best", "checkpoint": checkpoint, "steps_per_call": 3}
+    config = make_job(Path("x"), steps=60, steps_per_epoch=10, **settings)
+    engine = CountingEngine()
+    engine.measured = CURVE
+
+    class KilledError(Exception):
+        pass
+
+    def kill() -> None:
+        if engine.weight >= killed_at:
+            raise KilledError
+
+    engine.on_call = kill
+    with pytest.raises(KilledError):
+        Run(config, tmp_path, engine).train()
+    engine = CountingEngine()
+    engine.measured = CURVE
+    run = Run(config, tmp_path, engine)
+    run.train()
+    assert engine.weight == 50
+    assert (run.progress.selection.best, run.progress.selection.best_step) == (0.495, 30)
+    assert run.best.restore(run.engine, 30)
+    assert engine.weight == 30
+
+    again = CountingEngine()  # a run that has ended early stays ended
+    again.measured = CURVE
+    Run(config, tmp_path, again).train()
+    assert again.calls == []
+
+
+def test_best_weights_that_could_not_be_saved_are_saved_later(
+    tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import trainer.checkpoints
+
+    write = trainer.checkpoints._write
+    full = [True]
+
+    def full_disk(folder: Path, checkpoint: Checkpoint) -> None:
+        if full[0] and folder.parent.name == "best":
+            raise OSError(28, "No space left on device")
+        write(folder, checkpoint)
+
+    monkeypatch.setattr(trainer.checkpoints, "_write", full_disk)
+    engine = CountingEngine()
+    engine.measured = {10: (0.5, 0.5), 20: (0.6, 0.5)}
+    run = Run(make_job(Path("x"), steps=20, steps_per_epoch=10, export="best"), tmp_path, engine)
+    run.train()
+    assert not run.best.restore(run.engine, 10)
+    assert engine.weight == 20
+    assert "could not be saved" in caplog.text
+    full[0] = False
+    assert run.best.restore(run.engine, 10)
+    assert engine.weight == 10
+
+
+@pytest.mark.parametrize(
+    ("fits", "setting", "mend"),
+    [
+        (5, "train.batch_size", "train.accumulation=4 "),  # 16 examples a device: in 4 parts of 4
+        (None, "train.batch_size", "train.accumulation=2,"),
+        (0, "model.builder", "a smaller network"),
+    ],
+)
+def test_too_little_memory_names_what_would_fit(
+    tmp_path: Path, make_job: Any, fits: int | None, setting: str, mend: str
+) -> None:
+    engine = CountingEngine()
+
+    def exhaust() -> None:
+        raise OutOfMemory("OOM when allocating tensor with shape[16,64]", fits)
+
+    engine.on_call = exhaust
+    config = make_job(Path("x"), steps=20, steps_per_epoch=10, batch=64)  # on 4 devices
+    with pytest.raises(UserError, match="OOM when allocating") as caught:
+        Run(config, tmp_path, engine).train()
+    assert caught.value.setting == setting
+    assert mend in str(caught.value.mend)
+    if fits:
+        assert caught.value.nearest == str(fits * 4)
+
+
+def test_an_epoch_reports_rates_waiting_and_the_share_of_the_peak(
+    tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import trainer.loop
+
+    now = [0.0]
+    monkeypatch.setattr(trainer.loop.time, "perf_counter", lambda: now[0])
+    engine = CountingEngine()
+
+    def pass_time() -> None:
+        now[0] += 0.01 * engine.calls[-1][1]
+        engine.waited = 0.0025 * engine.calls[-1][1]
+
+    engine.on_call = pass_time
+    with caplog.at_level("INFO"):
+        history = Run(make_job(Path("x"), steps=40, steps_per_epoch=20, batch=64), tmp_path, engine).train()
+    last = next(line for line in history if line["kind"] == "train" and line["step"] == 20)
+    assert last["steps_per_second"] == pytest.approx(100)
+    assert last["examples_per_second_per_device"] == pytest.approx(100 * 64 / 4)
+    assert last["waiting_for_input"] == pytest.approx(0.25)
+    assert last["share_of_peak"] == pytest.approx(1e12 * 100 / (4 * 989.5e12), abs=1e-4)
+    assert (
+        "100.0 steps/s, 1,600 examples/s a device, waiting for input 25% of the time, 2.5% of the peak" in caplog.text
+    )
+
+
+@pytest.mark.parametrize("steps", [3, 25])
+def test_exactly_as_many_steps_are_profiled_as_were_asked_for(tmp_path: Path, make_job: Any, steps: int) -> None:
+    engine = CountingEngine()
+    config = make_job(Path("x"), steps=60, steps_per_epoch=30, steps_per_call=10, profile_steps=steps)
+    Run(config, tmp_path, engine).train()
+    assert engine.profiled == [steps]
+    assert engine.weight == 60
+
+
+def test_the_learning_rate_of_each_log_point_is_in_the_history(tmp_path: Path, make_job: Any) -> None:
+    config = make_job(
+        Path("x"), steps=40, steps_per_epoch=40, learning_rate=0.4, schedule={"shape": "linear", "final": 0.2}
+    )
+    history = Run(config, tmp_path, CountingEngine()).train()
+    rates = [line["learning_rate"] for line in history if line["kind"] == "train"]
+    assert rates == pytest.approx([0.4 - 0.2 * (step - 1) / 40 for step in range(4, 41, 4)])

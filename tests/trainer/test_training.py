@@ -22,7 +22,8 @@ def history(place: Path) -> list[dict[str, Any]]:
 
 
 def without_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    clock = ("time", "steps_per_second", "examples_per_second")
+    clock = ("time", "steps_per_second", "examples_per_second", "examples_per_second_per_device", "waiting_for_input",
+             "share_of_peak")  # fmt: skip
     return [{name: value for name, value in line.items() if name not in clock} for line in lines]
 
 
@@ -62,6 +63,10 @@ def test_a_run_learns_and_leaves_a_whole_model_folder(undisturbed: Any, tiny: Pa
 def test_its_progress_can_be_watched(undisturbed: Any) -> None:
     place, _ = undisturbed
     events = [json.loads(line) for line in (place / "events.jsonl").read_text().splitlines()]
+    told = [event["text"] for event in events if event["event"] == "message"]
+    assert told[0].split()[:2] == ["epoch", "step"]  # the table at the end
+    assert told[-1].split()[1] == "1,800"
+    events = [event for event in events if event["event"] != "message"]
     assert {(event["event"], event["total"], event["unit"]) for event in events} == {("progress", 1800, "steps")}
     done = [event["done"] for event in events]
     assert done == sorted(done)
@@ -105,31 +110,33 @@ def test_a_finished_run_only_exports_what_is_missing(undisturbed: Any, tiny: Pat
     assert len(history(place)) == 132
 
 
-def test_two_replicas_end_with_the_same_weights_also_when_killed(
+def test_a_replica_whose_peer_is_killed_ends_and_asks_for_another_try(
     tiny: Path, tmp_path: Path, workers: Any, make_job: Any
 ) -> None:
-    config = make_job(tiny, steps=450, steps_per_epoch=75, replicas=2, builder="sample_networks:dropout", **SAVING)
-    whole = [worker.wait() for worker in workers.start_two(config, tmp_path / "whole")]
-    assert [end.status for end in whole] == [0, 0], whole
-    assert whole[0].checksum == whole[1].checksum
-    assert history(tmp_path / "whole")[-1]["accuracy"] == 1.0
-
-    chief, other = workers.start_two(config, tmp_path / "killed")
-    chief.wait_for_checkpoint(150)
+    """How that goes on is in tests/chaos."""
+    config = make_job(tiny, steps=200_000, steps_per_epoch=75, replicas=2, **SAVING)
+    chief, other = workers.start_two(config, tmp_path)
+    chief.wait_for_checkpoint(1)
     other.process.kill()
     lost = chief.wait()
-    assert lost.status == 1
-    assert "another replica is gone" in lost.output
+    assert lost.status == 138
+    assert "another replica is gone" in lost.output or "is gone; this replica can not go on alone" in lost.output
     assert "Traceback" not in lost.errors
-
-    resumed = [worker.wait() for worker in workers.start_two(config, tmp_path / "killed")]
-    assert [end.checksum for end in resumed] == [whole[0].checksum] * 2
-    assert without_clock(history(tmp_path / "killed")) == without_clock(history(tmp_path / "whole"))
 
 
 @pytest.mark.usefixtures("networks")
-def test_two_virtual_devices_train_as_one_would(tiny: Path, tmp_path: Path, workers: Any, make_job: Any) -> None:
-    config = make_job(tiny, steps=100, steps_per_epoch=10)  # a log point each step
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        # Clipping has to see the gradient over both devices; the scaled loss takes a path of its own.
+        {"precision": "mixed_float16", "clip_norm": 0.2, "accumulation": 2, "class_weights": {"left": 2.0}},
+    ],
+)
+def test_two_virtual_devices_train_as_one_would(
+    tiny: Path, tmp_path: Path, workers: Any, make_job: Any, settings: dict[str, Any]
+) -> None:
+    config = make_job(tiny, steps=100, steps_per_epoch=10, **settings)  # a log point each step
     two = workers.start(config, tmp_path, SLIPWAY_VIRTUAL_DEVICES="2")
 
     from trainer import cluster, data, engines, manifest
@@ -145,7 +152,7 @@ def test_two_virtual_devices_train_as_one_would(tiny: Path, tmp_path: Path, work
     assert end.status == 0, end.errors
     assert "MirroredStrategy, 2 of CPU" in end.output
     found = [line["loss"] for line in history(tmp_path) if line["kind"] == "train"]
-    np.testing.assert_allclose(found, losses, rtol=1e-3)
+    np.testing.assert_allclose(found, losses, rtol=2e-2 if settings else 1e-3)
 
 
 CLEAN_PROCESS = """
@@ -202,3 +209,32 @@ def test_a_users_mistake_is_one_screen_and_one_line(tiny: Path, tmp_path: Path, 
     assert 'return {}["no such layer"]' in end.errors
     assert end.errors.count("Traceback") == 1
     assert "KeyError" in end.user_error["message"]
+
+
+def test_too_little_memory_is_told_on_one_screen_with_what_fits(
+    tiny: Path, tmp_path: Path, workers: Any, make_job: Any
+) -> None:
+    config = make_job(tiny, steps=2, steps_per_epoch=75, builder="sample_networks:greedy", arguments={"examples": 3})
+    end = workers.start(config, tmp_path).wait()
+    assert end.status == 1
+    assert "Traceback" not in end.errors
+    assert "does not hold a step of 8 examples: OOM when allocating" in end.user_error["message"]
+    assert end.user_error["nearest"] == "3"
+    assert "train.accumulation=4 " in end.user_error["mend"]
+
+
+def test_it_ends_early_and_exports_the_best_weights(tiny: Path, tmp_path: Path, workers: Any, make_job: Any) -> None:
+    config = make_job(
+        tiny, steps=750, steps_per_epoch=75, monitor="accuracy", export="best", early_stop={"patience": 1},
+        class_weights="balanced", profile_steps=2,
+    )  # fmt: skip
+    end = workers.start(config, tmp_path).wait()
+    assert end.status == 0, end.errors
+    model = json.loads((tmp_path / "model" / "model.json").read_text())
+    validations = {line["step"]: line["accuracy"] for line in history(tmp_path) if line["kind"] == "validation"}
+    best = max(validations, key=lambda step: (validations[step], -step))
+    assert model["weights_step"] == best == model["steps"] - 75
+    assert model["planned_steps"] == 750
+    assert "ending early at step" in end.output
+    assert any(line.endswith("best") and f" {best} " in line for line in end.output.splitlines())
+    assert list((tmp_path / "logs").glob("plugins/profile/*/*.xplane.pb"))

@@ -18,25 +18,32 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from trainer import augment, builder, saved_model
+from trainer import augment, builder, precision, saved_model
+from trainer.class_weights import class_weights
 from trainer.cluster import Cluster
-from trainer.config import AugmentSettings, JobConfig, ModelSettings, TrainSettings
-from trainer.data import Evaluation, MemoryTraining, TrainingData
+from trainer.config import JobConfig, ModelSettings, TrainSettings
+from trainer.data import Evaluation, TrainingData
 from trainer.engines import (
     Engine,
     Measured,
     ModelSize,
+    OutOfMemory,
     PeerLost,
     State,
     StepFigures,
     Work,
     keras_model,
     tensorflow_devices,
+    tensorflow_tpu,
     tensorflow_work,
+    tensorflow_xla,
 )
+from trainer.engines.tensorflow_loop import Call, Layout, StepLoop
+from trainer.engines.tensorflow_step import TrainingStep, correct, optimizer
 from trainer.errors import UserError
 from trainer.manifest import Manifest
 from trainer.pixels import scale
+from trainer.precision import Precision
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +59,16 @@ class TensorFlowEngine:
     def __init__(self) -> None:
         self._strategy: Any = None
         self._workers = 1
-        self._device = ""
+        self._names: list[str] = []
         self._model: Any = None
         self._optimizer: Any = None
+        self._image_shape = (0, 0, 0)
         self._batch = 0  # examples that this worker takes a step
-        self._seed = 0
-        self._augment = AugmentSettings()
-        self._steps: Callable[[int, NDArray[np.float32]], Any] | None = None
+        self._train: TrainSettings | None = None
+        self._precision: Precision = "float32"
+        self._step: TrainingStep | None = None
+        self._loop: StepLoop | None = None
+        self._call: Call | None = None
         self._measures: dict[Any, Callable[..., Any]] = {}
 
     @property
@@ -73,7 +83,11 @@ class TensorFlowEngine:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // cluster.on_this_machine))
         devices = tensorflow_devices.devices()
-        if cluster.replicas > 1:
+        if cluster.accelerators.kind == "tpu":
+            self._strategy = tensorflow_tpu.tpu_strategy(cluster)
+            devices = [f"TPU:{number}" for number in range(self._devices)]
+            kind = "TPUStrategy"
+        elif cluster.replicas > 1:
             self._strategy = tensorflow_devices.multi_worker_strategy(cluster, devices)
             kind = "MultiWorkerMirroredStrategy"
         elif len(devices) > 1:
@@ -82,7 +96,7 @@ class TensorFlowEngine:
         else:
             self._strategy = tf.distribute.get_strategy()
             kind = "one device"
-        self._device = tensorflow_devices.maker_name(devices)
+        self._names = devices
         return f"TensorFlow {tf.__version__}, {kind}, {self._devices} of {devices[0].partition(':')[0]} here"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
@@ -98,17 +112,32 @@ class TensorFlowEngine:
                 mend=f"--set train.batch_size={near}",
             )
         augment.verify(job.train.augment, manifest.image_shape)
-        self._seed, self._augment = job.train.seed, job.train.augment
+        self._train = train = job.train
+        self._image_shape = manifest.image_shape
+        kind = tensorflow_devices.kind(self._names)
+        self._precision = precision.choose(train, kind, tensorflow_devices.capability(self._names))
+        weights = class_weights(train, manifest)
+        replicas = int(self._strategy.num_replicas_in_sync)
         keras.backend.clear_session()
-        keras.utils.set_random_seed(job.train.seed)
+        keras.utils.set_random_seed(train.seed)
+        keras.config.set_dtype_policy(self._precision)
         tf.config.experimental.enable_op_determinism()  # no measurable cost on a CPU
         builder.load(job.model.builder)  # outside of the scope, as what the module itself makes does not belong to it
         with self._strategy.scope():
             self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
-            keras_model.refuse_batch_normalization(self._model, job.model, self._strategy.num_replicas_in_sync)
+            keras_model.refuse_batch_normalization(self._model, job.model, replicas)
             self._refuse_foreign_variables(job.model)
-            self._optimizer = _optimizer(job.train)
-            self._optimizer.build(self._model.trainable_variables)
+            self._optimizer = optimizer(train, self._model.trainable_variables)
+            compiled = tensorflow_xla.compiles(train, self._model, kind, replicas)
+            self._step = TrainingStep(
+                self._model, self._optimizer, train, weights, replicas, compiled=compiled and replicas > 1
+            )
+        layout = Layout(self._strategy, self._devices, replicas, self._batch // self._devices)
+        self._loop = StepLoop(
+            self._step, self._optimizer, layout, train, compiled=compiled and replicas == 1,
+            resident=self._names[0] if kind != "CPU" else None,
+        )  # fmt: skip
+        logger.info("computing in %s, %s", self._precision, "compiled by XLA" if compiled else "not compiled")
 
     def _refuse_foreign_variables(self, settings: ModelSettings) -> None:
         """Raise UserError for a variable that no device but one would have: it was not made while the builder ran."""
@@ -124,11 +153,13 @@ class TensorFlowEngine:
                 )
 
     def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
-        if self._steps is None:
-            self._steps = self._from_memory(data) if isinstance(data, MemoryTraining) else self._from_stream(data, step)
-        with _peers():
-            figures = self._steps(step, rates).numpy().astype(np.float64)
-        return StepFigures(losses=figures[:, 0], accuracies=figures[:, 1])
+        assert self._loop is not None
+        with self._errors():
+            if self._call is None:
+                self._call = self._loop.on(data, step)
+            figures, waited = self._call(step, rates)
+            figures = (self._reduce(figures, "SUM") if self._workers > 1 else figures).numpy().astype(np.float64)
+        return StepFigures(losses=figures[:, 0], accuracies=figures[:, 1], waited=waited)
 
     def evaluate(self, data: Evaluation) -> Measured:
         key = (data.batch, data.share.manifest.image_shape)
@@ -136,8 +167,9 @@ class TensorFlowEngine:
             self._measures[key] = self._measuring_function(data)
         measure = self._measures[key]
         sums = np.zeros(3)
-        for images, labels, weights in data.batches():
-            sums += measure(images, labels, weights).numpy()
+        with self._errors():
+            for images, labels, weights in data.batches():
+                sums += measure(images, labels, weights).numpy()
         loss, correct, examples = self._over_workers(sums, "SUM")
         return Measured(loss / examples, correct / examples, round(examples))
 
@@ -149,7 +181,7 @@ class TensorFlowEngine:
 
     def load_state(self, state: State) -> None:
         variables = self._variables()
-        expected = {name: (variable.shape, variable.dtype) for name, variable in variables.items()}
+        expected = {name: (variable.shape, tf.as_dtype(variable.dtype).name) for name, variable in variables.items()}
         found = {name: (array.shape, array.dtype.name) for name, array in state.items()}
         for name in [*expected, *found]:
             if expected.get(name) != found.get(name):
@@ -158,16 +190,16 @@ class TensorFlowEngine:
             variable.assign(state[name])
 
     def work(self) -> Work:
-        flops = tensorflow_work.example_flops(self._model)
+        flops = tensorflow_work.example_flops(self._model, self._image_shape)
         return Work(
-            device=self._device,
+            device=tensorflow_devices.maker_name(self._names),
             devices=int(self._strategy.num_replicas_in_sync),
-            precision="float32",
+            precision=self._precision,
             step_flops=None if flops is None else flops * self._batch * self._workers,
         )
 
     def graph(self) -> bytes | None:
-        return tensorflow_work.graph(self._model)
+        return tensorflow_work.graph(self._model, self._image_shape)
 
     @contextlib.contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
@@ -182,7 +214,8 @@ class TensorFlowEngine:
 
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
         # A network of plain variables, made anew: the trained one's belong to the strategy, and saving those would
-        # need every worker.
+        # need every worker. It computes in float32, which any device that serves it can.
+        keras.config.set_dtype_policy("float32")
         with tf.distribute.get_strategy().scope() if self._workers == 1 else contextlib.nullcontext():
             model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
         for own, trained in zip(model.weights, self._model.weights, strict=True):
@@ -192,99 +225,6 @@ class TensorFlowEngine:
 
     def close(self) -> None:
         self.agree([0.0])
-
-    # Training
-
-    def _from_memory(self, data: MemoryTraining) -> Callable[[int, NDArray[np.float32]], Any]:
-        """The training function on decoded examples: it is told their order and gathers them in the graph."""
-        images, labels = data.tensors()
-        share = self._batch // self._devices
-
-        def batch(replica: Any, indices: Any) -> tuple[Any, Any]:
-            return tf.gather(images, indices[replica]), tf.gather(labels, indices[replica])
-
-        @tf.function(
-            input_signature=[
-                tf.TensorSpec([], tf.int32),
-                tf.TensorSpec([None], tf.float32),
-                tf.TensorSpec([None, self._devices, share], tf.int32),
-            ]
-        )
-        def steps(first: Any, rates: Any, order: Any) -> Any:
-            return self._loop(first, rates, lambda number: (order[number],), batch)
-
-        return lambda step, rates: steps(
-            step, rates, data.order(step, len(rates)).reshape(len(rates), self._devices, share)
-        )
-
-    def _from_stream(self, data: Any, first: int) -> Callable[[int, NDArray[np.float32]], Any]:
-        """The training function on streamed batches, from step `first` on."""
-        iterator = iter(data.batches(first))
-        share = self._batch // self._devices
-        position = first
-
-        def batch(replica: Any, images: Any, labels: Any) -> tuple[Any, Any]:
-            start = replica * share
-            return images[start : start + share], labels[start : start + share]
-
-        @tf.function(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32)])
-        def steps(first: Any, rates: Any) -> Any:
-            return self._loop(first, rates, lambda _number: next(iterator), batch)
-
-        def go_on(step: int, rates: NDArray[np.float32]) -> Any:
-            nonlocal position
-            if step != position:
-                raise ValueError(f"the stream is at step {position}, not {step}")
-            position += len(rates)
-            return steps(step, rates)
-
-        return go_on
-
-    def _loop(self, first: Any, rates: Any, fetch: Callable[[Any], Any], batch: Callable[..., Any]) -> Any:
-        """Steps in the graph: float32 [steps, 2], each step's loss and accuracy over the global batch.
-
-        Args:
-            first: The first one's number in the run (from 0), int32 scalar.
-            rates: Each one's learning rate, float32 [steps].
-            fetch: From the step's number within the call to the worker's batch, or what names it.
-            batch: From a device's number on this worker and what `fetch` gave to its images and labels.
-        """
-
-        def replica_step(step: Any, *fetched: Any) -> Any:
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            with tf.device("CPU:0"):
-                images, labels = batch(replica % self._devices, *fetched)
-            images = scale(images)
-            if self._augment.is_on:
-                images = augment.augment(images, self._augment, self._seed, step, replica)
-            return self._train_step(images, labels)
-
-        count = tf.shape(rates)[0]
-        figures = tf.TensorArray(tf.float32, size=count, element_shape=[2])
-        for number in tf.range(count):
-            self._optimizer.learning_rate.assign(rates[number])
-            by_device = self._strategy.run(replica_step, args=(first + number, *fetch(number)))
-            figures = figures.write(number, tf.add_n(self._strategy.experimental_local_results(by_device)))
-        return self._reduce(figures.stack(), "SUM")
-
-    def _train_step(self, images: Any, labels: Any) -> Any:
-        """One device's part of a step: its share of the global batch's mean loss and accuracy, float32 [2].
-
-        Args:
-            images: What the network is given, float32 [share of the batch, height, width, channels].
-            labels: int32 [share of the batch].
-        """
-        global_batch = self._batch * self._workers
-        with tf.GradientTape() as tape:
-            logits = tf.cast(self._model(images, training=True), tf.float32)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-            loss = tf.reduce_sum(losses) / global_batch
-            if self._model.losses:  # the regularizers', the same on every device
-                loss += tf.add_n(self._model.losses) / self._strategy.num_replicas_in_sync
-        variables = self._model.trainable_variables
-        # The optimizer sums the gradients over the devices.
-        self._optimizer.apply(tape.gradient(loss, [variable.value for variable in variables]), variables)
-        return tf.stack([loss, tf.reduce_sum(_correct(logits, labels)) / global_batch])
 
     # Measuring
 
@@ -301,7 +241,7 @@ class TensorFlowEngine:
             sums = tf.stack(
                 [
                     tf.reduce_sum(losses * weights),
-                    tf.reduce_sum(_correct(logits, labels) * weights),
+                    tf.reduce_sum(correct(logits, labels) * weights),
                     tf.reduce_sum(weights),
                 ]
             )
@@ -343,12 +283,26 @@ class TensorFlowEngine:
 
     def _variables(self) -> dict[str, Any]:
         """All variables by a name that tells their place; two builds of one network give the same names."""
-        groups = {"model": self._model.variables, "optimizer": self._optimizer.variables}
+        assert self._step is not None
+        groups = {"model": self._model.variables, "optimizer": self._optimizer.variables, "loss": self._step.variables}
         return {
-            f"{group}/{number:04d}/{variable.name}": variable
+            f"{group}/{number:04d}/{variable.name.removesuffix(':0')}": variable
             for group, variables in groups.items()
             for number, variable in enumerate(variables)
         }
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Tell the loss of a peer and a memory that is too small from other errors."""
+        try:
+            with _peers():
+                yield
+        except tf.errors.ResourceExhaustedError as error:
+            assert self._step is not None
+            share = self._batch // self._devices // (self._train.accumulation if self._train else 1)
+            fits = tensorflow_work.most_that_fit(self._step.part, self._image_shape, share)
+            cause = re.search(r"(OOM|[Oo]ut of memory).*", error.message)
+            raise OutOfMemory(cause[0] if cause else error.message.partition("\n")[0], fits) from error
 
 
 @contextlib.contextmanager
@@ -359,16 +313,6 @@ def _peers() -> Iterator[None]:
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
         cause = re.search(r"Collective ops is aborted by: (.*)", error.message)
         raise PeerLost(cause[1] if cause else error.message.partition("\n")[0]) from error
-
-
-def _correct(logits: Any, labels: Any) -> Any:
-    """1.0 where the most probable class is the label, else 0.0: float32 [batch]."""
-    return tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels), tf.float32)
-
-
-def _optimizer(settings: TrainSettings) -> Any:
-    kinds = {"adam": keras.optimizers.Adam, "adamw": keras.optimizers.AdamW, "sgd": keras.optimizers.SGD}
-    return kinds[settings.optimizer](learning_rate=settings.learning_rate)
 
 
 def _other_state(name: str, found: Any, expected: Any) -> UserError:

@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
+from trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
 from trainer.cluster import Cluster
-
-VIRTUAL_DEVICES_VARIABLE = "SLIPWAY_VIRTUAL_DEVICES"
+from trainer.errors import UserError
 
 
 def devices() -> list[str]:
@@ -33,6 +33,14 @@ def multi_worker_strategy(cluster: Cluster, names: Sequence[str]) -> Any:
     # The cluster is handed over, not read by TensorFlow: it knows no `master`, and Vertex's TF_CONFIG may have one.
     tasks: dict[str, list[str]] = {}
     for task in cluster.tasks:
+        if not task.address:
+            raise UserError(
+                f"TensorFlow has to know the address of each replica, and {cluster.source} tells not that of {task}.",
+                setting="train.engine",
+                value="tensorflow",
+                allowed="TF_CONFIG or CLUSTER_SPEC in the environment, or the engine pytorch under torchrun",
+                mend="unset RANK and set TF_CONFIG, or --set train.engine=pytorch",
+            )
         tasks.setdefault(_job(task.type), []).append(task.address)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(tasks),

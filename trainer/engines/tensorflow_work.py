@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ import tensorflow as tf
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"}
 
 
-def example_flops(model: Any) -> float | None:
+def example_flops(model: Any, image_shape: tuple[int, int, int]) -> float | None:
     """The floating-point operations of training on one example: the loss and all gradients.
 
     They are counted by TensorFlow's own statistics of each operation in the traced graph (matrix products,
@@ -24,7 +25,7 @@ def example_flops(model: Any) -> float | None:
             loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
         return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
 
-    specs = [tf.TensorSpec([1, *model.inputs[0].shape[1:]], tf.float32), tf.TensorSpec([1], tf.int32)]
+    specs = [tf.TensorSpec([1, *image_shape], tf.float32), tf.TensorSpec([1], tf.int32)]
     graph = tf.function(gradients).get_concrete_function(*specs).graph
     if any(operation.type in _CALLS for operation in graph.get_operations()):
         return None
@@ -33,12 +34,38 @@ def example_flops(model: Any) -> float | None:
     return float(tf.compat.v1.profiler.profile(graph, options=options).total_float_ops)
 
 
-def graph(model: Any) -> bytes:
+def graph(model: Any, image_shape: tuple[int, int, int]) -> bytes:
     """The network's graph from images to logits, as a serialized tf.GraphDef."""
-    specification = tf.TensorSpec([None, *model.inputs[0].shape[1:]], tf.float32, name="images")
+    specification = tf.TensorSpec([None, *image_shape], tf.float32, name="images")
 
     def logits(images: Any) -> Any:
         return model(images, training=False)
 
     traced = tf.function(logits).get_concrete_function(specification)
     return bytes(traced.graph.as_graph_def(add_shapes=True).SerializeToString())
+
+
+def most_that_fit(gradients: Callable[[Any, Any], Any], image_shape: tuple[int, int, int], below: int) -> int:
+    """How many examples a device can work through at once, fewer than `below`: tried on it, by halving the difference.
+
+    Args:
+        gradients: What a step computes, from float32 images and int32 labels; called with zeros.
+        image_shape: Height, width, channels.
+        below: A number that does not fit.
+    """
+
+    def fits(examples: int) -> bool:
+        try:
+            tf.function(gradients)(tf.zeros([examples, *image_shape]), tf.zeros([examples], tf.int32))
+        except tf.errors.ResourceExhaustedError:
+            return False
+        return True
+
+    fitting = 0
+    while below - fitting > 1:
+        middle = (fitting + below) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            below = middle
+    return fitting

@@ -7,35 +7,36 @@ could not be made again, nor a run be gone on with.
 
 from __future__ import annotations
 
-import hashlib
-import marshal
 import os
 import re
-import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from components.prepare_data.kinds import Kind
 from components.prepare_data.messages import values
-from components.prepare_data.png import COLORS, encode_png
 from components.prepare_data.settings import DataSettings
+from components.prepare_data.sources.again import Again
 from components.prepare_data.sources.columns import further_kinds, stored_name
 from components.prepare_data.sources.images import valid_name
-from components.prepare_data.sources.layout import SPLIT_FOLDERS
 from components.prepare_data.sources.record_layout import Descriptions
 from components.prepare_data.sources.source import Entry, Group, Ignored, readable
 from components.prepare_data.sources.spool import Spool, SpoolReader
 from components.prepare_data.sources.tfrecord import require_feature
 from components.prepare_data.sources.unique import UniqueKeys
+from components.prepare_data.sources.user_example import (
+    Taken,
+    digest,
+    encoded_feature,
+    encoded_image,
+    label_of,
+    split_of,
+)
 from components.prepare_data.unusable import Unusable
 from trainer.builder import load
 from trainer.errors import UserError, nearest
-from trainer.places import local_path
 
 REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 CONTRACT = (
@@ -43,18 +44,7 @@ CONTRACT = (
     "width(, channels)]), label (text or integer), perhaps key, split, and further features"
 )
 SPOOL = "examples"
-DIGEST_BYTES = 8
 WHOLE_NUMBER = re.compile(r"^-?\d+$")
-
-
-class Taken(NamedTuple):
-    """An example as it is stored: key, class, split, encoded image, and the further features."""
-
-    key: bytes
-    label: str
-    split: str | None
-    image: bytes
-    further: list[tuple[bytes, bytes]]
 
 
 class ModuleSource:
@@ -203,11 +193,11 @@ class ModuleSource:
             raise Unusable(f"other than the first example, it has {'no ' if odd[0] in self._kinds else ''}{odd[0]}")
         return Taken(
             key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key,
-            _label(example.get(self._label)),
-            _split(example.get("split")),
+            label_of(example.get(self._label)),
+            split_of(example.get("split")),
             encoded_image(example.get(self._image)),
             [
-                (stored_name(name).encode(), _encoded(name, kind, further[name]))
+                (stored_name(name).encode(), encoded_feature(name, kind, further[name]))
                 for name, kind in sorted(self._kinds.items())
             ],
         )
@@ -236,122 +226,6 @@ class ModuleReader:
 
     def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:
         return self._spool.further(place + self._size)
-
-
-class Again:
-    """The same function in another process, whose examples are compared with ours as they come."""
-
-    def __init__(self, settings: DataSettings) -> None:
-        self._settings = settings
-
-    def __enter__(self) -> Again:
-        self._errors = tempfile.TemporaryFile("w+")
-        # Another seed than ours, by which sets of strings come in another order.
-        seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, self._settings.model_dump_json()],
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environment,
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._errors.close()
-
-    def compare(self, number: int, expected: bytes) -> None:
-        """Compare an example's digest, b"" for the end.
-
-        Raises:
-            UserError: The other process has another.
-        """
-        assert self._process.stdout is not None
-        found = self._process.stdout.read(DIGEST_BYTES)
-        if found == expected and (expected or self._process.wait() == 0):
-            return
-        reference = self._settings.source
-        if found == b"" and self._process.wait() != 0:
-            self._errors.seek(0)
-            last = next((line for line in reversed(self._errors.readlines()) if line.strip()), "without a word\n")
-            problem = f"{reference} failed when it was called a second time, in another process: {last.strip()}"
-        elif found and expected:
-            problem = f"{reference} is not deterministic: example {number:,} is another one when it is called again."
-        else:
-            more = "fewer" if expected else "more"
-            problem = f"{reference} is not deterministic: it gives {more} examples when it is called again."
-        raise UserError(
-            problem,
-            setting="data.source",
-            value=reference,
-            allowed="a function that gives the same examples in the same order whenever and wherever it is called",
-            mend="seed what is random, sort what comes from sets and folders, leave out times",
-        )
-
-
-def digest(taken: Taken | None) -> bytes:
-    """What tells one example from others."""
-    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    if taken is not None:
-        hashed.update(marshal.dumps((taken.key, taken.label, taken.split, len(taken.image), taken.further), 2))
-        hashed.update(taken.image)
-    return hashed.digest()
-
-
-def encoded_image(value: Any) -> bytes:
-    """The encoded bytes of what a user gives as an image; they are checked when they are written.
-
-    Raises:
-        Unusable: It is no image, or its file can not be read.
-    """
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, str | os.PathLike):
-        try:
-            return local_path(os.fspath(value)).expanduser().read_bytes()
-        except OSError as error:
-            raise Unusable(f"its image {os.fspath(value)} can not be read: {error.strerror}") from None
-    value = value.numpy() if hasattr(value, "numpy") else value
-    if not hasattr(value, "dtype") or not hasattr(value, "tobytes"):
-        raise Unusable(f"its image is a {type(value).__name__}, not encoded bytes, a path or an array")
-    shape = tuple(value.shape)
-    if str(value.dtype) != "uint8" or len(shape) not in (2, 3) or 0 in shape or (*shape, 1)[2] not in COLORS:
-        raise Unusable(f"its image is an array {value.dtype} {list(shape)}, not uint8 [height, width(, channels)]")
-    return encode_png(value.tobytes(), *shape)
-
-
-def _label(value: Any) -> str:
-    value = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise Unusable("it has no label" if value is None else f"its label {value!r} is neither text nor an integer")
-    text = str(value)
-    if not text or not text.isprintable():
-        raise Unusable(f"its label {text!r} can not be printed")
-    return text
-
-
-def _split(value: Any) -> str | None:
-    if value is None:
-        return None
-    found = SPLIT_FOLDERS.get(value.lower()) if isinstance(value, str) else None
-    if found is None:
-        raise Unusable(f"its split {value!r} is none of train, validation and test")
-    return found
-
-
-def _encoded(name: str, kind: Kind, value: Any) -> bytes:
-    try:
-        if kind.name == "image":
-            value = [encoded_image(part) for part in value] if kind.is_list else encoded_image(value)
-        return kind.encode(value)
-    except Unusable as reason:
-        raise Unusable(f"its {name}: {reason}") from None
 
 
 def main() -> None:

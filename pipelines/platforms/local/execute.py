@@ -9,28 +9,36 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from kfp import compiler, local
 
 from pipelines.config import load
+from pipelines.platforms.local.containers import run_arguments, stop_containers
 from pipelines.platforms.local.steps import pipeline
 from pipelines.runs import RunFolder
 
 
-def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool) -> bool:
+def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, containers: bool) -> bool:
     """Compile the run's pipeline and run it; steps that a former try of the same run finished are not repeated.
 
     Returns:
         Whether every step succeeded.
     """
     config = load(folder.configuration_file)
-    training = pipeline(config, rehearsal=rehearsal)
+    runner: Any = local.SubprocessRunner(use_venv=False)
+    if containers:
+        if not _image_made(folder):
+            return False
+        runner = local.DockerRunner(**run_arguments(folder, config))
+    training = pipeline(config, rehearsal=rehearsal, image=folder.image_file.read_text() if containers else "")
     compiler.Compiler().compile(training, str(folder.specification_file))
     local.init(
-        runner=local.SubprocessRunner(use_venv=False),
+        runner=runner,
         pipeline_root=str(folder.artifacts),
         enable_caching=True,
         cache_root=str(folder.artifacts / ".finished"),
@@ -43,12 +51,19 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool) 
     return True
 
 
-def _end_with_parent() -> None:
+def _image_made(folder: RunFolder) -> bool:
+    command = [sys.executable, "-m", "pipelines.platforms.local.image", str(folder.path)]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def _end_with_parent(run_id: str, *, containers: bool) -> None:
     """End this session when whoever started it is gone: the pipe on standard input then closes."""
 
     def watch() -> None:
         while os.read(0, 1):
             pass
+        if containers:
+            stop_containers(run_id)
         os.killpg(0, signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -60,9 +75,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--champion", default="")
     parser.add_argument("--rehearsal", action="store_true")
+    parser.add_argument("--containers", action="store_true")
     arguments = parser.parse_args()
-    _end_with_parent()
-    done = execute(RunFolder(arguments.folder), arguments.output, arguments.champion, rehearsal=arguments.rehearsal)
+    folder = RunFolder(arguments.folder)
+    _end_with_parent(folder.run_id, containers=arguments.containers)
+    done = execute(
+        folder, arguments.output, arguments.champion, rehearsal=arguments.rehearsal, containers=arguments.containers
+    )
     sys.exit(0 if done else 1)
 
 

@@ -15,21 +15,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import psutil
 
-from components.register_model.registration import NONE_ASKED
-from components.register_model.registry import Registry
+from components.register_model.registration import NONE_ASKED, champion_folder
 from components.step import LOGS_VARIABLE
 from pipelines.config import RunConfig
+from pipelines.platforms.local.containers import stop_containers
 from pipelines.runs import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord
 from trainer.errors import UserError
 from trainer.events import EVENTS_VARIABLE
 
 STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
+BUILD_IMAGE = "build_image"
 POLL_SECONDS = 0.1
-STOP_SECONDS = 15.0
+STOP_SECONDS = 20.0
 LOG_LINES = 12
 
 
@@ -44,15 +45,20 @@ class Watcher(Protocol):
         """Something happened: see trainer.events."""
 
 
-def new_record(folder: RunFolder, config: RunConfig, *, rehearsal: bool) -> RunRecord:
+def new_record(
+    folder: RunFolder, config: RunConfig, *, rehearsal: bool, runner: Literal["process", "docker"] = "process"
+) -> RunRecord:
     """The record of a run that is about to start."""
     names = [name for name in STEPS if not (rehearsal and name == "register_model")]
+    if runner == "docker":
+        names.insert(0, BUILD_IMAGE)
     return RunRecord(
         run_id=folder.run_id,
         name=config.name,
         platform="local",
         hardware=config.hardware,
         rehearsal=rehearsal,
+        runner=runner,
         created=datetime.now(UTC),
         steps=[StepRecord(name=name) for name in names],
     )
@@ -66,7 +72,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     # What happened after the last look of a watcher that was killed is still in the events.
     seen = _follow(folder, record, None, 0)
     if record.champion is None or record.step("evaluate").status != "succeeded":
-        record.champion = champion_folder(config, rehearsal=record.rehearsal)
+        record.champion = champion_to_beat(config, rehearsal=record.rehearsal)
     record.status, record.error, record.ended = "running", None, None
     record.process = ProcessRecord.current()
     for step in record.steps:
@@ -97,6 +103,7 @@ def _execute(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int, 
     command = [sys.executable, "-m", "pipelines.platforms.local.execute", str(folder.path)]
     command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
     command += ["--rehearsal"] if record.rehearsal else []
+    command += ["--containers"] if record.runner == "docker" else []
     environment = {
         **os.environ,
         EVENTS_VARIABLE: str(folder.events_file),
@@ -117,19 +124,17 @@ def _execute(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int, 
             time.sleep(POLL_SECONDS)
     finally:
         stop_session(process)
+        if record.runner == "docker":
+            stop_containers(folder.run_id)
         _follow(folder, record, watcher, seen)
     return process.returncode == 0
 
 
-def champion_folder(config: RunConfig, *, rehearsal: bool) -> str:
-    """The folder of the registered model that this run's has to beat, "" where there is none yet.
-
-    NONE_ASKED where the run is not to be measured against one.
-    """
+def champion_to_beat(config: RunConfig, *, rehearsal: bool) -> str:
+    """The champion's folder, or NONE_ASKED where the run is not to be measured against one."""
     if rehearsal or config.evaluate.champion == "none":
         return NONE_ASKED
-    champion = Registry(Path(config.register_.registry).absolute()).champion(config.model_name)
-    return str(champion.folder) if champion else ""
+    return champion_folder(config.register_.registry, config.model_name)
 
 
 @dataclass
@@ -242,7 +247,8 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
     if evaluation.status == "succeeded":
         shutil.copyfile(evaluation.outputs["report"], folder.report_file)
         record.report = str(folder.report_file)
-    if finished:
+    # DockerRunner takes a container that is gone without a word for one that has succeeded.
+    if finished and not any(step.status == "running" for step in record.steps):
         record.status = "succeeded"
         for step in record.steps:
             if step.status == "pending":

@@ -21,41 +21,55 @@ MEMORY_SHARE = 0.5
 
 
 class LocalPlatform:
-    """Processes on this machine. The image and the access to a cloud are left out; a rehearsal registers nothing."""
+    """Processes on this machine, or containers of `image` where that is given.
 
-    def __init__(self, *, rehearsal: bool = False) -> None:
+    The image is made before the pipeline is; the access to a cloud is left out; a rehearsal registers nothing.
+    """
+
+    def __init__(self, *, rehearsal: bool = False, image: str = "") -> None:
         self.rehearsal = rehearsal
+        self.image = image
         self.registers = not rehearsal
 
     def build_image(self, config: RunConfig) -> Any:  # noqa: ARG002
-        return None
+        return self.image or None
 
     def setup_access(self, config: RunConfig) -> Any:  # noqa: ARG002
         return None
 
     def prepare_data(self, config: RunConfig) -> Any:
-        return prepare_data(settings=config.data.model_dump_json(), replicas=config.parsed_hardware.replicas)
+        return self._step(prepare_data)(
+            settings=config.data.model_dump_json(), replicas=config.parsed_hardware.replicas
+        )
 
     def plan_training(self, config: RunConfig, dataset: Any, image: Any) -> Any:
-        return plan_training(
+        return self._step(plan_training)(
             pools=config.parsed_hardware.worker_pools(),
             devices=config.parsed_hardware.accelerators_per_replica,
-            model=config.model.model_dump_json(),
+            model=config.model.model_dump_json() if config.model else "",
             train=config.train.model_dump_json(exclude_none=True),
             image=image or "",
             memory=int(psutil.virtual_memory().available * MEMORY_SHARE) if self.rehearsal else 0,
             dataset=dataset,
         )
 
-    def train(self, config: RunConfig, worker_pool_specs: Any, output: Any) -> Any:
+    def train(self, config: RunConfig, worker_pool_specs: Any, dataset: Any, output: Any) -> Any:
         virtual = config.parsed_hardware.accelerators_per_replica if self.rehearsal else 0
-        return train(worker_pool_specs=worker_pool_specs, output=output, virtual_devices=virtual)
+        return self._step(train)(
+            worker_pool_specs=worker_pool_specs,
+            output=output,
+            virtual_devices=virtual,
+            restarts=config.train.restarts.model_dump_json(),
+            dataset=dataset,
+        )
 
     def evaluate(self, config: RunConfig, model: Any, dataset: Any, champion: Any) -> Any:
-        return evaluate(settings=config.evaluate.model_dump_json(), model=model, dataset=dataset, champion=champion)
+        return self._step(evaluate)(
+            settings=config.evaluate.model_dump_json(), model=model, dataset=dataset, champion=champion
+        )
 
     def register_model(self, config: RunConfig, trained: Any, evaluation: Any, run_id: Any, champion: Any) -> Any:
-        return register_model(
+        return self._step(register_model)(
             settings=config.register_.model_dump_json(),
             model_name=config.model_name,
             run_id=run_id,
@@ -65,12 +79,20 @@ class LocalPlatform:
             metrics=evaluation.outputs["metrics"],
         )
 
+    def _step(self, component: Any) -> Any:
+        if not self.image:
+            return component
+        return dsl.component(component.python_func, base_image=self.image, install_kfp_package=False)
 
-def pipeline(config: RunConfig, *, rehearsal: bool = False) -> Any:
-    """The pipeline for this machine; its parameters are the run's id, its training output and the champion's folder."""
-    platform = LocalPlatform(rehearsal=rehearsal)
 
-    @dsl.pipeline(name=config.name, description=f"Slipway: {config.model.builder} on {config.data.source}")
+def pipeline(config: RunConfig, *, rehearsal: bool = False, image: str = "") -> Any:
+    """The pipeline for this machine, in containers of `image` where that is given.
+
+    Its parameters are the run's id, its training output and the champion's folder.
+    """
+    platform = LocalPlatform(rehearsal=rehearsal, image=image)
+
+    @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     def training(run_id: str, output: str, champion: str = "") -> None:
         training_steps(config, platform, run_id, output, champion)
 

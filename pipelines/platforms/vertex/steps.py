@@ -3,40 +3,56 @@
 kfp reads a pipeline's annotations as objects, so they are not postponed here.
 """
 
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from google_cloud_pipeline_components.types.artifact_types import UnmanagedContainerModel
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
-from google_cloud_pipeline_components.v1.model import ModelUploadOp
 from kfp import dsl
 
+from components.build_image.component import build_image
 from components.evaluate.component import evaluate
 from components.plan_training.component import plan_training
 from components.prepare_data.component import prepare_data
+from components.register_model.component import find_champion, register_version
+from components.register_model.registration import NONE_ASKED
+from components.setup_access.component import setup_access
 from components.train.component import collect_model
+from pipelines.access import access_settings
 from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
+from pipelines.images import Images
 from pipelines.training import training_steps
+from trainer.errors import UserError
 
 
 class VertexPlatform:
-    """Containers of one image on Vertex AI; training is a custom job with the hardware's worker pools."""
+    """Containers on Vertex AI; training is a custom job with the hardware's worker pools."""
 
     registers = True
 
-    def __init__(self, settings: VertexSettings) -> None:
+    def __init__(self, settings: VertexSettings, images: Images) -> None:
         self.settings = settings
-
-    @property
-    def output(self) -> str:
-        """The training job's base output directory; the job's name is filled in when the pipeline runs."""
-        return f"{self.settings.bucket}/runs/{dsl.PIPELINE_JOB_NAME_PLACEHOLDER}"
+        self.images = images
 
     def build_image(self, config: RunConfig) -> Any:  # noqa: ARG002
-        return None
+        build = self.images.build
+        if build is None:
+            return None
+        task = self._in_image(build_image)(
+            request=build.request.model_dump_json(),
+            source=build.source.model_dump_json(),
+            settings=build.settings.model_dump_json(),
+        )
+        # A cached answer would not notice that the image is gone.
+        return task.set_caching_options(False).output
 
-    def setup_access(self, config: RunConfig) -> Any:  # noqa: ARG002
-        return None
+    def setup_access(self, config: RunConfig) -> Any:
+        task = self._in_image(setup_access)(
+            settings=access_settings(config).model_dump_json(), grant=self.settings.access == "grant"
+        )
+        # What was granted yesterday may have been taken away since.
+        return task.set_caching_options(False)
 
     def prepare_data(self, config: RunConfig) -> Any:
         data = config.data
@@ -48,14 +64,14 @@ class VertexPlatform:
         return self._in_image(plan_training)(
             pools=config.parsed_hardware.worker_pools(),
             devices=config.parsed_hardware.accelerators_per_replica,
-            model=config.model.model_dump_json(),
+            model=config.model.model_dump_json() if config.model else "",
             train=config.train.model_dump_json(exclude_none=True),
-            image=image or self.settings.image,
+            image=image or self.images.trainer,
             memory=0,
             dataset=dataset,
         )
 
-    def train(self, config: RunConfig, worker_pool_specs: Any, output: Any) -> Any:
+    def train(self, config: RunConfig, worker_pool_specs: Any, dataset: Any, output: Any) -> Any:  # noqa: ARG002
         job = CustomTrainingJobOp(
             display_name=config.name,
             project=self.settings.project,
@@ -66,48 +82,98 @@ class VertexPlatform:
             network=self.settings.network or "",
             encryption_spec_key_name=self.settings.encryption_key or "",
             labels=self.settings.labels,
+            # Replicas that train together can only start again together.
+            **{"restart_job_on_worker_restart": config.parsed_hardware.replicas > 1},
             **config.parsed_hardware.scheduling(),
         ).set_display_name("train")
         return self._in_image(collect_model)(job=job.outputs["gcp_resources"], output=output)
 
     def evaluate(self, config: RunConfig, model: Any, dataset: Any, champion: Any) -> Any:
         return self._in_image(evaluate)(
-            settings=config.evaluate.model_dump_json(), model=model, dataset=dataset, champion=champion
+            settings=config.evaluate.model_dump_json(), model=model, dataset=dataset, champion=champion.uri
         )
 
-    def register_model(self, config: RunConfig, trained: Any, evaluation: Any, run_id: Any, champion: Any) -> Any:  # noqa: ARG002
-        # ModelUploadOp takes its serving container from an artifact of this type only.
-        servable = dsl.importer(
-            artifact_uri=trained.outputs["Output"],
-            artifact_class=UnmanagedContainerModel,
-            metadata={"containerSpec": {"imageUri": self.settings.serving_image}},
+    def find_champion(self, config: RunConfig) -> "Champion":
+        """The version to beat, looked up when the pipeline runs: the one that is champion by then, not now."""
+        if config.evaluate.champion == "none":
+            return Champion("", NONE_ASKED)
+        task = self._in_image(find_champion)(place=self._place, model_name=config.model_name)
+        # Its inputs stay the same while the champion changes: an earlier answer would be stale.
+        task.set_caching_options(enable_caching=False)
+        return Champion(task.outputs["uri"], task.outputs["version"])
+
+    def register_model(self, config: RunConfig, trained: Any, evaluation: Any, run_id: Any, champion: Any) -> Any:
+        if self.settings.serving_image is None:
+            raise UserError(
+                "A registered model needs an image that serves it.",
+                setting="vertex.serving_image",
+                value=None,
+                allowed="an image that serves a SavedModel, by digest or by a tag that is never moved",
+                mend="--set vertex.serving_image=IMAGE",
+            )
+        candidate = {
+            "model": config.model_name,
+            "serving_image": self.settings.serving_image,
+            "labels": self.settings.labels,
+            "encryption_key": self.settings.encryption_key,
+        }
+        return self._in_image(register_version)(
+            place=self._place,
+            candidate=json.dumps(candidate),
+            run_id=run_id,
+            job=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
+            verdict=evaluation.outputs["Output"],
+            champion=champion.version,
+            model=trained.outputs["model"],
+            metrics=evaluation.outputs["metrics"],
         )
-        return ModelUploadOp(
-            project=self.settings.project,
-            location=self.settings.region,
-            display_name=config.model_name,
-            unmanaged_container_model=servable.outputs["artifact"],
-            encryption_spec_key_name=self.settings.encryption_key or "",
-            labels=self.settings.labels,
-        )
+
+    @property
+    def _place(self) -> str:
+        """What a step makes its Connection of, as JSON."""
+        where = {"project": self.settings.project, "region": self.settings.region, "endpoints": self.settings.endpoints}
+        return json.dumps(where)
 
     def _in_image(self, component: Any) -> Callable[..., Any]:
-        """A step's component, to run in this platform's image."""
-        return dsl.component(component.python_func, base_image=self.settings.image, install_kfp_package=False)
+        """A step's component, to run in the steps' image, and again where it fails."""
+        packed = dsl.component(component.python_func, base_image=self.images.steps, install_kfp_package=False)
+
+        def task(**arguments: Any) -> Any:
+            made = packed(**arguments)
+            if self.settings.retries:
+                made.set_retry(self.settings.retries, backoff_duration="30s", backoff_factor=2.0)
+            return made
+
+        return task
 
 
-def pipeline(config: RunConfig) -> Any:
-    """The pipeline for Vertex AI; its parameter is the champion to beat.
+@dataclass(frozen=True)
+class Champion:
+    """The version to beat: where its files are, and its resource name ("" for none yet, "none" for none asked)."""
+
+    uri: Any
+    version: Any
+
+
+def pipeline(config: RunConfig, images: Images, run_id: str | None = None) -> Any:
+    """The pipeline for Vertex AI. It has no parameters: a run by hand and a scheduled one are the same.
+
+    Args:
+        config: The run's configuration.
+        images: What its containers run.
+        run_id: The run to go on with, whose output directory is kept; without it, each job's own name.
 
     Raises:
         UserError: The configuration does not say where on Vertex AI.
     """
     if config.vertex is None:
         raise no_place_on_vertex()
-    platform = VertexPlatform(config.vertex)
+    platform = VertexPlatform(config.vertex, images)
+    run: Any = run_id or dsl.PIPELINE_JOB_NAME_PLACEHOLDER
 
-    @dsl.pipeline(name=config.name, description=f"Slipway: {config.model.builder} on {config.data.source}")
-    def training(champion: str = "") -> None:
-        training_steps(config, platform, dsl.PIPELINE_JOB_NAME_PLACEHOLDER, platform.output, champion)
+    @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
+    def training() -> None:
+        champion = platform.find_champion(config)
+        training_steps(config, platform, run, f"{platform.settings.bucket}/runs/{run}", champion)
 
     return training

@@ -118,3 +118,45 @@ def test_a_rehearsals_batch_is_the_largest_that_fits_and_is_said(tmp_path, monke
     assert plan(batch_size=512, model=CONVOLUTION, memory=each * 512).plan.batch_per_replica == 512
     with pytest.raises(UserError, match="can not rehearse"):
         plan(replicas=2, batch_size=512, model=CONVOLUTION, memory=each)
+
+
+def test_a_training_module_of_ones_own_is_run_in_every_pool_and_told_where_the_data_is():
+    settings = TrainSettings(module="my.training", arguments=["--epochs", "3"])
+    image = "host/image@sha256:1"
+    result = plan_training(pools(3), 0, manifest(1000, 4), "gs://bucket/set", None, settings, image)
+    assert result.plan is None
+    assert [spec["replica_count"] for spec in result.worker_pool_specs] == [1, 2]
+    for spec in result.worker_pool_specs:
+        container = spec["container_spec"]
+        assert container["command"] == ["python", "-m", "my.training"]
+        assert container["args"] == ["--epochs", "3"]
+        assert container["image_uri"] == image
+        assert {"name": "SLIPWAY_DATA", "value": "gs://bucket/set"} in container["env"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        ({"class_weights": {"b": 2.0}}, "train.class_weights.b"),
+        ({"early_stop": {"patience": 2}}, "train.early_stop"),  # there is no validation split
+        ({"export": "best"}, "train.export"),
+        ({"engine": "pytorch", "xla": True}, "train.xla"),
+        ({"batch_size": 48, "accumulation": 5}, "train.accumulation"),
+    ],
+)
+def test_settings_that_the_data_or_the_engine_can_not_follow_are_refused(settings, setting):
+    with pytest.raises(UserError) as caught:
+        plan(**settings)
+    assert caught.value.setting == setting
+
+
+@given(replicas=st.integers(1, 4), devices=st.integers(1, 4), share=st.integers(1, 40), accumulation=st.integers(1, 12))
+def test_a_devices_share_is_worked_through_in_equal_parts_or_refused(replicas, devices, share, accumulation):
+    batch = replicas * devices * share
+    settings = {"batch_size": batch, "accumulation": accumulation}
+    if share % accumulation == 0:
+        assert plan(replicas=replicas, devices=devices, **settings).plan.batch_per_replica == devices * share
+        return
+    with pytest.raises(UserError) as caught:
+        plan(replicas=replicas, devices=devices, **settings)
+    assert share % int(caught.value.nearest) == 0

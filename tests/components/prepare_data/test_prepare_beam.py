@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from components.prepare_data import beam as beam_module
-from components.prepare_data import prepare as prepare_module
-from components.prepare_data import remote, store
+from components.prepare_data import remote, set_writer, store
 from components.prepare_data.prepare import Prepared, prepare
 from components.prepare_data.settings import DataSettings
 from components.prepare_data.sources import images
@@ -95,11 +94,11 @@ def test_an_interrupted_run_is_gone_on_with(
             monkeypatch.setattr(store.shutil, "rmtree", lambda *arguments, **options: None)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare_module, "write_by_beam", some)
+    monkeypatch.setattr(set_writer, "write_by_beam", some)
     with pytest.raises(KeyboardInterrupt):
         prepare(settings, 4)
     monkeypatch.undo()
-    monkeypatch.setattr(prepare_module, "write_by_beam", some)
+    monkeypatch.setattr(set_writer, "write_by_beam", some)
     assert same(prepare(settings, 4), expected)
     assert asked == [12, 7]
 

@@ -186,7 +186,7 @@ def test_two_runs_of_the_same_set_end_with_one(
     folder: Path, make_settings: Callable[..., DataSettings], tmp_path: Path
 ) -> None:
     settings = make_settings(folder)
-    first = start(settings, pause=0.03)
+    first = start(settings, pause=0.15)
     wait_for_shard(settings)
     second = start(settings, pause=0.03, events=tmp_path / "events")
     said = [run.communicate(timeout=30) for run in (first, second)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from components.prepare_data import duplicates, index
+from components.prepare_data import duplicates, index, set_writer
 from components.prepare_data import prepare as prepare_module
 from components.prepare_data.settings import DataSettings
 
@@ -62,7 +62,8 @@ def more_for_many(
     folders: dict[int, Path], store: Path, monkeypatch: pytest.MonkeyPatch, group_by: str | None = None
 ) -> int:
     """How many bytes more are allocated at the peak for many images than for few."""
-    monkeypatch.setattr(prepare_module, "Workers", WorkersInThisProcess)
+    for module in (prepare_module, set_writer):
+        monkeypatch.setattr(module, "Workers", WorkersInThisProcess)
     peaks = {}
     for count, folder in folders.items():
         settings = DataSettings(

@@ -20,7 +20,10 @@ import pytest
 from components.step import WorkFailed
 from components.train.local_cluster import run_local_cluster
 from components.train.replica import Ports, cluster_environment, replicas_of
+from trainer.config import RestartSettings
 from trainer.errors import UserError
+
+NEVER = RestartSettings(at_most=0)
 
 
 def pools(code: str, replicas: int) -> list[dict]:
@@ -114,7 +117,7 @@ def test_one_failure_ends_all_and_is_named_with_its_traceback(tmp_path):
 
 def test_a_killed_replica_is_named_with_its_signal(tmp_path):
     with pytest.raises(WorkFailed, match=r"workerpool1-0 was killed by SIGKILL"):
-        run_local_cluster(pools(FAIL % "os.kill(os.getpid(), 9)", 2), tmp_path, log=io.StringIO())
+        run_local_cluster(pools(FAIL % "os.kill(os.getpid(), 9)", 2), tmp_path, restarts=NEVER, log=io.StringIO())
 
 
 def test_a_users_mistake_in_a_replica_comes_back_as_itself(tmp_path):
@@ -158,7 +161,9 @@ PARENT = """
 import sys, textwrap
 from pathlib import Path
 from components.step import step
+from components.train import local_cluster
 from components.train.local_cluster import run_local_cluster
+local_cluster.GRACE_SECONDS = 2
 code = "import time, signal; %s; print('ready', flush=True); time.sleep(60)"
 spec = {"machine_spec": {}, "container_spec": {"command": ["python", "-c", code]}}
 with step("train"):

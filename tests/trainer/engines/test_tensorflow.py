@@ -142,7 +142,9 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(ti
     from trainer import data
     from trainer.augment import augment
 
-    config = make_job(tiny, steps=2, steps_per_epoch=75, builder="sample_networks:linear", seed=3, augment={"shift": 3})
+    config = make_job(
+        tiny, steps=2, steps_per_epoch=75, builder="sample_networks:linear", seed=3, augment={"shift": 3}, xla=False
+    )
     engine, read = engine_for(config), training(config)
     engine.run(read, 0, rates(1))
     kernel, bias = (
@@ -175,7 +177,7 @@ def test_agreeing_alone_changes_nothing(tiny: Path, make_job: Any) -> None:
 
 
 def test_an_exploding_loss_is_found_at_its_very_step(tiny: Path, make_job: Any) -> None:
-    from trainer import loop
+    from trainer import failures
 
     config = make_job(tiny, steps=50, steps_per_epoch=75, optimizer="sgd", learning_rate=1e30)
     one_call = engine_for(config).run(training(config), 0, rates(50, 1e30))
@@ -183,4 +185,4 @@ def test_an_exploding_loss_is_found_at_its_very_step(tiny: Path, make_job: Any) 
     first_bad = next(step for step in range(50) if not np.isfinite(engine.run(data, step, rates(1, 1e30)).losses[0]))
     assert first_bad > 0
     with pytest.raises(UserError, match=f"at step {first_bad + 1} of 50"):
-        loop._check_finite(one_call, 0, config)
+        failures.check_finite(one_call, 0, config)

@@ -1,0 +1,32 @@
+"""The step build_image on Vertex AI: the trainer's image is there, by digest, or is built."""
+
+from kfp import dsl
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def build_image(request: str, source: str, settings: str) -> str:
+    """Give the image's URI by digest.
+
+    Args:
+        request: ImageRequest as JSON.
+        source: The context in the bucket: Source as JSON.
+        settings: Where and as whom to build: CloudBuildSettings as JSON.
+    """
+    import sys
+
+    from components.build_image.build import ImageRequest, build_in_cloud, ensure, registry_of
+    from components.build_image.cloud_build import CloudBuildSettings, Source
+    from components.step import step
+
+    with step("build_image") as outcome:
+        wanted = ImageRequest.model_validate_json(request)
+        service = CloudBuildSettings.model_validate_json(settings).service()
+        context = Source.model_validate_json(source)
+        built = ensure(
+            wanted,
+            registry_of(wanted.repository, service.connection),
+            build_in_cloud(service, lambda: context, sys.stdout),
+        )
+        outcome.reused = built.reused
+        outcome.outputs = {"image": built.uri}
+    return built.uri

@@ -1,0 +1,151 @@
+"""What goes into an image: files that git tracks, as one archive that is the same, byte for byte, for the same content.
+
+The content's fingerprint names the image's tag, so nothing is built twice, and no tag ever moves.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import hashlib
+import io
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.build_image.images import ImageKind
+from trainer.errors import UserError
+
+DOCKERFILE = "containers/Dockerfile"
+BUILD_TOOLS = "requirements/build-tools.txt"
+TAG_LENGTH = 24
+# Never in an image, even where someone has made git track them.
+SECRET_NAMES = (".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", "*credentials*.json", ".netrc")
+
+
+@dataclass(frozen=True)
+class ContextFile:
+    """A file of the context: where it is, and whether it may be executed."""
+
+    source: Path
+    executable: bool
+
+
+@dataclass(frozen=True)
+class Context:
+    """An image's content: the files by their place in the archive, and the build arguments.
+
+    `left_out` names the files beside them that neither git tracks nor .gitignore names: maybe forgotten ones.
+    """
+
+    kind: ImageKind
+    files: Mapping[str, ContextFile]
+    arguments: Mapping[str, str]
+    revision: str
+    left_out: tuple[str, ...]
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the files' places, modes and bytes, and of the build arguments."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.arguments.items()):
+            digest.update(f"{name}={value}\0".encode())
+        for place, file in sorted(self.files.items()):
+            content = hashlib.sha256(file.source.read_bytes()).hexdigest()
+            digest.update(f"{place}\0{int(file.executable)}\0{content}\0".encode())
+        return digest.hexdigest()
+
+    @property
+    def tag(self) -> str:
+        """The image's tag."""
+        return self.fingerprint()[:TAG_LENGTH]
+
+    def archive(self) -> bytes:
+        """The context as a .tar.gz without times, owners or a name: the same bytes for the same content."""
+        plain = io.BytesIO()
+        with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            for place, file in sorted(self.files.items()):
+                content = file.source.read_bytes()
+                entry = tarfile.TarInfo(place)
+                entry.size = len(content)
+                entry.mode = 0o755 if file.executable else 0o644
+                archive.addfile(entry, io.BytesIO(content))
+        return gzip.compress(plain.getvalue(), mtime=0)
+
+
+def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Path] | None = None) -> Context:
+    """The context of an image.
+
+    Args:
+        source: The source tree, a checkout with git.
+        kind: Which image.
+        base: The image that it starts from.
+        own: Packages or modules of the user's that belong into it, by name: the folder or the .py file of each.
+
+    Raises:
+        UserError: The source tree is no checkout; a file that the image needs is not tracked.
+    """
+    code = {name: source / name for name in kind.code} | dict(own or {})
+    files = {"Dockerfile": _needed(source, DOCKERFILE)}
+    files |= {name: _needed(source, name) for name in (BUILD_TOOLS, kind.requirements)}
+    left_out: list[str] = []
+    for name, path in code.items():
+        found = _git_files(path, "--cached")
+        if not found:
+            raise UserError(
+                f"git tracks nothing of {path}, so no image can hold it.",
+                setting="model.builder or data.source" if name in (own or {}) else None,
+                value=name if name in (own or {}) else None,
+                mend=f"git add {path}",
+            )
+        base_folder = path if path.is_dir() else path.parent
+        prefix = f"code/{name}/" if path.is_dir() else "code/"
+        files |= {f"{prefix}{file.source.relative_to(base_folder).as_posix()}": file for file in found}
+        left_out += [str(file.source) for file in _git_files(path, "--others", "--exclude-standard")]
+    return Context(
+        kind=kind,
+        files=files,
+        arguments={**kind.arguments, "BASE": base},
+        revision=revision(source),
+        left_out=tuple(left_out),
+    )
+
+
+def revision(source: Path) -> str:
+    """The commit that is checked out, with -dirty behind it where files have changed since."""
+    return _git(source, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*").strip()
+
+
+def _needed(source: Path, name: str) -> ContextFile:
+    found = _git_files(source / name, "--cached")
+    if not found:
+        raise UserError(f"git does not track {name}, which every image needs.", mend=f"git add {name}")
+    return found[0]
+
+
+def _git_files(path: Path, *options: str) -> list[ContextFile]:
+    """The regular files at or below `path` that `git ls-files` lists with `options` and that are still there."""
+    folder, pattern = (path, ".") if path.is_dir() else (path.parent, path.name)
+    names = _git(folder, "ls-files", "-z", *options, "--", pattern).split("\0")
+    paths = [folder / name for name in names if name]
+    # A link may lead out of the tree, to what git does not track: it is left out.
+    regular = [found for found in paths if found.is_file() and not found.is_symlink()]
+    return [ContextFile(found, bool(found.stat().st_mode & 0o100)) for found in regular if not _is_secret(found.name)]
+
+
+def _is_secret(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in SECRET_NAMES)
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise UserError("git is not installed: images hold the files that it tracks.", mend="install git") from None
+    if answer.returncode:
+        raise UserError(
+            f"{folder} is not in a git checkout: images hold the files that git tracks.",
+            mend=f"git -C {folder} init && git -C {folder} add . && git -C {folder} commit",
+        )
+    return answer.stdout

@@ -1,0 +1,55 @@
+"""Which images there are: the steps' and the trainer's, for each kind of accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.errors import UserError, nearest
+
+# TPU VMs open their chips to root only.
+ROOT_USER = "0:0"
+ANY_USER = "65534:65534"
+CODE = {"steps": ("components", "trainer"), "trainer": ("trainer",)}
+
+
+@dataclass(frozen=True)
+class ImageKind:
+    """One image: its name, the packages of ours that it holds, and the build arguments that make it differ."""
+
+    name: str
+    code: tuple[str, ...]
+    arguments: Mapping[str, str]
+
+    @property
+    def requirements(self) -> str:
+        """Its locked packages, below the source tree."""
+        return f"requirements/{self.name}.txt"
+
+
+def image_kind(source: Path, role: str, accelerator: str, engine: str = "tensorflow") -> ImageKind:
+    """The image of a role ("steps", "trainer") for an accelerator ("cpu", "gpu", "tpu").
+
+    Args:
+        source: The source tree: what images there are follows from its requirements/.
+        role: What runs in it.
+        accelerator: What it runs on.
+        engine: What trains; packages differ by it.
+
+    Raises:
+        UserError: No packages are locked for it.
+    """
+    name = f"{role}-{accelerator}" + ("" if engine == "tensorflow" or role == "steps" else f"-{engine}")
+    known = sorted(path.stem for path in (source / "requirements").glob(f"{role}-*.txt"))
+    if name not in known:
+        raise UserError(
+            f"There is no image in which {engine} trains on this hardware.",
+            setting="train.engine",
+            value=engine,
+            allowed=", ".join(known),
+            nearest=nearest(name, known),
+            mend=f"write requirements/{name}.in, then make lock; or choose other hardware",
+        )
+    user = ROOT_USER if accelerator == "tpu" else ANY_USER
+    return ImageKind(name, CODE[role], {"REQUIREMENTS": name, "RUN_AS": user})

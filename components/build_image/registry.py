@@ -1,0 +1,167 @@
+"""Whether a registry has an image under a tag, and with which digest."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any, Protocol
+
+from components.cloud.connection import Connection
+from components.cloud.retries import retried, status_of
+from trainer.errors import UserError
+
+ARTIFACT_REGISTRY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)")
+MANIFESTS = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+SECONDS = 30
+
+
+class Registry(Protocol):
+    """Where images are kept."""
+
+    def digest(self, repository: str, name: str, tag: str) -> str | None:
+        """The digest ("sha256:…") of repository/name:tag, or None where there is no such image.
+
+        Raises:
+            UserError: The registry can not be asked.
+        """
+
+
+class ArtifactRegistry:
+    """Google's Artifact Registry, by its own API and with the caller's credentials."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._api = connection.api("artifactregistry", "v1").projects().locations().repositories()
+
+    def digest(self, repository: str, name: str, tag: str) -> str | None:
+        """See Registry; raises UserError also where the repository does not exist."""
+        match = ARTIFACT_REGISTRY.fullmatch(repository)
+        if match is None:
+            raise UserError(
+                "This is no repository of Artifact Registry.",
+                setting="vertex.build.repository",
+                value=repository,
+                allowed="REGION-docker.pkg.dev/PROJECT/REPOSITORY",
+            )
+        parent = "projects/{project}/locations/{location}/repositories/{repository}".format(**match.groupdict())
+        get = self._api.packages().tags().get(name=f"{parent}/packages/{name}/tags/{tag}")
+        try:
+            version = str(retried(get.execute)["version"])
+        except Exception as error:
+            status = status_of(error)
+            if status == 403:
+                raise self._no_rights(repository, error) from None
+            if status != 404:
+                raise
+            self._check_repository(parent, repository)
+            return None
+        return version.rpartition("/")[2]
+
+    def _check_repository(self, parent: str, repository: str) -> None:
+        try:
+            retried(self._api.get(name=parent).execute)
+        except Exception as error:
+            if status_of(error) == 403:
+                raise self._no_rights(repository, error) from None
+            if status_of(error) != 404:
+                raise
+            raise UserError(
+                f"There is no repository {repository}.",
+                setting="vertex.build.repository",
+                value=repository.rpartition("/")[2],
+                mend="slipway setup --apply makes it",
+            ) from None
+
+    def _no_rights(self, repository: str, error: Exception) -> UserError:
+        return UserError(
+            f"The images in {repository} can not be looked at: {error}",
+            setting="vertex.build.repository",
+            value=repository.rpartition("/")[2],
+            allowed="a repository on which you have roles/artifactregistry.reader",
+            mend="slipway setup --apply",
+        )
+
+
+class HttpRegistry:
+    """Any other registry, by the HTTP interface that all of them have; over plain HTTP on this machine only."""
+
+    def digest(self, repository: str, name: str, tag: str) -> str | None:
+        """See Registry."""
+        host, _, path = repository.partition("/")
+        scheme = "http" if is_loopback(host) else "https"
+        address = f"{scheme}://{host}/v2/{'/'.join(part for part in (path, name) if part)}/manifests/{tag}"
+        request = urllib.request.Request(address, method="HEAD", headers={"Accept": ", ".join(MANIFESTS)})
+        try:
+            with self._open(request, host) as answer:
+                found = answer.headers["Docker-Content-Digest"]
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            raise _unreachable(repository, f"it answers {error.code} {error.reason}") from None
+        except (OSError, urllib.error.URLError) as error:
+            raise _unreachable(repository, str(getattr(error, "reason", error))) from None
+        return str(found)
+
+    def _open(self, request: urllib.request.Request, host: str) -> Any:
+        """The answer; a registry that asks who is there is told, with what `docker login` has stored."""
+        try:
+            return retried(lambda: urllib.request.urlopen(request, timeout=SECONDS))
+        except urllib.error.HTTPError as error:
+            challenge = error.headers.get("WWW-Authenticate", "")
+            if error.code != 401 or not challenge:
+                raise
+        request.add_header("Authorization", _authorization(challenge, _stored_login(host)))
+        return urllib.request.urlopen(request, timeout=SECONDS)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a registry's host[:port] is this machine."""
+    return host.partition(":")[0] in ("localhost", "127.0.0.1")
+
+
+def _authorization(challenge: str, login: tuple[str, str] | None) -> str:
+    basic = "Basic " + base64.b64encode(":".join(login).encode()).decode() if login else None
+    kind, _, parameters = challenge.partition(" ")
+    if kind.lower() == "basic":
+        return basic or "Basic Og=="
+    fields = dict(re.findall(r'(\w+)="([^"]*)"', parameters))
+    query = urllib.parse.urlencode({key: fields[key] for key in ("service", "scope") if key in fields})
+    request = urllib.request.Request(f"{fields['realm']}?{query}", headers={"Authorization": basic} if basic else {})
+    with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+        token = json.load(answer)
+    return f"Bearer {token.get('token') or token['access_token']}"
+
+
+def _stored_login(host: str) -> tuple[str, str] | None:
+    """The user and password that `docker login` has stored for a registry, also in a credential helper."""
+    try:
+        from docker import auth, errors
+    except ImportError:
+        return None
+    try:
+        login = auth.load_config().resolve_authconfig(host)
+    except errors.DockerException:
+        return None
+    if not login or ("username" not in login and "Username" not in login):
+        return None
+    return login.get("username") or login["Username"], login.get("password") or login["Password"]
+
+
+def _unreachable(repository: str, why: str) -> UserError:
+    host = repository.partition("/")[0]
+    port = host.partition(":")[2] or "80"
+    start = f"docker run --detach --publish 127.0.0.1:{port}:5000 docker.io/library/registry:2"
+    return UserError(
+        f"The registry {host} can not be asked for images: {why}.",
+        setting="containers.repository",
+        value=repository,
+        mend=start if is_loopback(host) else f"docker login {host}",
+    )

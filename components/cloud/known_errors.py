@@ -1,0 +1,221 @@
+"""What Google's services say when a run can not be or has failed: each known sentence, what it means, what mends it.
+
+The service's own words come through API errors, job errors and log lines alike, so one list serves the submission, the
+doctor and `slipway explain`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class KnownError:
+    """One error. `sentence` and `mend` are filled in with the pattern's named groups and the run's own values.
+
+    `cause` says in a few words when it comes, for the table in the docs.
+    """
+
+    name: str
+    cause: str
+    pattern: re.Pattern[str]
+    sentence: str
+    mend: str
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A known error as it was found: its name, what it means here, what mends it, and the service's own words."""
+
+    name: str
+    sentence: str
+    mend: str
+    words: str
+
+
+def _known(name: str, cause: str, pattern: str, sentence: str, mend: str) -> KnownError:
+    return KnownError(name, cause, re.compile(pattern, re.DOTALL), sentence, mend)
+
+
+QUOTA_PAGE = "https://console.cloud.google.com/iam-admin/quotas?project={project}"
+SETUP = "slipway setup --apply"
+
+KNOWN_ERRORS: tuple[KnownError, ...] = (
+    _known(
+        "accelerator",
+        "the machine does not take that accelerator",
+        r'Accelerator "(?P<accelerator>[^"]+)" is not supported for machine type "(?P<machine>[^"]+)"',
+        "The machine type {machine} does not take the accelerator {accelerator}, or not that many.",
+        "slipway hardware lists what goes with what; then --hardware CHOICE",
+    ),
+    _known(
+        "accelerator count",
+        "an accelerator without a count, or a count without one",
+        r"Both `accelerator_type` and `accelerator_count` should be specified or none",
+        "A worker pool names an accelerator without its count, or a count without an accelerator.",
+        "give the hardware as one choice, which has both: --hardware l4x4",
+    ),
+    _known(
+        "machine type",
+        "a machine type that training does not offer",
+        r"Machine type (?:\"|')?(?P<machine>[\w-]+)(?:\"|')? is not supported",
+        "Vertex AI training does not offer the machine type {machine}.",
+        "slipway hardware lists the machine types; then --hardware CHOICE",
+    ),
+    _known(
+        "chief",
+        "several replicas in the first worker pool",
+        r"Chief spec replica count cannot be greater than 1",
+        "The first worker pool has several replicas: it takes one, the chief; the others belong in the second.",
+        "write replicas behind a star, which shares them out: --hardware 'cpu*4'",
+    ),
+    _known(
+        "quota",
+        "the project's quota of the hardware is used up, or 0",
+        r"(?:following quota metrics exceed quota limits: |Quota exceeded for quota metric \W?)"
+        r"(?P<metric>aiplatform\.googleapis\.com/[\w]+)",
+        "The project has too little quota in {region} for this hardware: {metric}.",
+        f"ask for more of it in {{region}} at {QUOTA_PAGE}, or take a region that has some: slipway doctor names them",
+    ),
+    _known(
+        "capacity",
+        "the region has no free machines of that kind",
+        r"Resources are insufficient in region: (?P<where>[a-z]+-[a-z]+\d+)|(?P<stockout>STOCKOUT)",
+        "There are no free machines of this kind in {where} at the moment.",
+        "try another region (--set vertex.region=REGION, with a bucket there) or other hardware; a job that may wait "
+        "for its GPUs: --hardware 'CHOICE+flex+wait=24h'; then slipway run --target vertex",
+    ),
+    _known(
+        "act as",
+        "no right to run jobs as the run-as account, or no such account",
+        r"permission to act as service account:? (?P<account>[^\s(]+@[^\s(]+\w)"
+        r"|iam\.serviceAccounts\.actAs[^@]*?(?P<account2>[\w.-]+@[\w.-]+\w)?",
+        "The account {account} does not exist, or you may not run jobs as it.",
+        f"{SETUP}, or gcloud iam service-accounts add-iam-policy-binding {{account}} --project={{project}} "
+        "--role=roles/iam.serviceAccountUser --member=user:YOU",
+    ),
+    _known(
+        "bucket rights",
+        "the run-as account may not use the bucket",
+        r"Service account `(?P<account>[^`]+)` does not have `\[(?P<rights>[^\]]*)\]` IAM permission\(s\) to the bucket"
+        r"(?: `(?P<bucket>[^`]+)`)?",
+        "The run-as account {account} may not use the bucket {bucket}: it lacks {rights}.",
+        f"{SETUP}, or gcloud storage buckets add-iam-policy-binding gs://{{bucket}} "
+        "--member=serviceAccount:{account} --role=roles/storage.objectUser",
+    ),
+    _known(
+        "image pull",
+        "the service agent may not pull the image",
+        r"(?P<agent>service-\d+@gcp-sa-aiplatform(?:-cc)?)\S* does not have permission to access Artifact Registry "
+        r"repository(?: (?P<repository>projects/[\w-]+/locations/[\w-]+/repositories/[\w-]+))?",
+        "Vertex AI's service agent may not pull the image from {repository}: images are pulled by the agent, not by "
+        "the run-as account.",
+        f"{SETUP}, or give {{agent}}.iam.gserviceaccount.com the role roles/artifactregistry.reader on the repository",
+    ),
+    _known(
+        "TPU account",
+        "the TPU's service agent may not read the bucket",
+        r"(?P<agent>service-\d+@cloud-tpu\.iam\.gserviceaccount\.com) does not have (?P<right>storage\.[\w.]+) access",
+        "The TPU's service agent {agent} may not read the bucket: it lacks {right}.",
+        f"{SETUP}, or gcloud storage buckets add-iam-policy-binding gs://{{bucket}} "
+        "--member=serviceAccount:{agent} --role=roles/storage.objectUser",
+    ),
+    _known(
+        "Cloud Build logs",
+        "a build with an account of its own, and no place for its log",
+        r"if 'build\.service_account' is specified, the build must",
+        "The build runs as an account of its own and says nowhere to put its log.",
+        "build with slipway, which sets the log's place; in a build of your own set options.logging to "
+        "CLOUD_LOGGING_ONLY or logsBucket to a bucket",
+    ),
+    _known(
+        "libtpu",
+        "TensorFlow and libtpu are of different versions",
+        r"TpuEmbeddingEngine_ExecutePartitioner not available in this library|"
+        r"libtpu[^\n]{0,80}(?:version mismatch|incompatible)",
+        "The image's TensorFlow and libtpu do not fit together: they are of different versions.",
+        "build the TPU image anew from containers/, which installs tensorflow-tpu with its own libtpu; "
+        "install no tensorflow beside it",
+    ),
+    _known(
+        "memory",
+        "a replica used more memory than its machine has",
+        r"replica (?P<replica>[\w-]+) ran out of memory",
+        "The replica {replica} ran out of memory.",
+        "take a machine with more: --hardware 'CHOICE@MACHINE' (slipway hardware lists them), or a smaller "
+        "--set train.batch_size",
+    ),
+    _known(
+        "pipeline root",
+        "a bucket is given where a folder in it is asked for",
+        r"URI pattern must be gs://bucket/object",
+        "A place in Cloud Storage is not of the form gs://bucket/object.",
+        "give vertex.bucket as gs://BUCKET: slipway puts the folders behind it",
+    ),
+    _known(
+        "first job",
+        "the first job of a project: its service agents are being made",
+        r"[Ss]ervice agents? (?:are being provisioned|(?:[^\s]+ )?does not exist)",
+        "Vertex AI's service agents do not exist yet in this project: it is the project's first job.",
+        f"{SETUP} makes them; wait a few minutes, then run again",
+    ),
+    _known(
+        "API",
+        "the project has not enabled an API",
+        r"(?P<api>[\w ]+ API) has not been used in project (?P<which>[\w-]+) before or it is disabled",
+        "The {api} is not enabled in the project {which}.",
+        f"{SETUP}; it takes a few minutes to be noticed everywhere",
+    ),
+)
+
+# What a sentence says where the service did not name the thing and the run does not either.
+UNKNOWN = {
+    "account": "the run-as account",
+    "bucket": "the bucket",
+    "project": "PROJECT",
+    "region": "this region",
+    "repository": "its repository",
+    "where": "this region",
+}
+
+
+def recognise(text: str, facts: Mapping[str, Any] | None = None) -> Recognised | None:
+    """The known error in `text`, None where there is none.
+
+    Args:
+        text: An error's or a log's own words.
+        facts: What the run knows: project, region, bucket (without gs://), account.
+    """
+    for known in KNOWN_ERRORS:
+        match = known.pattern.search(text)
+        if match:
+            groups = {name.rstrip("2"): value for name, value in match.groupdict().items() if value}
+            told = {name: str(value) for name, value in (facts or {}).items() if value}
+            values = {**UNKNOWN, **told, "where": told.get("region", UNKNOWN["where"]), **groups}
+            return Recognised(known.name, known.sentence.format_map(values), known.mend.format_map(values), match[0])
+    return None
+
+
+def first_recognised(texts: Iterable[str], facts: Mapping[str, Any] | None = None) -> Recognised | None:
+    """The known error in the first of `texts` that has one."""
+    return next((found for text in texts if (found := recognise(text, facts)) is not None), None)
+
+
+def as_user_error(error: BaseException, doing: str, facts: Mapping[str, Any] | None = None) -> UserError:
+    """An error of one of Google's clients as one sentence with its mend.
+
+    Args:
+        error: What the client raised.
+        doing: What was asked for: "Vertex AI refused".
+        facts: As `recognise` takes them.
+    """
+    words = getattr(error, "message", None) or str(error)
+    found = recognise(str(words), facts)
+    if found is None:
+        return UserError(f"{doing}: {' '.join(str(words).split())}", mend="slipway doctor --target vertex")
+    return UserError(f"{doing}: {found.sentence}", mend=found.mend)

@@ -1,0 +1,125 @@
+"""How a listing is divided among splits and shards, and which set that is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from components.prepare_data import split as splitting
+from components.prepare_data.index import Summary
+from components.prepare_data.settings import DataSettings
+from components.prepare_data.sources.source import SPLITS, Group, Source
+from components.prepare_data.split import Amount
+
+# Part of every fingerprint: to be raised when other bytes would be written for the same source and settings.
+FORMAT = 1
+IDENTITY_DIGITS = 16
+# What a record takes beside the image: the frame, the fields' names and lengths, the key.
+RECORD_BYTES_BESIDE_IMAGE = 120
+# Settings that most sources have no use for; they are not told of where they are not set.
+DESCRIBING = ("features", "image", "label")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a listing is divided.
+
+    Attributes:
+        classes: The classes, in the order of their labels.
+        divided: How many of each group's examples go to which split.
+        shards: How many shards each split has.
+        bytes: What all shards take, about.
+    """
+
+    classes: list[str]
+    divided: dict[Group, dict[str, int]]
+    shards: dict[str, int]
+    bytes: int
+
+    @classmethod
+    def of(cls, source: Source, groups: Mapping[Group, Amount], settings: DataSettings, replicas: int) -> Plan:
+        """The plan for all examples.
+
+        Raises:
+            UserError: A class has no image for one of the splits.
+        """
+        counts = {group: amount.examples for group, amount in groups.items()}
+        classes = source.classes({label for _, label in counts})
+        divided = splitting.divide(counts, settings.split)
+        amounts = {name: _split_amount(name, groups, divided) for name in SPLITS}
+        shards = {
+            name: splitting.shard_count(amount, replicas, settings.shard_megabytes) for name, amount in amounts.items()
+        }
+        return cls(classes, divided, shards, sum(amount.bytes for amount in amounts.values()))
+
+    def dividing(self, divided: dict[Group, dict[str, int]], copies: Iterable[str]) -> Plan:
+        """The plan with other counts, as images were left out or stay together; the number of shards is kept.
+
+        Args:
+            divided: How many of each group's examples go to which split.
+            copies: The split of each image that is then dropped from it.
+        """
+        dropped = Counter(copies)
+        sizes = {name: sum(parts.get(name, 0) for parts in divided.values()) - dropped[name] for name in SPLITS}
+        shards = {name: min(count, sizes[name]) for name, count in self.shards.items()}
+        return Plan(self.classes, divided, shards, self.bytes)
+
+    def examples(self) -> int:
+        """How many examples all splits have."""
+        return sum(sum(parts.values()) for parts in self.divided.values())
+
+
+def _split_amount(name: str, groups: Mapping[Group, Amount], divided: Mapping[Group, Mapping[str, int]]) -> Amount:
+    """The examples of a split and, about, the bytes of their records."""
+    examples, size = 0, 0
+    for group, parts in divided.items():
+        count = parts.get(name, 0)
+        whole = groups[group]
+        examples += count
+        size += whole.bytes * count // max(whole.examples, 1) + count * RECORD_BYTES_BESIDE_IMAGE
+    return Amount(examples, size)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The set that is wanted: how it is divided, and the SHA-256 (hex) of all that its bytes depend on."""
+
+    plan: Plan
+    fingerprint: str
+
+    @property
+    def identity(self) -> str:
+        """The name of its folder."""
+        return self.fingerprint[:IDENTITY_DIGITS]
+
+    @classmethod
+    def of(cls, source: Source, listed: Summary, settings: DataSettings, replicas: int, name: str) -> Target:
+        """The set of what is listed.
+
+        Raises:
+            UserError: A class has no image for one of the splits.
+        """
+        plan = Plan.of(source, listed.groups, settings, replicas)
+        about: dict[str, Any] = {
+            "format": FORMAT,
+            "listing": listed.digest,
+            "settings": stored_settings(settings, name),
+            "shards": plan.shards,
+        }
+        if plan.classes != sorted({label for _, label in listed.groups}):
+            about["classes"] = plan.classes
+        if source.features:
+            about["features"] = source.features
+        return cls(plan, hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest())
+
+
+def stored_settings(settings: DataSettings, name: str) -> dict[str, Any]:
+    """The settings on which the set's bytes depend."""
+    found = settings.model_dump(mode="json", exclude={"source", "store", "workers", "tfds", "beam"})
+    return {name: value for name, value in found.items() if value is not None or name not in DESCRIBING} | {
+        "name": name
+    }

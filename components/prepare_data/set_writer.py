@@ -1,0 +1,288 @@
+"""Writes one set: its shards, what stands beside them, and its manifest; goes on with what a killed run left."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from components.prepare_data import split as splitting
+from components.prepare_data.beam import is_elsewhere, share_lists, write_by_beam, written_by
+from components.prepare_data.bundles import Bundles
+from components.prepare_data.dataset_info import write_dataset_info
+from components.prepare_data.duplicates import Copy, bucket_count, find_copies, refuse_copies
+from components.prepare_data.index import Dealer, Listing, list_path
+from components.prepare_data.kinds import described
+from components.prepare_data.left_out import LeftOutImages, refuse_too_many
+from components.prepare_data.plan import Plan, stored_settings
+from components.prepare_data.settings import BeamSettings, DataSettings
+from components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
+from components.prepare_data.sources.source import SPLITS, Source, readable
+from components.prepare_data.statistics import write_statistics
+from components.prepare_data.tally import Tally, combine
+from components.prepare_data.workers import Tick, Workers, worker_count
+from trainer import events, manifest
+from trainer.durable import replace_file
+from trainer.errors import UserError
+from trainer.manifest import LeftOut, Manifest, Split
+
+MOST_LEFT_OUT_LISTED = 100
+SECONDS_BETWEEN_EVENTS = 0.3
+
+
+@dataclass
+class Progress:
+    """Tells who watches how many images are done, a few times a second at most."""
+
+    total: int
+    done: int = 0
+    started: float = field(default_factory=time.monotonic)
+    told: float = 0.0
+
+    def advance(self, count: int) -> None:
+        self.done += count
+        now = time.monotonic()
+        if now - self.told >= SECONDS_BETWEEN_EVENTS or self.done == self.total:
+            self.told = now
+            rate = self.done / max(now - self.started, 1e-3)
+            events.progress(self.done, self.total, "images", images_per_second=rate)
+
+
+class SetWriter:
+    """Writes one set into a work folder, going on with what a killed run left in it.
+
+    Args:
+        source: Where the examples come from.
+        settings: As the user gave them.
+        listing: The source's examples.
+        plan: How they are divided.
+        scratch: Where the source was listed.
+        work: The work folder: the set grows in its folder `SET`, the finished shards' results lie in `RESULTS`,
+            their images' hashes in `HASHES`.
+        beam: How Apache Beam writes the shards, where it does.
+    """
+
+    SET = "set"
+    RESULTS = "results"
+    HASHES = "hashes"
+
+    def __init__(
+        self,
+        source: Source,
+        settings: DataSettings,
+        listing: Listing,
+        plan: Plan,
+        scratch: Path,
+        work: Path,
+        beam: BeamSettings | None = None,
+    ) -> None:
+        self._source = source
+        self._settings = settings
+        self._listing = listing
+        self._plan = plan
+        self._scratch = scratch
+        self._beam = beam
+        self._lists = scratch / "lists"
+        # Where workers find the lists.
+        self._read_lists = work / "lists" if beam and is_elsewhere(beam) else self._lists
+        self._set = work / self.SET
+        self._results = work / self.RESULTS
+        self._hashes = work / self.HASHES
+        self._bundles: Bundles | None = None
+        self._buckets = bucket_count(plan.examples())
+        self._left_out = LeftOutImages(work / "left_out.json")
+
+    def write(self, name: str, fingerprint: str) -> Manifest:
+        """Write the whole set; its manifest.
+
+        Images that can not be used are found while shards are written. When some are left out, all is written again
+        without them, so that splits and shards are exactly those of a source that never had them. Copies in other
+        splits are found when all is written; where they are dropped, all is written again, each split without its.
+
+        Raises:
+            UserError: More images can not be used than the settings allow, or they have several sizes, or are in
+                several splits.
+        """
+        unlisted = self._listing.ignored
+        total = self._plan.examples() + unlisted.unusable_count
+        while True:
+            results = self._write_shards(name)
+            tally = combine(result.tally for shards in results.values() for result in shards)
+            if tally.left_out_count:
+                count = tally.left_out_count + len(self._left_out.unusable) + unlisted.unusable_count
+                found = [*unlisted.unusable, *self._left_out.listed(), *tally.left_out]
+                refuse_too_many(count, total, found, self._settings)
+                self._begin_again()
+                self._left_out.add(tally.left_out)
+            elif copies := self._copies(results):
+                self._begin_again()
+                self._left_out.add_copies(copies)
+            else:
+                break
+        self._check_classes(results)
+        return self._finish(name, fingerprint, results, tally)
+
+    def _check_classes(self, results: Mapping[str, list[ShardResult]]) -> None:
+        """Refuse a set in which dropped copies were all that a split had of a class."""
+        classes = self._plan.classes
+        listed = {label for _, label in self._plan.divided}
+        present = {
+            split: {classes[label] for result in found for label in result.tally.classes}
+            for split, found in results.items()
+        }
+        mend = "all that {split} had of {label} are copies of what another split has: remove the wrong ones"
+        splitting.check_every_class([label for label in classes if label in listed], present, mend)
+
+    def _begin_again(self) -> None:
+        for folder in (self._results, self._set, self._hashes):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _copies(self, results: Mapping[str, list[ShardResult]]) -> list[Copy]:
+        """The images that are to be dropped as another split has them too.
+
+        Raises:
+            UserError: There are some, and they are to be refused.
+        """
+        if not self._looks_for_copies:
+            return []
+        files = {
+            split: [self._hashes / result.hashes.file for result in found if result.hashes]
+            for split, found in results.items()
+        }
+        copies = find_copies(files, self._buckets)
+        if self._settings.duplicates == "refuse":
+            refuse_copies(copies)
+        return list(copies)
+
+    @property
+    def _looks_for_copies(self) -> bool:
+        """Whether images' hashes are wanted: not when copies were dropped, as then there are none."""
+        return self._settings.duplicates != "keep" and not self._left_out.copies
+
+    def _write_shards(self, name: str) -> dict[str, list[ShardResult]]:
+        """Write all shards that are not there yet; each split's, in order."""
+        for folder in (self._set, self._results, self._hashes):
+            folder.mkdir(exist_ok=True)
+        plan = self._current_plan()
+        shards = [(split, number) for split in SPLITS for number in range(plan.shards[split])]
+        tasks = [self._task(name, split, number, plan.shards[split]) for split, number in shards]
+        results = {index: found for index, task in enumerate(tasks) if (found := finished(task))}
+        missing = [index for index in range(len(tasks)) if index not in results]
+        if missing:
+            self.deal(plan)
+        progress = Progress(plan.examples())
+        progress.advance(sum(found.tally.examples + found.tally.left_out_count for found in results.values()))
+        for position, result in self._run([tasks[index] for index in missing], progress.advance):
+            results[missing[position]] = result
+        by_split: dict[str, list[ShardResult]] = {split: [] for split in SPLITS}
+        for index, (split, _) in enumerate(shards):
+            by_split[split].append(results[index])
+        return by_split
+
+    def _run(self, tasks: list[ShardTask], tick: Tick) -> Iterator[tuple[int, ShardResult]]:
+        """Write these shards, giving each one's index and result as it is there."""
+        writer = ShardWriter(self._source, self._scratch)
+        if self._beam is None:
+            with Workers(writer, worker_count(self._settings.workers)) as workers:
+                yield from workers.run(tasks, tick)
+        elif tasks:
+            if self._read_lists != self._lists:
+                share_lists(self._lists, self._read_lists)
+            yield from write_by_beam(self._beam, writer, tasks, tick)
+
+    def _current_plan(self) -> Plan:
+        """The plan without what is left out by now, and with bundles in one split each."""
+        left_out, settings = self._left_out, self._settings
+        if settings.group_by is not None:
+            self._bundles = Bundles(self._listing, settings, left_out.unusable, self._scratch)
+            return self._plan.dividing(self._bundles.divided, left_out.copies.values())
+        if left_out.reasons:
+            divided = splitting.divide(self._listing.counts_without(left_out.unusable), settings.split)
+            return self._plan.dividing(divided, left_out.copies.values())
+        return self._plan
+
+    def _task(self, name: str, split: str, number: int, shards: int) -> ShardTask:
+        file = f"{name}-{split}.tfrecord-{number:05d}-of-{shards:05d}"
+        return ShardTask(
+            path=self._set / file,
+            examples=list_path(self._read_lists, split, number),
+            result=self._results / f"{file}.json",
+            # What stays after a first round was looked at whole in it.
+            whole=self._settings.check == "decode" and not self._left_out.reasons,
+            one_size=self._settings.image_size is None,
+            images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
+            most_left_out=int(self._settings.skip_corrupt * self._plan.examples()) + MOST_LEFT_OUT_LISTED,
+            source=self._settings.source,
+            hashes=self._hashes / f"{file}.hashes" if self._looks_for_copies else None,
+            buckets=self._buckets,
+        )
+
+    def deal(self, plan: Plan) -> None:
+        """Write the lists of the shards' examples."""
+        shutil.rmtree(self._lists, ignore_errors=True)
+        self._lists.mkdir()
+        unusable, copies = self._left_out.unusable, self._left_out.copies
+        split_of = self._bundles.open_table() if self._bundles else None
+        Dealer(self._listing, plan.divided, plan.shards, unusable, plan.classes, copies, split_of).deal(self._lists)
+
+    def _finish(self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally) -> Manifest:
+        """Write what stands beside the shards, the manifest last."""
+        for stray in self._set.glob(".*"):  # what a killed worker was writing
+            stray.unlink()
+        about = self._manifest(name, fingerprint, results, tally)
+        write_dataset_info(self._set, about, self._source)
+        write_statistics(self._set, about, tally, self._listing.ignored)
+        replace_file(self._set / manifest.FILE_NAME, about.model_dump_json(indent=1).encode())
+        return about
+
+    def _manifest(
+        self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally
+    ) -> Manifest:
+        settings, classes = self._settings, self._plan.classes
+        size = settings.image_size or tally.same_size(settings.source)
+        unlisted = self._listing.ignored
+        left_out = sorted([*unlisted.unusable, *self._left_out.listed()])[:MOST_LEFT_OUT_LISTED]
+        own_sizes = {(found.height, found.width) for found in tally.sizes}
+        return Manifest(
+            name=name,
+            fingerprint=fingerprint,
+            source=settings.source,
+            settings=stored_settings(settings, name),
+            classes=classes,
+            image_size=size,
+            channels=settings.channels or (1 if tally.gray == tally.examples else 3),
+            resize=own_sizes != {size} or tally.other_sizes > 0,
+            encodings=list(tally.encodings),
+            splits={split: _split_record(found, classes) for split, found in results.items()},
+            features={name: described(about) for name, about in self._source.features.items()},
+            **({"written_by": written_by(self._beam)} if self._beam else {}),
+            left_out_count=len(self._left_out.reasons) + unlisted.unusable_count,
+            left_out=[LeftOut(key=readable(key), reason=reason) for key, reason in left_out],
+        )
+
+
+def finished(task: ShardTask) -> ShardResult | None:
+    """The result of a shard that an earlier run finished before it was killed, or None where it must be written."""
+    try:
+        result = ShardResult.model_validate_json(task.result.read_bytes())
+        manifest.verify_shard(task.path, result.shard)
+        if task.hashes:
+            if result.hashes is None:
+                return None
+            manifest.verify_shard(task.hashes, result.hashes)
+    except (FileNotFoundError, ValidationError, UserError):
+        return None
+    return result
+
+
+def _split_record(results: list[ShardResult], classes: list[str]) -> Split:
+    counts = combine(result.tally for result in results).classes
+    return Split(
+        examples=sum(counts.values()),
+        classes={label: counts.get(index, 0) for index, label in enumerate(classes)},
+        shards=[result.shard for result in results],
+    )

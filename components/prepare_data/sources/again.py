@@ -1,0 +1,72 @@
+"""A user's function called again, in another process, to see that it gives the same examples."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from types import TracebackType
+
+from components.prepare_data.settings import DataSettings
+from trainer.errors import UserError
+
+DIGEST_BYTES = 8
+MODULE = "components.prepare_data.sources.user_module"
+
+
+class Again:
+    """The same function in another process, whose examples are compared with ours as they come."""
+
+    def __init__(self, settings: DataSettings) -> None:
+        self._settings = settings
+
+    def __enter__(self) -> Again:
+        self._errors = tempfile.TemporaryFile("w+")
+        # Another seed than ours, by which sets of strings come in another order.
+        seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", MODULE, self._settings.model_dump_json()],
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
+
+    def compare(self, number: int, expected: bytes) -> None:
+        """Compare an example's digest, b"" for the end.
+
+        Raises:
+            UserError: The other process has another.
+        """
+        assert self._process.stdout is not None
+        found = self._process.stdout.read(DIGEST_BYTES)
+        if found == expected and (expected or self._process.wait() == 0):
+            return
+        reference = self._settings.source
+        if found == b"" and self._process.wait() != 0:
+            self._errors.seek(0)
+            last = next((line for line in reversed(self._errors.readlines()) if line.strip()), "without a word\n")
+            problem = f"{reference} failed when it was called a second time, in another process: {last.strip()}"
+        elif found and expected:
+            problem = f"{reference} is not deterministic: example {number:,} is another one when it is called again."
+        else:
+            more = "fewer" if expected else "more"
+            problem = f"{reference} is not deterministic: it gives {more} examples when it is called again."
+        raise UserError(
+            problem,
+            setting="data.source",
+            value=reference,
+            allowed="a function that gives the same examples in the same order whenever and wherever it is called",
+            mend="seed what is random, sort what comes from sets and folders, leave out times",
+        )

@@ -1,0 +1,84 @@
+"""What a user's function gives for an example, as it is stored."""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+import os
+from typing import Any, NamedTuple
+
+from components.prepare_data.kinds import Kind
+from components.prepare_data.png import COLORS, encode_png
+from components.prepare_data.sources.again import DIGEST_BYTES
+from components.prepare_data.sources.layout import SPLIT_FOLDERS
+from components.prepare_data.unusable import Unusable
+from trainer.places import local_path
+
+
+class Taken(NamedTuple):
+    """An example as it is stored: key, class, split, encoded image, and the further features."""
+
+    key: bytes
+    label: str
+    split: str | None
+    image: bytes
+    further: list[tuple[bytes, bytes]]
+
+
+def digest(taken: Taken | None) -> bytes:
+    """What tells one example from others."""
+    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    if taken is not None:
+        hashed.update(marshal.dumps((taken.key, taken.label, taken.split, len(taken.image), taken.further), 2))
+        hashed.update(taken.image)
+    return hashed.digest()
+
+
+def encoded_image(value: Any) -> bytes:
+    """The encoded bytes of what a user gives as an image; they are checked when they are written.
+
+    Raises:
+        Unusable: It is no image, or its file can not be read.
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str | os.PathLike):
+        try:
+            return local_path(os.fspath(value)).expanduser().read_bytes()
+        except OSError as error:
+            raise Unusable(f"its image {os.fspath(value)} can not be read: {error.strerror}") from None
+    value = value.numpy() if hasattr(value, "numpy") else value
+    if not hasattr(value, "dtype") or not hasattr(value, "tobytes"):
+        raise Unusable(f"its image is a {type(value).__name__}, not encoded bytes, a path or an array")
+    shape = tuple(value.shape)
+    if str(value.dtype) != "uint8" or len(shape) not in (2, 3) or 0 in shape or (*shape, 1)[2] not in COLORS:
+        raise Unusable(f"its image is an array {value.dtype} {list(shape)}, not uint8 [height, width(, channels)]")
+    return encode_png(value.tobytes(), *shape)
+
+
+def label_of(value: Any) -> str:
+    value = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Unusable("it has no label" if value is None else f"its label {value!r} is neither text nor an integer")
+    text = str(value)
+    if not text or not text.isprintable():
+        raise Unusable(f"its label {text!r} can not be printed")
+    return text
+
+
+def split_of(value: Any) -> str | None:
+    if value is None:
+        return None
+    found = SPLIT_FOLDERS.get(value.lower()) if isinstance(value, str) else None
+    if found is None:
+        raise Unusable(f"its split {value!r} is none of train, validation and test")
+    return found
+
+
+def encoded_feature(name: str, kind: Kind, value: Any) -> bytes:
+    try:
+        if kind.name == "image":
+            value = [encoded_image(part) for part in value] if kind.is_list else encoded_image(value)
+        return kind.encode(value)
+    except Unusable as reason:
+        raise Unusable(f"its {name}: {reason}") from None

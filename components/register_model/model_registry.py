@@ -1,0 +1,188 @@
+"""Vertex AI's Model Registry: a run's model as the next version, the alias `champion`, and the version to beat.
+
+The model's id is its name here, so that a repeated upload of the first version meets itself. Each version carries its
+run's id as a label: a step that is repeated, or whose answer was lost, finds the version that it has made.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from components.cloud.connection import Connection
+from components.cloud.retries import is_conflict, is_transient, retried, status_of
+
+CHAMPION = "champion"
+RUN_LABEL = "slipway-run"
+NOT_FOUND = 404
+# How long a model's upload may take, and how often it is looked at.
+UPLOAD_SECONDS = 1800.0
+POLL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class RegisteredVersion:
+    """A version: the model's resource name, its number, where its files are, whether it is the champion."""
+
+    model: str
+    number: str
+    uri: str
+    champion: bool
+
+    @property
+    def name(self) -> str:
+        """The version's resource name."""
+        return f"{self.model}@{self.number}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trained model that is to be registered.
+
+    `uri` is its folder in Cloud Storage; `job` the resource name of the pipeline job that made it, which the registry
+    keeps as its lineage; `metrics` its figures on the test split, which stand in the version's description.
+    """
+
+    model: str
+    run_id: str
+    uri: str
+    serving_image: str
+    job: str
+    metrics: Mapping[str, float]
+    labels: Mapping[str, str]
+    encryption_key: str | None = None
+
+
+class ModelRegistry:
+    """The registry of one project and region."""
+
+    def __init__(self, connection: Connection, poll_seconds: float = POLL_SECONDS) -> None:
+        self._connection = connection
+        self._poll_seconds = poll_seconds
+
+    def champion(self, model: str) -> RegisteredVersion | None:
+        """The version of `model` that has the alias champion, None where there is none yet."""
+        return self._get(f"{self._name(model)}@{CHAMPION}")
+
+    def register(self, candidate: Candidate, measured_against: str | None) -> tuple[RegisteredVersion, str | None]:
+        """Register a run's model, and make it the champion if none has taken that place since the verdict.
+
+        Args:
+            candidate: What to register.
+            measured_against: The champion's resource name (with its version) that the model was measured against,
+                "" where there was none, None where none was asked for: then the alias moves whoever has it.
+
+        Returns:
+            The version, and where it is not the champion, the sentence that says why.
+        """
+        version = self._version_of(candidate) or self._upload(candidate)
+        current = self.champion(candidate.model)
+        if current is not None and current.number == version.number:
+            return current, None
+        if measured_against is not None and (current.name if current else "") != measured_against:
+            return version, (
+                f"Version {version.number} of {candidate.model} is registered but not the champion: it was measured "
+                f"against {_called(measured_against)}, and "
+                + (f"version {current.number} has become champion since." if current else "there is none now.")
+            )
+        models = self._connection.models
+        retried(lambda: models.merge_version_aliases(name=version.name, version_aliases=[CHAMPION]))
+        return RegisteredVersion(version.model, version.number, version.uri, champion=True), None
+
+    def _upload(self, candidate: Candidate) -> RegisteredVersion:
+        """Upload as the next version; whatever answer is lost, there is one version of the run in the end."""
+        started = time.monotonic()
+        operation = None
+        while operation is None:
+            try:
+                operation = self._connection.models.upload_model(request=self._request(candidate)).operation
+            except Exception as error:
+                if not (is_transient(error) or is_conflict(error)) or time.monotonic() - started > UPLOAD_SECONDS:
+                    raise
+                # It may be under way all the same: a version of this run may turn up.
+                version = self._wait_for_version(candidate, 4 * self._poll_seconds)
+                if version is not None:
+                    return version
+        self._finish(operation)
+        version = self._version_of(candidate)
+        if version is None:
+            raise RuntimeError(f"{operation.name} is done, and {candidate.model} has no version of {candidate.run_id}")
+        return version
+
+    def _finish(self, operation: Any) -> None:
+        models, name = self._connection.models, operation.name
+        started = time.monotonic()
+        while not operation.done:
+            if time.monotonic() - started > UPLOAD_SECONDS:
+                raise TimeoutError(f"{name} is not done after {UPLOAD_SECONDS:.0f} seconds")
+            time.sleep(self._poll_seconds)
+            operation = retried(lambda: models.get_operation({"name": name}))
+        if operation.error.code:
+            raise RuntimeError(f"The model could not be registered: {operation.error.message}")
+
+    def _wait_for_version(self, candidate: Candidate, seconds: float) -> RegisteredVersion | None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            version = self._version_of(candidate)
+            if version is not None:
+                return version
+            time.sleep(self._poll_seconds)
+        return None
+
+    def _request(self, candidate: Candidate) -> dict[str, Any]:
+        model: dict[str, Any] = {
+            "display_name": candidate.model,
+            "artifact_uri": candidate.uri,
+            "container_spec": {"image_uri": candidate.serving_image},
+            "labels": {**candidate.labels, RUN_LABEL: label(candidate.run_id)},
+            "version_description": ", ".join(f"{name} {value:.4f}" for name, value in candidate.metrics.items()),
+            "pipeline_job": candidate.job,
+        }
+        if candidate.encryption_key:
+            model["encryption_spec"] = {"kms_key_name": candidate.encryption_key}
+        exists = self._get(self._name(candidate.model)) is not None
+        target = {"parent_model": self._name(candidate.model)} if exists else {"model_id": candidate.model}
+        return {"parent": self._connection.parent, "model": model, **target}
+
+    def _version_of(self, candidate: Candidate) -> RegisteredVersion | None:
+        """The version that this run has made before."""
+        models = self._connection.models
+        request = {
+            "name": self._name(candidate.model),
+            "filter": f'labels.{RUN_LABEL}="{label(candidate.run_id)}"',
+        }
+        try:
+            found = retried(lambda: list(models.list_model_versions(request)))
+        except Exception as error:
+            if status_of(error) == NOT_FOUND:
+                return None
+            raise
+        return _version(found[0]) if found else None
+
+    def _get(self, name: str) -> RegisteredVersion | None:
+        try:
+            return _version(retried(lambda: self._connection.models.get_model(name=name)))
+        except Exception as error:
+            if status_of(error) == NOT_FOUND:
+                return None
+            raise
+
+    def _name(self, model: str) -> str:
+        return f"{self._connection.parent}/models/{model}"
+
+
+def label(text: str) -> str:
+    """`text` as a label's value: at most 63 lower-case letters, digits, dashes and underscores."""
+    return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
+
+
+def _version(model: Any) -> RegisteredVersion:
+    name = model.name.partition("@")[0]
+    return RegisteredVersion(name, model.version_id, model.artifact_uri, CHAMPION in model.version_aliases)
+
+
+def _called(name: str) -> str:
+    return f"version {name.rpartition('@')[2]}" if name else "no champion"

@@ -1,0 +1,108 @@
+"""One running replica: its process, the last lines that it printed, and what they say of its end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TextIO
+
+from components.train.replica import Replica
+from trainer.errors import ERROR_PREFIX, UserError
+
+KEPT_LINES = 400
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+
+class Worker:
+    """One running replica. What it prints goes into `log`, each line with the replica's name before it."""
+
+    def __init__(self, replica: Replica, environment: dict[str, str], log: TextIO) -> None:
+        self.replica = replica
+        self.tail: deque[str] = deque(maxlen=KEPT_LINES)
+        self.process = subprocess.Popen(
+            replica.command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            process_group=0,
+            preexec_fn=_die_with_parent(),
+        )
+        self._reader = threading.Thread(target=self._read, args=(log,), daemon=True)
+        self._reader.start()
+
+    def _read(self, log: TextIO) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.tail.append(line.rstrip("\n"))
+            # A replica whose output nobody takes would stop; a full disk is no reason for that.
+            with contextlib.suppress(OSError):
+                log.write(f"[{self.replica.name}] {line.rstrip()}\n")
+                log.flush()
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended, None while it runs; a signal that killed it is negative."""
+        return self.process.poll()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the replica and what it started."""
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def finish(self) -> None:
+        """Wait until the process has ended and all that it printed is in the log."""
+        self.process.wait()
+        self._reader.join(timeout=5)
+
+    def user_error(self) -> UserError | None:
+        """The user's mistake that the replica reported, if that is why it failed."""
+        line = next((text for text in reversed(self.tail) if text.startswith(ERROR_PREFIX)), None)
+        return UserError.from_dict(json.loads(line.removeprefix(ERROR_PREFIX))) if line else None
+
+    def traceback(self) -> str:
+        """The last traceback among the lines that it printed, up to its exception's own line; "" for none."""
+        lines = list(self.tail)
+        starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+        if not starts:
+            return ""
+        block = lines[starts[-1] :]
+        end = next(
+            (n for n, line in enumerate(block) if n and re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)?\b", line)),
+            -1,
+        )
+        return "\n".join(block[: end + 1] if end > 0 else block)
+
+    def how_it_ended(self) -> str:
+        """A sentence's end: "was killed by SIGKILL", "failed with exit code 1: KeyError: 'lost'"."""
+        code = self.process.returncode
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        if code == 128 + signal.SIGTERM:
+            return "was stopped by SIGTERM"
+        last = self.traceback().rsplit("\n", 1)[-1]
+        return f"failed with exit code {code}" + (f": {last}" if last else "")
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What a new process does first so that it does not outlive a killed parent (Linux)."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
+
+    def ask() -> None:
+        library.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+    return ask

@@ -1,0 +1,78 @@
+"""`slipway build`: the images of a run, for Vertex AI or for containers on this machine."""
+
+from __future__ import annotations
+
+from typing import TextIO, get_args
+
+from components.build_image import local
+from components.build_image.build import build_locally, ensure, registry_of
+from components.build_image.settings import BuildSettings
+from components.step import WorkFailed
+from pipelines.config import RunConfig
+from pipelines.images import Say, ensure_images, wanted_image, wanted_images
+from trainer.errors import UserError, nearest
+
+BUILDERS = get_args(BuildSettings.model_fields["builder"].annotation)
+
+
+def build_images(
+    config: RunConfig, target: str, builder: str | None, *, push: bool, log: TextIO, say: Say
+) -> dict[str, str]:
+    """The URIs of a run's images by what they are for; by digest where they are pushed.
+
+    Raises:
+        UserError: The user can mend it, a failed build among it.
+    """
+    if builder is not None and builder not in BUILDERS:
+        raise UserError(
+            f"There is no builder {builder}.",
+            setting="--builder",
+            value=builder,
+            allowed=", ".join(BUILDERS),
+            nearest=nearest(builder, BUILDERS),
+        )
+    try:
+        if not push:
+            return _on_this_machine(config, target, builder, log, say)
+        if target == "local":
+            return {"steps": local_image(config, "cpu", log, say, builder)[0]}
+        images = ensure_images(config, log, say, builder)
+    except WorkFailed as error:
+        raise UserError(error.message, mend="see the builder's output above") from None
+    return {"steps": images.steps, "trainer": images.trainer}
+
+
+def local_image(
+    config: RunConfig, accelerator: str, log: TextIO, say: Say, builder: str | None = None
+) -> tuple[str, bool]:
+    """The image that steps run in with `--runner docker`, by digest, and whether it was there.
+
+    Raises:
+        UserError: The registry can not be reached, the builder is not installed, files are not tracked.
+        WorkFailed: The build failed.
+    """
+    settings = config.containers
+    image = wanted_image(config, "steps", accelerator, settings.base, settings.repository, say)
+    build = build_locally(builder or settings.builder, image.context.archive, log)
+    built = ensure(image.request, registry_of(settings.repository, None), build)
+    return built.uri, built.reused
+
+
+def _on_this_machine(config: RunConfig, target: str, builder: str | None, log: TextIO, say: Say) -> dict[str, str]:
+    """Build without pushing: what comes out has tags only."""
+    chosen = builder or (config.containers.builder if target == "local" or config.vertex is None else None)
+    if chosen is None and config.vertex is not None:
+        chosen = config.vertex.build.builder
+    if chosen == "cloud-build":
+        raise UserError(
+            "Cloud Build pushes what it builds.", setting="--no-push", value=True, mend="--builder docker, or --push"
+        )
+    if target == "local":
+        settings = config.containers
+        images = [wanted_image(config, "steps", "cpu", settings.base, settings.repository, say)]
+    else:
+        images = list(wanted_images(config, say))
+    for image in images:
+        request = image.request
+        local.build(str(chosen), image.context.archive(), request.uri, request.arguments, request.labels, log)
+    return dict(zip(("steps", "trainer"), (image.request.uri for image in images), strict=False))

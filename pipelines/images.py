@@ -1,0 +1,222 @@
+"""The images of a run: the steps' and the trainer's, named after their content, found or built, given by digest."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import components
+from components.build_image.build import (
+    Build,
+    ImageRequest,
+    build_in_cloud,
+    build_locally,
+    ensure,
+    find,
+    registry_of,
+    request_of,
+)
+from components.build_image.cloud_build import CloudBuildSettings, Source
+from components.build_image.context import Context, make_context
+from components.build_image.images import image_kind
+from components.build_image.registry import ARTIFACT_REGISTRY
+from components.cloud.retries import is_transient
+from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
+from pipelines.hardware import Hardware
+from trainer.errors import UserError
+
+SOURCE_TREE = Path(components.__file__).parents[1]
+OURS = ("components", "pipelines", "trainer")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class VerifiedBuild:
+    """What the pipeline's step build_image is given: the trainer's image, its context, where and as whom to build."""
+
+    request: ImageRequest
+    source: Source
+    settings: CloudBuildSettings
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images that a run's spec names. `build` is None where nothing is to be built while it runs."""
+
+    steps: str
+    trainer: str
+    build: VerifiedBuild | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An image that a run needs: its context, and what is asked for so that it is there."""
+
+    context: Context
+    request: ImageRequest
+
+
+def accelerator_of(hardware: Hardware) -> str:
+    """The kind of image that a choice of hardware takes: cpu, gpu or tpu."""
+    if hardware.accelerator_row is None:
+        return "cpu"
+    return "tpu" if hardware.is_tpu else "gpu"
+
+
+def wanted_images(config: RunConfig, say: Say) -> tuple[Wanted, Wanted]:
+    """The steps' and the trainer's image for a run on Vertex AI.
+
+    Raises:
+        UserError: No image is possible: no checkout, files that git does not track, no such image.
+    """
+    settings = _vertex(config)
+    accelerator = accelerator_of(config.parsed_hardware)
+    roles = (("steps", "cpu"), ("trainer", accelerator))
+    steps, trainer = (
+        wanted_image(config, role, kind, settings.build.base, settings.image_repository, say) for role, kind in roles
+    )
+    return steps, trainer
+
+
+def wanted_image(config: RunConfig, role: str, accelerator: str, base: str, repository: str, say: Say) -> Wanted:
+    """One image of a run; files that git neither tracks nor ignores are left out, which is said."""
+    kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine)
+    context = make_context(SOURCE_TREE, kind, base, own_code(config))
+    for name in context.left_out:
+        say(f"not in the image {kind.name}, since git does not track it: {name}")
+    return Wanted(context, request_of(context, repository))
+
+
+def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None = None) -> Images:
+    """Both images of a run on Vertex AI, by digest: found in the registry, or built now.
+
+    Args:
+        config: The run's; with `vertex.image` set nothing is built.
+        log: Gets the builders' output.
+        say: Gets one line for each image: found, or built.
+        builder: Instead of vertex.build.builder.
+
+    Raises:
+        UserError: Something that the user can mend: rights, a repository that is not there, files not tracked.
+        WorkFailed: A build failed.
+    """
+    settings = _vertex(config)
+    if settings.image is not None:
+        return Images(settings.image, settings.image)
+    registry = registry_of(settings.image_repository, settings.connection)
+    uris = []
+    wanted = wanted_images(config, say)
+    for image in wanted:
+        found = find(image.request, registry)
+        if found is None:
+            say(f"building {image.request.uri} with {builder or settings.build.builder}")
+            found = ensure(image.request, registry, _builder(settings, image, log, builder)).uri
+        say(f"image {found}")
+        uris.append(found)
+    steps, trainer = uris
+    return Images(steps, trainer, _verified(settings, wanted[1], upload=True))
+
+
+def known_images(config: RunConfig, say: Say) -> Images:
+    """Both images as far as they are known, for a spec that is only written: nothing is built or uploaded.
+
+    By digest where the registry has the content's tag, else (said aloud) by that tag.
+    """
+    settings = _vertex(config)
+    if settings.image is not None:
+        return Images(settings.image, settings.image)
+    wanted = wanted_images(config, say)
+    try:
+        registry = registry_of(settings.image_repository, settings.connection)
+        found = [find(image.request, registry) for image in wanted]
+    except Exception as error:
+        if not isinstance(error, UserError) and not is_transient(error):
+            raise
+        say(f"the images' digests are not known: {getattr(error, 'message', error)}")
+        found = [None, None]
+    for image, uri in zip(wanted, found, strict=True):
+        if uri is None:
+            say(f"not built yet, so by its tag: {image.request.uri} (slipway build)")
+    steps, trainer = (uri or image.request.uri for image, uri in zip(wanted, found, strict=True))
+    return Images(steps, trainer, _verified(settings, wanted[1], upload=False) if all(found) else None)
+
+
+def own_code(config: RunConfig) -> dict[str, Path]:
+    """The user's own packages and modules that a run imports, by name: a folder or a .py file."""
+    names = [config.model.builder if config.model else str(config.train.module)]
+    if _is_module(config.data.source):
+        names.append(config.data.source)
+    found = {}
+    for name in names:
+        package = name.partition(":")[0].partition(".")[0]
+        if package not in OURS:
+            found[package] = _place(package, name)
+    return found
+
+
+def _is_module(source: str) -> bool:
+    from components.prepare_data.sources import FORMS
+    from components.prepare_data.sources.user_module import REFERENCE
+
+    return source.partition(":")[0] not in FORMS and REFERENCE.match(source) is not None
+
+
+def _place(package: str, reference: str) -> Path:
+    spec = importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
+    if spec is None:
+        raise UserError(f"There is no Python module {package}.", setting="model.builder", value=reference)
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(str(spec.origin))
+
+
+def _vertex(config: RunConfig) -> VertexSettings:
+    if config.vertex is None:
+        raise no_place_on_vertex()
+    return config.vertex
+
+
+def _service(settings: VertexSettings) -> CloudBuildSettings:
+    return CloudBuildSettings(
+        project=settings.project,
+        region=settings.region,
+        endpoints=settings.endpoints,
+        bucket=settings.bucket.removeprefix("gs://"),
+        service_account=settings.build.service_account,
+    )
+
+
+def _builder(settings: VertexSettings, image: Wanted, log: TextIO, builder: str | None) -> Build:
+    chosen = builder or settings.build.builder
+    if chosen != "cloud-build":
+        return build_locally(chosen, image.context.archive, log)
+    if not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
+        raise UserError(
+            "Cloud Build pushes to Artifact Registry.",
+            setting="vertex.build.repository",
+            value=settings.build.repository,
+            allowed="the name of a repository of Artifact Registry, or another builder",
+            nearest="slipway",
+            mend="--builder docker",
+        )
+    service = _service(settings).service()
+    return build_in_cloud(service, lambda: service.upload(image.context.archive(), _source_name(image)), log)
+
+
+def _source_name(image: Wanted) -> str:
+    return f"{image.request.name}-{image.request.tag}"
+
+
+def _verified(settings: VertexSettings, trainer: Wanted, *, upload: bool) -> VerifiedBuild | None:
+    """What the step build_image is given. None where images are not Google's to build or to look up."""
+    if settings.build.builder != "cloud-build" or not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
+        return None
+    parameters = _service(settings)
+    service = parameters.service()
+    name = _source_name(trainer)
+    source = service.upload(trainer.context.archive(), name) if upload else service.uploaded(name)
+    return VerifiedBuild(trainer.request, source, parameters) if source else None

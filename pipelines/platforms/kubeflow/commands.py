@@ -1,0 +1,86 @@
+"""What the commands of `slipway` do for runs on Kubeflow Pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.markup import escape
+
+from pipelines import display
+from pipelines.config import RunConfig, load
+from pipelines.platforms.kubeflow import launch
+from pipelines.platforms.kubeflow.settings import settings_of
+from pipelines.runs import RunFolder, RunRecord
+from trainer.errors import UserError
+
+cancel = launch.cancel
+
+
+def start(config: RunConfig, shown: Console) -> tuple[RunFolder, RunRecord]:
+    """Submit the run and say where it is.
+
+    Raises:
+        UserError: It can not run there, no server answers, or it refuses.
+    """
+    return _submitted(*launch.submit(config), shown)
+
+
+def resume(folder: RunFolder, shown: Console) -> tuple[RunFolder, RunRecord]:
+    """Submit a run again that failed or was stopped; as `start`. On a volume, training goes on from its checkpoint."""
+    return _submitted(folder, launch.resume(folder), shown)
+
+
+def _submitted(folder: RunFolder, record: RunRecord, shown: Console) -> tuple[RunFolder, RunRecord]:
+    def say(line: str) -> None:
+        shown.print(escape(line), highlight=False, soft_wrap=True)
+
+    settings = settings_of(load(folder.configuration_file))
+    say(f"run {record.run_id} on {record.hardware} at {settings.host}, submitted")
+    say(f"  console: {record.console}")
+    if not settings.registers:
+        output = launch.parameters_of(settings, record.run_id)["output"]
+        say(f"  no model is registered, as kubeflow.volume is not set: it is left in {output}/model")
+    return folder, record
+
+
+def watch(folder: RunFolder, shown: Console) -> RunRecord | None:
+    """Show a run's steps until it has ended; None where the watching was interrupted, which leaves the run going."""
+    try:
+        with display.RunDisplay(shown) as watcher:
+            return launch.watch(folder, folder.read(), watcher)
+    except KeyboardInterrupt:
+        return None
+
+
+def how_to_go_on(record: RunRecord) -> str:
+    """What to type after the watching was interrupted."""
+    return (
+        f"The run {record.run_id} goes on without being watched.\n"
+        f"  watch:  slipway status --follow {record.run_id}\n"
+        f"  stop:   slipway cancel {record.run_id}"
+    )
+
+
+def current(folder: RunFolder, warn: Console) -> RunRecord:
+    """A run's record, brought up to date where the run is still going on; else, said aloud, as it was."""
+    try:
+        return launch.refresh(folder)
+    except UserError as error:
+        warn.print(f"as last seen; {escape(error.message)}", highlight=False, soft_wrap=True)
+        return folder.read()
+
+
+def log_lines(folder: RunFolder, step: str | None, *, follow: bool) -> Iterator[str]:
+    """Nothing: the server's client gives no logs.
+
+    Raises:
+        UserError: Always, with the command that prints the pod's.
+    """
+    record = launch.refresh(folder)
+    raise UserError(
+        "The logs of a run on Kubeflow are its pods', which the server's client does not give.",
+        setting="RUN",
+        value=record.run_id,
+        mend=launch.log_command(folder, record, step) + (" -f" if follow else ""),
+    )

@@ -1,0 +1,131 @@
+"""Where a run lives on a Kubeflow cluster, and what such a cluster can not do."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING
+
+from pydantic import Field, field_validator, model_validator
+
+from pipelines.hardware.choice import Hardware, base_text
+from trainer.config import Settings
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from pipelines.config import RunConfig
+
+QUANTITY = r"^[1-9]\d*(\.\d+)?(m|Ki|Mi|Gi|Ti|K|M|G|T)?$"
+LABEL_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+
+
+class KubeflowSettings(Settings):
+    """Where a run lives on a Kubeflow cluster.
+
+    `host` is the Kubeflow Pipelines server's address. `namespace` is the profile's on a server for several users, and
+    where the pods are looked for elsewhere. `image` is the image that the steps and the trainer run in, by digest or by
+    a tag that is never moved.
+
+    What is to stay (data sets, checkpoints, models, the registry) has one of two places. `volume` is a
+    PersistentVolumeClaim of the namespace, which every step mounts at `folder`; it must be ReadWriteMany where steps
+    may run on several nodes. Without it all lies below `pipeline_root`, an object store's gs://, s3:// or minio:// URI
+    that the server has the keys of: Kubeflow Pipelines copies it into each step and out again, and no model is
+    registered. With a volume `pipeline_root` may still say where reports and metrics go.
+
+    `cpu` and `memory` are Kubernetes quantities, the limits of each step that works. `accelerator` is the resource by
+    which the cluster hands out GPUs; `node_selector` are the labels of the nodes that train.
+    """
+
+    host: str = Field(pattern=r"^https?://[^/\s]+(/\S*)?$")
+    namespace: str | None = Field(default=None, pattern=LABEL_NAME)
+    image: str = Field(min_length=1)
+    experiment: str = Field(default="slipway", min_length=1)
+    service_account: str | None = Field(default=None, pattern=LABEL_NAME)
+    volume: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
+    folder: str = Field(default="/mnt/slipway", pattern=r"^/[^\s]+$")
+    pipeline_root: str | None = Field(default=None, pattern=r"^(gs|s3|minio)://[a-z0-9][a-z0-9._-]+(/[^\s?]*)?$")
+    cpu: str | None = Field(default=None, pattern=QUANTITY)
+    memory: str | None = Field(default=None, pattern=QUANTITY)
+    accelerator: str = Field(default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    ca_certificate: str | None = None
+
+    @field_validator("image")
+    @classmethod
+    def _pinned(cls, image: str) -> str:
+        tag = image.rpartition("/")[2].partition(":")[2]
+        if "@sha256:" not in image and tag in ("", "latest"):
+            raise ValueError(
+                "an image without a digest or a tag of its own changes under the pipeline's cache, which then skips "
+                "the new code; give IMAGE@sha256:… or a tag that is never moved"
+            )
+        return image
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> KubeflowSettings:
+        if self.volume is None and self.pipeline_root is None:
+            raise ValueError(
+                "nothing says where data and models stay; give volume, a PersistentVolumeClaim, or pipeline_root, "
+                "a gs://, s3:// or minio:// URI"
+            )
+        return self
+
+    @property
+    def registers(self) -> bool:
+        """Whether models are registered: in a folder that stays, which only a volume is."""
+        return self.volume is not None
+
+    def place(self, path: str) -> str:
+        """Where `path` lies: in the volume's folder, or below the pipeline root; absolute paths stay what they are."""
+        if self.volume is None:
+            return f"{str(self.pipeline_root).rstrip('/')}/{posixpath.basename(path.rstrip('/'))}"
+        return posixpath.join(self.folder, path)
+
+
+def settings_of(config: RunConfig) -> KubeflowSettings:
+    """The configuration's section kubeflow, once it is sure that such a cluster can run the configuration.
+
+    Raises:
+        UserError: There is no such section, or the hardware is none of a Kubeflow cluster.
+    """
+    if config.kubeflow is None:
+        raise UserError(
+            "The configuration does not say on which Kubeflow cluster to run.",
+            setting="kubeflow",
+            value=None,
+            allowed="host, image, and volume or pipeline_root; see docs/kubeflow.md",
+            mend="add a section kubeflow: with these keys to the configuration",
+        )
+    check_hardware(config.parsed_hardware)
+    return config.kubeflow
+
+
+def check_hardware(hardware: Hardware) -> None:
+    """Raise UserError for hardware that a task of Kubeflow Pipelines can not have.
+
+    A cluster has no custom jobs: training is one container, on GPUs that a node has.
+    """
+    base = base_text(hardware.accelerator_row, hardware.count, hardware.topology)
+    if hardware.is_tpu:
+        problem, near = "Training on TPUs is not offered on Kubeflow: its tasks ask for GPUs only.", "cpu"
+    elif hardware.replicas > 1:
+        problem = (
+            f"On Kubeflow, training is one container, and this hardware is {hardware.replicas} replicas: "
+            "Kubeflow Pipelines has no jobs of several."
+        )
+        near = base
+    elif str(hardware) != base:
+        problem = (
+            "On Kubeflow, the cluster chooses the machine: machine types, Spot, disks, reservations and times are "
+            "Vertex AI's. kubeflow.node_selector, cpu and memory say which nodes and how much of them."
+        )
+        near = base
+    else:
+        return
+    raise UserError(
+        problem,
+        setting="hardware",
+        value=str(hardware),
+        allowed="cpu, or one replica's GPUs, such as t4x1 or a100x8",
+        nearest=near,
+        mend=f"--hardware {near}, or --target vertex",
+    )

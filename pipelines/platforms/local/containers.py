@@ -1,0 +1,128 @@
+"""Steps in containers, through any server of the Docker API (Docker, podman): DOCKER_HOST says where.
+
+A run's folders are the same inside and outside, under the same paths and owned by the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from components.step import LOGS_VARIABLE
+from pipelines.config import RunConfig
+from pipelines.runs import RunFolder
+from trainer.errors import UserError
+from trainer.events import EVENTS_VARIABLE
+from trainer.places import local_path
+
+RUN_LABEL = "slipway.run"
+GPU_DEVICE = Path("/dev/nvidiactl")
+STOP_SECONDS = 15
+# Keras and TensorFlow's workers pass batches through shared memory; Docker gives 64 MB unless told.
+SHARED_MEMORY = "1g"
+
+
+@contextlib.contextmanager
+def docker_client() -> Iterator[Any]:
+    """A client of the Docker API that answers.
+
+    Raises:
+        UserError: There is none.
+    """
+    try:
+        import docker
+    except ImportError:
+        raise UserError("The Python package docker is not installed.", mend="pip install docker") from None
+    host = os.environ.get("DOCKER_HOST")
+    try:
+        client = docker.from_env()
+        client.ping()
+    except docker.errors.DockerException as error:
+        raise UserError(
+            f"No Docker API answers: {str(error).partition(': ')[0]}.",
+            setting="DOCKER_HOST",
+            value=host,
+            allowed="Docker, or podman's service: podman system service --time=0 unix:///run/podman/podman.sock",
+            mend="start Docker; or export DOCKER_HOST=unix:///run/podman/podman.sock",
+        ) from None
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def has_gpus() -> bool:
+    """Whether this machine has NVIDIA GPUs, whose devices are passed through."""
+    return GPU_DEVICE.exists()
+
+
+def run_arguments(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
+    """What every container of a run is started with, as kfp's DockerRunner takes it."""
+    from docker import types
+
+    with docker_client() as client:
+        user = _user(client)
+    arguments: dict[str, Any] = {
+        **user,
+        "labels": {RUN_LABEL: folder.run_id},
+        "mounts": [types.Mount(str(path), str(path), type="bind") for path in mounted_folders(config, Path.cwd())],
+        "working_dir": str(Path.cwd()),
+        "environment": {
+            EVENTS_VARIABLE: str(folder.events_file),
+            LOGS_VARIABLE: str(folder.logs),
+            # The run's folder may well have a package `trainer` of the user's own; the image has the one that is meant.
+            "PYTHONSAFEPATH": "1",
+        },
+        "shm_size": SHARED_MEMORY,
+    }
+    if has_gpus():
+        arguments["device_requests"] = [types.DeviceRequest(count=-1, capabilities=[["gpu"]])]
+    return arguments
+
+
+def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
+    """The folders that the steps read and write: where the command is given, and those elsewhere that settings name."""
+    named = [Path(config.data.store), Path(config.register_.registry)]
+    kind, _, place = config.data.source.partition(":")
+    if kind in ("images", "csv", "tfrecord") and not place.startswith("gs://"):
+        source = local_path(place).expanduser()
+        # A pattern's folder is the part before the first wildcard.
+        fixed = Path(*source.parts[: _first_wildcard(source)])
+        named.append(fixed if fixed.is_dir() else fixed.parent)
+    folders = [here]
+    for folder in (here / path for path in named):
+        resolved = folder.resolve()
+        if not any(resolved.is_relative_to(one) for one in folders):
+            resolved.mkdir(parents=True, exist_ok=True)
+            folders.append(resolved)
+    return folders
+
+
+def stop_containers(run_id: str) -> None:
+    """End what still runs of a run: each process in a container is asked first, then the container is killed."""
+    with contextlib.suppress(UserError), docker_client() as client:
+        from docker import errors
+
+        for container in client.containers.list(filters={"label": f"{RUN_LABEL}={run_id}"}):
+            with contextlib.suppress(errors.APIError):
+                # The first process is a shell, which would not pass a signal on.
+                container.exec_run(["sh", "-c", "kill -TERM -1"])
+            with contextlib.suppress(errors.APIError):
+                container.stop(timeout=STOP_SECONDS)
+
+
+def _user(client: Any) -> dict[str, Any]:
+    """As whom a container runs so that what it writes is the user's own."""
+    me = f"{os.getuid()}:{os.getgid()}"
+    if not any("rootless" in option for option in client.info().get("SecurityOptions") or []):
+        return {"user": me}
+    if any("podman" in str(part.get("Name", "")).lower() for part in client.version().get("Components") or []):
+        return {"user": me, "userns_mode": "keep-id"}
+    return {"user": "0:0"}  # rootless Docker's root is the user
+
+
+def _first_wildcard(path: Path) -> int:
+    return next((number for number, part in enumerate(path.parts) if set(part) & set("*?[")), len(path.parts))

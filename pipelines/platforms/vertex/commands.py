@@ -1,0 +1,93 @@
+"""What the commands of `slipway` do for runs on Vertex AI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.markup import escape
+
+from pipelines import display, log_reader, runs
+from pipelines.config import RunConfig
+from pipelines.images import ensure_images
+from pipelines.platforms.vertex.run import PLATFORM, VertexRun
+from pipelines.runs import RunFolder, RunRecord
+from trainer.errors import UserError
+
+
+def is_on_vertex(record: RunRecord) -> bool:
+    """Whether a run is on Vertex AI."""
+    return record.platform == PLATFORM
+
+
+def start(config: RunConfig, shown: Console) -> tuple[RunFolder, RunRecord]:
+    """See that the images are there, submit, and say where the run is.
+
+    Raises:
+        UserError: An image can not be had, or Vertex AI refuses the run.
+    """
+
+    return _submit(VertexRun(runs.create(config), config), None, shown)
+
+
+def resume(folder: RunFolder, shown: Console) -> tuple[RunFolder, RunRecord]:
+    """Submit a run again that failed or was stopped; as `start`."""
+    return _submit(VertexRun(folder), folder.read(), shown)
+
+
+def _submit(run: VertexRun, earlier: RunRecord | None, shown: Console) -> tuple[RunFolder, RunRecord]:
+    def say(line: str) -> None:
+        shown.print(escape(line), highlight=False, soft_wrap=True)
+
+    with (run.folder.logs / "build_image.log").open("w") as log:
+        images = ensure_images(run.config, log, say)
+    record = run.submit(images, earlier)
+    say(f"run {record.run_id} on {record.hardware} in {run.connection.region}, submitted")
+    say(f"  console: {record.console}")
+    return run.folder, record
+
+
+def watch(folder: RunFolder, shown: Console) -> RunRecord | None:
+    """Show a run's steps until it has ended; None where the watching was interrupted, which leaves the run going."""
+    run, record = VertexRun(folder), folder.read()
+    try:
+        with display.RunDisplay(shown) as watcher:
+            return run.watch(record, watcher.event)
+    except KeyboardInterrupt:
+        return None
+
+
+def how_to_go_on(record: RunRecord) -> str:
+    """What to type after the watching was interrupted."""
+    return (
+        f"The run {record.run_id} goes on without being watched.\n"
+        f"  watch:  slipway status --follow {record.run_id}\n"
+        f"  stop:   slipway cancel {record.run_id}"
+    )
+
+
+def current(folder: RunFolder, warn: Console) -> RunRecord:
+    """A run's record, brought up to date where the run is still going on Vertex AI; else, said aloud, as it was."""
+    record = folder.read()
+    if not is_on_vertex(record) or record.status != "running":
+        return record
+    try:
+        return VertexRun(folder).refresh(record)
+    except UserError as error:
+        warn.print(f"as last seen; {escape(error.message)}", highlight=False, soft_wrap=True)
+        return record
+
+
+def log_lines(folder: RunFolder, step: str | None, *, follow: bool) -> Iterator[str]:
+    """A run's log lines, of all replicas.
+
+    Raises:
+        UserError: The run has no such step.
+    """
+    log_reader.check_step(folder, step)
+    yield from VertexRun(folder).log_lines(step, follow=follow)
+
+
+def cancel(folder: RunFolder) -> RunRecord:
+    """Stop a run and the jobs that it has made."""
+    return VertexRun(folder).cancel()

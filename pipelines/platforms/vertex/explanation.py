@@ -1,0 +1,150 @@
+"""Why a run on Vertex AI failed: from the step to its custom job, to the replica, to the last traceback in its log."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from components.cloud.connection import Connection
+from components.cloud.known_errors import first_recognised
+from components.cloud.retries import retried, status_of
+from pipelines.platforms.vertex.logs import SERVICE, LogLine, LogReader
+from pipelines.platforms.vertex.tasks import custom_jobs, step_of
+from pipelines.runs import ErrorRecord
+from trainer.errors import ERROR_PREFIX, UserError
+
+REPLICA = re.compile(r"[Tt]he replica (?P<replica>workerpool\d+-\d+)")
+LINK = re.compile(r"\s*To find out more about why your job exited please check the logs: \S+")
+TRACEBACK = "Traceback (most recent call last):"
+TAIL_LINES = 24
+LONGEST_TRACEBACK = 200
+FAILED = "JOB_STATE_FAILED"
+
+
+@dataclass(frozen=True)
+class _FailedJob:
+    """A custom job that failed: its resource name, what the service says of it, its log."""
+
+    name: str
+    message: str
+    lines: list[LogLine]
+
+
+def explain(connection: Connection, job: Any, run_id: str, facts: Mapping[str, Any]) -> ErrorRecord:
+    """Why the PipelineJob `job` failed.
+
+    Args:
+        connection: To the project and region that it ran in.
+        job: The job, which has failed.
+        run_id: For the commands that the mend names.
+        facts: What known errors' sentences name: see known_errors.recognise.
+    """
+    task = _first_failed(job)
+    if task is None:
+        found = first_recognised([job.error.message], facts)
+        message = found.sentence if found else _plain(job.error.message) or "The pipeline failed outside its steps."
+        return ErrorRecord(step=None, message=message, mend=found.mend if found else f"slipway logs {run_id}")
+    step = step_of(task.task_name) or task.task_name
+    failed = _failed_job(connection, custom_jobs(task))
+    lines = failed.lines if failed else []
+    replica = _replica(failed.message if failed else task.error.message, lines)
+    told = _users_mistake(lines)
+    texts = [failed.message if failed else "", task.error.message, job.error.message]
+    found = first_recognised([*texts, *_latest(lines)], facts)
+    message, mend = _plain((failed and failed.message) or task.error.message), f"slipway logs {run_id} --step {step}"
+    if told is not None:
+        message, mend = str(UserError.from_dict({**told.as_dict(), "mend": None})), told.mend or mend
+    elif found is not None:
+        message, mend = found.sentence, found.mend
+    return ErrorRecord(
+        step=step,
+        message=message,
+        mend=mend,
+        traceback=None if told else _traceback(lines, replica),
+        job=failed.name if failed else None,
+        replica=replica,
+    )
+
+
+def _first_failed(job: Any) -> Any:
+    """The task that failed first; a condition fails only because of what is in it."""
+    failed = [task for task in job.job_detail.task_details if task.state.name == "FAILED"]
+    known = [task for task in failed if step_of(task.task_name)] or failed
+    return min(known, key=lambda task: task.end_time, default=None)
+
+
+def _failed_job(connection: Connection, names: Iterable[str]) -> _FailedJob | None:
+    """The first of the jobs that failed; the one that a launcher made comes before the launcher's own."""
+    reader = LogReader(connection)
+    candidates = []
+    for name in names:
+        try:
+            job = retried(lambda name=name: connection.jobs.get_custom_job(name=name))  # type: ignore[misc]
+        except Exception as error:
+            if status_of(error) == 404:
+                continue
+            raise
+        lines = reader.read([name])
+        candidates.append(_FailedJob(name, job.error.message, lines))
+        if job.state.name == FAILED:
+            return candidates[-1]
+    return next((found for found in candidates if found.lines), None)
+
+
+def _replica(message: str, lines: list[LogLine]) -> str | None:
+    """The replica that the service blames, else the last one that logged a traceback, else an error."""
+    blamed = REPLICA.search(message)
+    if blamed:
+        return blamed["replica"]
+    own = [line for line in lines if line.replica != SERVICE]
+    traced = [line.replica for line in own if TRACEBACK in line.text]
+    erred = [line.replica for line in own if line.severity in ("ERROR", "CRITICAL")]
+    return next((found[-1] for found in (traced, erred) if found), None)
+
+
+def _users_mistake(lines: list[LogLine]) -> UserError | None:
+    """The mistake that a step or the trainer reported in a line for programs."""
+    for line in reversed(lines):
+        if line.text.startswith(ERROR_PREFIX):
+            try:
+                return UserError.from_dict(json.loads(line.text.removeprefix(ERROR_PREFIX)))
+            except (ValueError, TypeError):
+                continue
+    return None
+
+
+def _traceback(lines: list[LogLine], replica: str | None) -> str | None:
+    """The last traceback of `replica` (of any, where it has none), else the last lines; None without a log."""
+    own = [line for line in lines if line.replica != SERVICE]
+    for some in ([line for line in own if replica and line.replica.startswith(replica)], own):
+        starts = [number for number, line in enumerate(some) if TRACEBACK in line.text]
+        if starts:
+            return "\n".join(_until_the_exception(some[starts[-1] :]))
+    rest = [line for line in own if replica and line.replica.startswith(replica)] or own
+    return "\n".join(line.text for line in rest[-TAIL_LINES:]) or None
+
+
+def _until_the_exception(lines: list[LogLine]) -> list[str]:
+    """A traceback's lines, of one replica: indented ones, and the one that names the exception."""
+    first = lines[0]
+    texts = [first.text]
+    for line in lines[1:LONGEST_TRACEBACK]:
+        if line.replica != first.replica:
+            continue
+        texts.append(line.text)
+        if line.text and not line.text.startswith((" ", "\t")):
+            break
+    return texts
+
+
+def _latest(lines: list[LogLine]) -> list[str]:
+    """The log's lines, the last first: the last known error is the one that ended the job."""
+    return [line.text for line in reversed(lines)]
+
+
+def _plain(message: str) -> str:
+    """The service's sentence without its link, which `slipway logs` takes the place of."""
+    return " ".join(LINK.sub("", message).split())

@@ -1,0 +1,99 @@
+"""The log lines of custom jobs, all replicas', from Cloud Logging: once, or as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from components.cloud.connection import Connection
+from components.cloud.retries import retried
+
+PAGE = 1000
+# Entries of several machines arrive out of order; one look goes back that far for those that came late.
+LATE = timedelta(seconds=60)
+# The service's own words about a job stand beside its replicas'.
+SERVICE = "service"
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line: when it was written, the custom job's number, the replica (workerpool0-0), the severity, the text."""
+
+    time: datetime
+    job: str
+    replica: str
+    severity: str
+    text: str
+
+
+class LogReader:
+    """Reads the lines of jobs that become known one by one; each line is given once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._entries = connection.api("logging", "v2").entries()
+        self._seen: dict[str, datetime] = {}
+        self._newest: dict[str, datetime] = {}
+
+    def read(self, jobs: Iterable[str]) -> list[LogLine]:
+        """The lines of `jobs` (resource names) that have come since the last look, in the order they were written."""
+        lines = []
+        for number in [job.rpartition("/")[2] for job in jobs]:
+            since = self._newest.get(number)
+            for entry in self._list(number, since - LATE if since else None):
+                lines += self._take(number, entry)
+        self._forget()
+        return sorted(lines, key=lambda line: line.time)
+
+    def _take(self, number: str, entry: dict[str, Any]) -> list[LogLine]:
+        time = _time(entry["timestamp"])
+        key = f"{number}/{entry.get('logName', '')}/{entry['insertId']}"
+        if key in self._seen:
+            return []
+        self._seen[key] = time
+        self._newest[number] = max(time, self._newest.get(number, time))
+        labels = entry.get("resource", {}).get("labels", {})
+        # The machines of a TPU slice are one replica; a label tells them apart.
+        worker = entry.get("labels", {}).get("ml.googleapis.com/tpu_worker_id", "")
+        replica = labels.get("task_name", SERVICE) + (f"-{worker}" if worker else "")
+        severity = entry.get("severity", "DEFAULT")
+        return [LogLine(time, number, replica, severity, text) for text in _text(entry).splitlines()]
+
+    def _list(self, number: str, since: datetime | None) -> Iterator[dict[str, Any]]:
+        """The entries of one job, page by page, the oldest first."""
+        terms = ['resource.type="ml_job"', f'resource.labels.job_id="{number}"']
+        if since is not None:
+            terms.append(f'timestamp>="{since.isoformat(timespec="microseconds").replace("+00:00", "Z")}"')
+        body: dict[str, Any] = {
+            "resourceNames": [f"projects/{self._connection.project}"],
+            "filter": " AND ".join(terms),
+            "orderBy": "timestamp asc",
+            "pageSize": PAGE,
+        }
+        while True:
+            answer = retried(lambda: self._entries.list(body=body).execute())
+            yield from answer.get("entries", [])
+            if not answer.get("nextPageToken"):
+                return
+            body["pageToken"] = answer["nextPageToken"]
+
+    def _forget(self) -> None:
+        """Keep no more keys than the next look can meet again."""
+        for number, newest in self._newest.items():
+            prefix = f"{number}/"
+            old = [key for key, time in self._seen.items() if key.startswith(prefix) and time < newest - 2 * LATE]
+            for key in old:
+                del self._seen[key]
+
+
+def _time(text: str) -> datetime:
+    """A timestamp with nanoseconds, of which Python keeps microseconds."""
+    seconds, _, fraction = text.removesuffix("Z").partition(".")
+    return datetime.fromisoformat(f"{seconds}.{fraction[:6].ljust(6, '0')}").replace(tzinfo=UTC)
+
+
+def _text(entry: dict[str, Any]) -> str:
+    payload = entry.get("jsonPayload", {})
+    return str(payload.get("message") or entry.get("textPayload") or "").rstrip("\n")

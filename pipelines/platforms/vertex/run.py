@@ -1,0 +1,204 @@
+"""A run on Vertex AI as the command line sees it: submitted, watched, explained, stopped, recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from components.cloud.connection import Connection
+from components.cloud.known_errors import as_user_error
+from components.cloud.retries import is_transient, retried, status_of
+from pipelines.config import RunConfig, load
+from pipelines.images import Images
+from pipelines.platforms.vertex import submission
+from pipelines.platforms.vertex.explanation import explain
+from pipelines.platforms.vertex.logs import LogReader
+from pipelines.platforms.vertex.tasks import RUNNING, custom_jobs, step_of, take_in
+from pipelines.runs import ErrorRecord, RunFolder, RunRecord, StepRecord
+from trainer.errors import UserError
+
+PLATFORM = "vertex"
+STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
+POLL_SECONDS = 10.0
+ENDED = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
+
+# How long a run that Vertex AI does not know may still be on its way there.
+SUBMISSION_TIME = timedelta(minutes=10)
+
+# Who is told of a step's change: the record and the event (see pipelines.display).
+Tell = Callable[[RunRecord, dict[str, Any]], None]
+
+
+def pause() -> None:
+    """Wait until it is worth looking again."""
+    time.sleep(POLL_SECONDS)
+
+
+class NoSuchJobError(UserError):
+    """Vertex AI has no pipeline job of the run's id."""
+
+
+class VertexRun:
+    """The run in `folder`, on Vertex AI."""
+
+    def __init__(self, folder: RunFolder, config: RunConfig | None = None) -> None:
+        self.folder = folder
+        self.config = config or load(folder.configuration_file)
+        self.connection: Connection = submission.settings_of(self.config).connection
+
+    def submit(self, images: Images, earlier: RunRecord | None = None) -> RunRecord:
+        """Compile the pipeline, make the job of it, and record where it is.
+
+        Args:
+            images: What its containers run.
+            earlier: The record of the same run's try before this one: its output directory is kept, and with it what
+                training has saved; steps that succeeded are found in Vertex AI's cache.
+
+        Raises:
+            UserError: Vertex AI refuses it; the record says so, too.
+        """
+        tries = earlier.tries + 1 if earlier else 1
+        job_id = self.folder.run_id if tries == 1 else f"{self.folder.run_id}-{tries}"
+        names = [*(["build_image"] if images.build else []), *STEPS]
+        record = RunRecord(
+            run_id=self.folder.run_id,
+            name=self.config.name,
+            platform=PLATFORM,
+            hardware=self.config.hardware,
+            created=datetime.now(UTC),
+            job=f"{self.connection.parent}/pipelineJobs/{job_id}",
+            console=submission.console_url(self.config, job_id),
+            tries=tries,
+            steps=[StepRecord(name=name) for name in names],
+        )
+        kept = self.folder.run_id if earlier else None
+        submission.compile_pipeline(self.config, images, self.folder.specification_file, kept)
+        self.folder.write(record)
+        try:
+            job = submission.pipeline_job(self.config, self.folder.specification_file)
+            made = submission.submit(self.connection, job, job_id)
+        except Exception as error:
+            told = self._told(error)
+            self._never_began(record, told)
+            raise told from error
+        take_in(record, made)
+        self.folder.write(record)
+        return record
+
+    def refresh(self, record: RunRecord, tell: Tell | None = None) -> RunRecord:
+        """Bring the record up to what the service says, and write it; `tell` hears of every step that has changed."""
+        try:
+            job = self._job(record)
+        except NoSuchJobError as error:
+            # A submission that is under way in another process may still arrive.
+            if datetime.now(UTC) - record.created < SUBMISSION_TIME:
+                raise
+            self._never_began(record, error)
+            return record
+        changes = take_in(record, job)
+        if job.state.name in ENDED:
+            self._conclude(record, job)
+        self.folder.write(record)
+        for change in changes:
+            if tell is not None:
+                tell(record, {"step": change.step.name, "event": change.event})
+        return record
+
+    def watch(self, record: RunRecord, tell: Tell | None = None) -> RunRecord:
+        """Refresh until the run has ended. An interruption leaves the run as it is."""
+        while True:
+            record = self.refresh(record, tell)
+            if record.status != "running":
+                return record
+            pause()
+
+    def cancel(self) -> RunRecord:
+        """Stop the pipeline and the jobs that it has made, and wait until they have stopped."""
+        record = self.folder.read()
+        self._ask_to_stop(lambda: self.connection.pipelines.cancel_pipeline_job(name=record.job))
+        stopping: set[str] = set()
+        while True:
+            job = self._job(record)
+            live = [task for task in job.job_detail.task_details if task.state.name in (*RUNNING, "CANCELLED")]
+            for name in {name for task in live for name in custom_jobs(task)[:1]} - stopping:
+                # A launcher that is stopped hard does not stop the job that it made.
+                self._ask_to_stop(lambda name=name: self.connection.jobs.cancel_custom_job(name=name))  # type: ignore[misc]
+                stopping.add(name)
+            if job.state.name in ENDED:
+                return self.refresh(record)
+            pause()
+
+    def log_lines(self, step: str | None, *, follow: bool) -> Iterator[str]:
+        """The lines of all replicas, in the order they were written; with `follow`, until the run has ended."""
+        reader, record = LogReader(self.connection), self.folder.read()
+        if record.job is None:
+            raise UserError(f"The run {record.run_id} was never on Vertex AI.", mend=f"slipway explain {record.run_id}")
+        while True:
+            job = self._job(record)
+            steps: dict[str, str] = {}
+            for task in job.job_detail.task_details:
+                of = step_of(task.task_name)
+                if of is not None and step in (None, of):
+                    steps |= {name.rpartition("/")[2]: of for name in custom_jobs(task)}
+            for line in reader.read(steps):
+                yield f"{'' if step else steps[line.job] + ' '}{line.replica} | {line.text}"
+            if not follow or job.state.name in ENDED:
+                return
+            pause()
+
+    def _job(self, record: RunRecord) -> Any:
+        """The run's pipeline job.
+
+        Raises:
+            NoSuchJobError: It is not there.
+            UserError: It can not be asked for.
+        """
+        try:
+            return retried(lambda: self.connection.pipelines.get_pipeline_job(name=record.job))
+        except Exception as error:
+            if status_of(error) == 404:
+                raise NoSuchJobError(
+                    f"Vertex AI knows no run {self.folder.run_id} in {self.connection.parent}: it was never submitted, "
+                    "or it was deleted there.",
+                    mend="slipway run --target vertex",
+                ) from None
+            raise self._told(error) from error
+
+    def _told(self, error: BaseException) -> UserError:
+        """An error of the service in a sentence, with its mend."""
+        if isinstance(error, UserError):
+            return error
+        doing = "Vertex AI could not be reached" if is_transient(error) else "Vertex AI refused"
+        return as_user_error(error, doing, submission.facts_of(self.config))
+
+    def _conclude(self, record: RunRecord, job: Any) -> None:
+        """What is kept of a run that has ended: its report, and why it failed."""
+        if record.status == "failed" and record.error is None:
+            record.error = explain(self.connection, job, record.run_id, submission.facts_of(self.config))
+        report = record.step("evaluate").outputs.get("report")
+        if report and record.report is None:
+            bucket, _, name = report.removeprefix("gs://").partition("/")
+            # The report's absence is no reason to hide how the run ended; its address stays.
+            record.report = report
+            with contextlib.suppress(Exception):
+                blob = self.connection.storage.bucket(bucket).blob(name)
+                self.folder.report_file.write_bytes(retried(blob.download_as_bytes))
+                record.report = str(self.folder.report_file)
+
+    def _ask_to_stop(self, call: Callable[[], Any]) -> None:
+        """Ask for a stop; what has ended by itself needs none."""
+        try:
+            retried(call)
+        except Exception as error:
+            if status_of(error) not in (400, 404, 409, 412):
+                raise self._told(error) from error
+
+    def _never_began(self, record: RunRecord, error: UserError) -> None:
+        record.status, record.ended, record.job, record.console = "failed", datetime.now(UTC), None, None
+        record.error = ErrorRecord(step=None, message=error.message, mend=error.mend)
+        for step in record.steps:
+            step.status = "skipped"
+        self.folder.write(record)

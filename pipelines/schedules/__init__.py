@@ -1,0 +1,1 @@
+"""Schedules as files: configs/schedules/*.yaml, each compared with and made true on Vertex AI."""

@@ -1,0 +1,103 @@
+"""`slipway schedule …`: what Vertex AI has against the files, and what makes it so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from pipelines.terminal import EXIT_INTERRUPTED, console, error_console, user_errors
+from trainer.errors import UserError
+
+app = typer.Typer(
+    help="Schedules, as the files in configs/schedules say them.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Name = Annotated[str | None, typer.Argument(help="A schedule's name, its file's without .yaml; without it, all.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@app.command()
+@user_errors
+def diff(name: Name = None, as_json: Json = False) -> None:
+    """Show what Vertex AI has against the files, field by field. Nothing is changed."""
+    from pipelines.schedules import work
+
+    _show(work.compare(_names(name), _say), as_json=as_json)
+
+
+@app.command()
+@user_errors
+def apply(name: Name = None, as_json: Json = False) -> None:
+    """Make Vertex AI's schedules what the files say: make, change, or replace them."""
+    from pipelines.schedules import work
+
+    _show(work.apply(_names(name), sys.stderr, _say), as_json=as_json)
+
+
+@app.command()
+@user_errors
+def pause(name: Name = None, as_json: Json = False) -> None:
+    """Start no more runs until the schedule is resumed; those that are going on go on."""
+    from pipelines.schedules import work
+
+    _show(work.pause(_names(name)), as_json=as_json)
+
+
+@app.command()
+@user_errors
+def resume(
+    name: Name = None,
+    catch_up: Annotated[bool, typer.Option("--catch-up", help="Start the runs that were missed, too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Let a paused schedule go on, with its next time, or with those that it missed."""
+    from pipelines.schedules import work
+
+    _show(work.resume(_names(name), catch_up=catch_up), as_json=as_json)
+
+
+@app.command()
+@user_errors
+def delete(
+    name: Name = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete schedules on Vertex AI, also one without a file any more. The files and the runs stay."""
+    from pipelines.schedules import work
+
+    doomed = work.doomed(name)
+    for schedule in doomed:
+        _say(f"{schedule.title}: {schedule.state_text}, {schedule.runs} runs started")
+    if doomed and not yes:
+        if not sys.stdin.isatty():
+            raise UserError(
+                "Deleting asks first, and nobody is there to answer.", setting="--yes", value=False, mend="--yes"
+            )
+        if not typer.confirm(f"Delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'}?", err=True):
+            raise typer.Exit(EXIT_INTERRUPTED)
+    _show(work.delete(doomed), as_json=as_json)
+
+
+def _names(name: str | None) -> tuple[str, ...]:
+    return () if name is None else (name,)
+
+
+def _say(line: str) -> None:
+    error_console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def _show(results: list[Any], *, as_json: bool) -> None:
+    """What was found or done, a paragraph a schedule."""
+    if as_json:
+        sys.stdout.write(json.dumps([result.as_dict() for result in results], indent=2) + "\n")
+        return
+    for result in results:
+        for line in result.lines():
+            console.print(escape(line), highlight=False, soft_wrap=True)

@@ -1,0 +1,174 @@
+"""What Vertex AI has of a schedule against what its file says, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pipelines.schedules.files import ScheduleFile
+
+# How long after it is made a schedule may start its first run: a double that another `apply` makes at the same moment
+# is gone by then.
+SETTLE = timedelta(minutes=2)
+NAME_PREFIX = "slipway/"
+# What a schedule can not lose again once it has it, so that it is made anew.
+NOT_UNSET = {"end": "end_time", "max_runs": "max_run_count", "max_active_runs": "max_concurrent_active_run_count"}
+SHOWN_LETTERS = 48
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field: its name in the file (or in the run's job), what the service has, and what the file says."""
+
+    field: str
+    service: Any
+    file: Any
+
+    def __str__(self) -> str:
+        have, want = _clipped(_text(self.service), _text(self.file))
+        return f"{self.field}: {have} → {want}"
+
+
+def display_name(name: str) -> str:
+    """What a schedule is called on the service: it is found by that."""
+    return NAME_PREFIX + name
+
+
+def wanted(file: ScheduleFile, job: Any, parent: str) -> Any:
+    """The Schedule (aiplatform_v1) that the file asks for; `job` is the PipelineJob that a run by hand would be."""
+    from google.cloud.aiplatform_v1 import types
+
+    settings = file.settings
+    return types.Schedule(
+        display_name=display_name(file.name),
+        cron=file.cron_text,
+        start_time=file.start,
+        end_time=file.end,
+        max_run_count=settings.max_runs or 0,
+        max_concurrent_run_count=settings.max_concurrent_runs,
+        max_concurrent_active_run_count=settings.max_active_runs or 0,
+        allow_queueing=settings.allow_queueing,
+        create_pipeline_job_request=types.CreatePipelineJobRequest(parent=parent, pipeline_job=job),
+    )
+
+
+def differences(want: Any, have: Any, paused: bool | None, now: datetime) -> list[Difference]:
+    """All differences of two Schedules; `paused` is what the file says of that, None where it leaves it open."""
+    found = [Difference(*row) for row in _fields(want, have, now) if row[1] != row[2]]
+    if paused is not None and have.state.name != "COMPLETED":
+        found += [Difference("paused", is_paused(have), paused)] * (is_paused(have) != paused)
+    ours, theirs = (dict(_leaves(job_of(schedule))) for schedule in (want, have))
+    if not ours.get("service_account"):
+        theirs.pop("service_account", None)  # the project's own, which the service fills in
+    keys = sorted(ours.keys() | theirs.keys())
+    found += [
+        Difference(f"job.{key}", theirs.get(key), ours.get(key)) for key in keys if ours.get(key) != theirs.get(key)
+    ]
+    return found
+
+
+def needs_new(have: Any, found: list[Difference]) -> bool:
+    """Whether the service can not change a schedule so: it has ended, or would lose what it can not lose."""
+    ended = have.state.name == "COMPLETED"
+    return bool(found) and (ended or any(one.field in NOT_UNSET and one.file is None for one in found))
+
+
+def mask_of(found: list[Difference]) -> list[str]:
+    """The fields of Schedule that an update has to name."""
+    names = {
+        "cron": "cron",
+        "start": "start_time",
+        "max_concurrent_runs": "max_concurrent_run_count",
+        "allow_queueing": "allow_queueing",
+        **NOT_UNSET,
+    }
+    mask = [names[one.field] for one in found if one.field in names]
+    return mask + ["create_pipeline_job_request"] * any(one.field.startswith("job.") for one in found)
+
+
+def is_paused(schedule: Any) -> bool:
+    """Whether it is paused."""
+    return bool(schedule.state.name == "PAUSED")
+
+
+def job_of(schedule: Any) -> dict[str, Any]:
+    """The PipelineJob that a schedule makes, as plain values."""
+    from google.protobuf import json_format
+
+    request = type(schedule).pb(schedule).create_pipeline_job_request
+    values: dict[str, Any] = json_format.MessageToDict(request.pipeline_job, preserving_proto_field_name=True)
+    return values
+
+
+def _fields(want: Any, have: Any, now: datetime) -> Iterator[tuple[str, Any, Any]]:
+    """Name, the service's value, the file's value."""
+    yield "cron", _cron(have.cron), _cron(want.cron)
+    yield "start", *_starts(want, have, now)
+    yield "end", _time(have, "end_time"), _time(want, "end_time")
+    yield "max_runs", have.max_run_count or None, want.max_run_count or None
+    yield "max_concurrent_runs", have.max_concurrent_run_count, want.max_concurrent_run_count
+    yield "max_active_runs", have.max_concurrent_active_run_count or None, want.max_concurrent_active_run_count or None
+    yield "allow_queueing", have.allow_queueing, want.allow_queueing
+
+
+def _starts(want: Any, have: Any, now: datetime) -> tuple[datetime | None, datetime | None]:
+    """Both start times, None for each that is past or is only what a new schedule is given to settle."""
+    # Twice that: the service's clock is another than ours.
+    at_once = max(now, (_time(have, "create_time") or now) + 2 * SETTLE)
+    theirs, ours = _time(have, "start_time"), _time(want, "start_time")
+    return (
+        theirs if theirs is not None and theirs > at_once else None,
+        ours if ours is not None and ours > at_once else None,
+    )
+
+
+def _time(schedule: Any, field: str) -> datetime | None:
+    """A time to the second, None where it is not set."""
+    value = getattr(schedule, field)
+    if value is None:
+        return None
+    return datetime.fromtimestamp(int(value.timestamp()), UTC)
+
+
+def _cron(text: str) -> str:
+    """A cron expression with its time zone written one way."""
+    text = " ".join(text.split())
+    if text.startswith("CRON_TZ="):
+        return text.removeprefix("CRON_")
+    return text if text.startswith("TZ=") else f"TZ=UTC {text}"
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in nested mappings and lists by their dotted path; an empty one is as good as none."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{number}]")
+    elif value not in ("", None):
+        yield path, value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return "not set" if value is None else " ".join(str(value).split())
+
+
+def _clipped(have: str, want: str) -> tuple[str, str]:
+    """Both texts, long ones cut to where they differ."""
+    if max(len(have), len(want)) <= 2 * SHOWN_LETTERS:
+        return have, want
+    first = next((n for n, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
+    start = max(0, first - SHOWN_LETTERS // 3)
+
+    def cut(text: str) -> str:
+        piece = text[start : start + SHOWN_LETTERS]
+        return ("…" if start else "") + piece + ("…" if start + SHOWN_LETTERS < len(text) else "")
+
+    return (have, cut(want)) if len(have) <= SHOWN_LETTERS else (cut(have), cut(want))

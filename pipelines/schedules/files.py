@@ -1,0 +1,196 @@
+"""The files of schedules: what each says, read and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo, available_timezones
+
+from pydantic import Field, PositiveInt, ValidationError
+
+from pipelines.config import RunConfig, explain_validation, load, no_place_on_vertex, read_yaml
+from pipelines.schedules.cron import Cron, parse
+from trainer.config import Settings
+from trainer.errors import UserError, nearest
+
+FOLDER = Path("configs/schedules")
+NAME_PATTERN = r"^[a-z][a-z0-9-]*$"
+LONGEST_NAME = 100
+
+
+class ScheduleSettings(Settings):
+    """What a schedule's file says; the file's name is the schedule's.
+
+    `configuration` is the run's, `set` puts key=value over it and `hardware` another hardware. `cron` has five fields,
+    by the clocks of `time_zone`. `max_concurrent_runs` is how many runs may be being started at once,
+    `max_active_runs` how many may be going on; with `allow_queueing` a run that has to wait is started later, without
+    it is left out. The schedule ends after `max_runs` runs, or at `end`. `paused` keeps it paused, or going; without it
+    `slipway schedule pause` and `resume` decide.
+    """
+
+    configuration: Path
+    set: tuple[str, ...] = ()
+    hardware: str | None = None
+    cron: str
+    time_zone: str = "UTC"
+    max_concurrent_runs: PositiveInt = 1
+    max_active_runs: PositiveInt | None = None
+    allow_queueing: bool = False
+    max_runs: PositiveInt | None = Field(default=None, lt=2**63)
+    start: datetime | None = None
+    end: datetime | None = None
+    paused: bool | None = None
+
+
+@dataclass(frozen=True)
+class ScheduleFile:
+    """A schedule's file, checked: the run's configuration in it, its times with their zone."""
+
+    path: Path
+    settings: ScheduleSettings
+    config: RunConfig
+    cron: Cron
+    zone: ZoneInfo
+    start: datetime | None
+    end: datetime | None
+
+    @property
+    def name(self) -> str:
+        """The schedule's name."""
+        return self.path.stem
+
+    @property
+    def cron_text(self) -> str:
+        """The cron expression as Vertex AI takes it, with its time zone."""
+        return f"TZ={self.zone.key} {self.cron.text}"
+
+    def next_times(self, count: int, now: datetime | None = None) -> list[datetime]:
+        """The next times at which it would start a run, by its own clocks."""
+        now = now or datetime.now(UTC)
+        times: list[datetime] = []
+        for moment in self.cron.after(max(now, self.start or now), self.zone):
+            if len(times) == count or (self.end is not None and moment > self.end):
+                break
+            times.append(moment.astimezone(self.zone))
+        return times
+
+
+def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[ScheduleFile]:
+    """The schedules called `names`, all that there are without a name.
+
+    Raises:
+        UserError: There is none of that name, or one that can not be.
+    """
+    paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder.is_dir() else {}
+    if not paths:
+        raise UserError(
+            f"There are no schedules: {folder} has no YAML file.",
+            setting="NAME",
+            value=names[0] if names else None,
+            mend=f"write {folder}/NAME.yaml; see docs/schedules.md",
+        )
+    for name in names:
+        if name not in paths:
+            near = nearest(name, paths)
+            raise UserError(
+                f"There is no schedule {name}: no file {folder}/{name}.yaml.",
+                setting="NAME",
+                value=name,
+                allowed=", ".join(paths),
+                nearest=near,
+                mend=f"slipway schedule diff {near}" if near else f"write {folder}/{name}.yaml",
+            )
+    return [read(paths[name]) for name in names or paths]
+
+
+def read(path: Path) -> ScheduleFile:
+    """One schedule's file, checked.
+
+    Raises:
+        UserError: Something in it can not be, or in the run's configuration.
+    """
+    _check_name(path)
+    settings = _settings(path)
+    try:
+        cron = parse(settings.cron, "cron")
+    except UserError as error:
+        raise UserError(**{**error.as_dict(), "message": f"{path}: {error.message}"}) from None
+    zone = _zone(settings.time_zone, path)
+    start, end = (_in_zone(time, zone) for time in (settings.start, settings.end))
+    if start is not None and end is not None and start >= end:
+        raise UserError(
+            f"{path}: the schedule starts after its end.",
+            setting="start",
+            value=start.isoformat(),
+            allowed=f"a time before end, {end.isoformat()}",
+            mend=f"correct start or end in {path}",
+        )
+    if not settings.configuration.is_file():
+        raise UserError(
+            f"{path}: there is no configuration {settings.configuration}.",
+            setting="configuration",
+            value=str(settings.configuration),
+            allowed="the path of a run's configuration, from the folder that the command is given in",
+            nearest=nearest(str(settings.configuration), map(str, Path("configs").glob("*.yaml"))),
+            mend=f"correct configuration in {path}",
+        )
+    config = load(settings.configuration, settings.set, settings.hardware)
+    if config.vertex is None:
+        raise no_place_on_vertex()
+    return ScheduleFile(path, settings, config, cron, zone, start, end)
+
+
+def _settings(path: Path) -> ScheduleSettings:
+    values: dict[str, Any] = read_yaml(path)
+    try:
+        return ScheduleSettings.model_validate(values)
+    except ValidationError as error:
+        problem = explain_validation(ScheduleSettings, error, str(path))
+        if str(problem.mend).startswith("--set"):  # which is a run's
+            problem.mend = f"{problem.setting}: {problem.nearest or 'VALUE'} in {path}"
+        raise problem from None
+
+
+def _check_name(path: Path) -> None:
+    if re.match(NAME_PATTERN, path.stem) is None or len(path.stem) > LONGEST_NAME:
+        raise UserError(
+            f"The file {path} is no name of a schedule.",
+            setting="NAME",
+            value=path.stem,
+            allowed="small letters, digits and -, beginning with a letter",
+            nearest=re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()).strip("-0123456789") or None,
+            mend=f"rename {path}",
+        )
+
+
+def _zone(name: str, path: Path) -> ZoneInfo:
+    known = available_timezones()
+    if name not in known:
+        near = _nearest_zone(name, known)
+        raise UserError(
+            f"{path}: there is no time zone {name}.",
+            setting="time_zone",
+            value=name,
+            allowed="a name of the IANA time zone database, such as Europe/Berlin",
+            nearest=near,
+            mend=f"time_zone: {near or 'UTC'}",
+        )
+    return ZoneInfo(name)
+
+
+def _nearest_zone(name: str, known: set[str]) -> str | None:
+    """The zone most like `name`; a city or a name's last part alone finds its zone too."""
+    wanted = name.strip().replace(" ", "_").lower()
+    by_city = {zone.rpartition("/")[2].lower(): zone for zone in sorted(known) if "/" in zone}
+    return by_city.get(wanted) or nearest(wanted, known) or nearest(wanted.rpartition("/")[2], by_city.values())
+
+
+def _in_zone(time: datetime | None, zone: ZoneInfo) -> datetime | None:
+    """A time of the file; one that says no zone is meant by the schedule's clocks."""
+    if time is None:
+        return None
+    return time.replace(tzinfo=zone) if time.tzinfo is None else time

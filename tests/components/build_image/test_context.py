@@ -1,0 +1,135 @@
+"""What gets into an image, and what its tag depends on."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.build_image.context import Context, make_context, revision
+from components.build_image.images import image_kind
+from tests.components.build_image.conftest import git
+from trainer.errors import UserError
+
+BASE = "docker.io/library/python:3.11-slim-bookworm"
+SECRET = "hunter2-hunter2"
+
+
+def context_of(tree: Path, role: str = "trainer", accelerator: str = "cpu", **options: object) -> Context:
+    return make_context(tree, image_kind(tree, role, accelerator), BASE, **options)  # type: ignore[arg-type]
+
+
+def members(context: Context) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(context.archive()), mode="r:gz") as archive:
+        return {entry.name: archive.extractfile(entry).read() for entry in archive.getmembers()}  # type: ignore[union-attr]
+
+
+def test_each_image_holds_what_it_needs_and_no_more(tree: Path) -> None:
+    shared = {"Dockerfile", "requirements/build-tools.txt", "code/trainer/__init__.py", "code/trainer/loop.py"}
+    steps = {"requirements/steps-cpu.txt", "code/components/__init__.py", "code/components/evaluate/report.html"}
+    assert set(members(context_of(tree))) == shared | {"requirements/trainer-cpu.txt"}
+    assert set(members(context_of(tree, "steps"))) == shared | steps
+
+
+def test_the_same_content_is_the_same_bytes_whatever_its_times_place_and_owner(tree: Path, tmp_path: Path) -> None:
+    before = context_of(tree)
+    other = shutil.copytree(tree, tmp_path / "elsewhere")
+    for path in other.rglob("*.py"):
+        os.utime(path, (1, 1))
+        path.chmod(0o600)
+    after = context_of(other)
+    assert after.archive() == before.archive()
+    assert after.tag == before.tag
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "moves"),
+    [
+        ("trainer/loop.py", "STEPS = 2\n", True),
+        ("containers/Dockerfile", "FROM scratch\n", True),
+        ("requirements/trainer-cpu.txt", "keras==4\n", True),
+        ("README.md", "new words\n", False),
+        ("tests/test_loop.py", "def test_more(): ...\n", False),
+        ("components/evaluate/report.html", "<p>\n", False),
+        ("requirements/steps-cpu.txt", "kfp==3\n", False),
+    ],
+)
+def test_the_tag_moves_with_what_is_in_the_image_only(
+    tree: Path, write: Callable[[str, str], Path], name: str, text: str, moves: bool
+) -> None:
+    before = context_of(tree).tag
+    write(name, text)
+    assert (context_of(tree).tag != before) == moves
+
+
+def test_the_tag_depends_on_the_base_the_mode_and_the_kind(tree: Path) -> None:
+    tags = {context_of(tree).tag, context_of(tree, accelerator="tpu").tag}
+    tags.add(make_context(tree, image_kind(tree, "trainer", "cpu"), BASE + "@sha256:" + "0" * 64).tag)
+    (tree / "trainer/loop.py").chmod(0o755)
+    tags.add(context_of(tree).tag)
+    assert len(tags) == 4
+
+
+def test_no_secret_gets_in(tree: Path, write: Callable[[str, str], Path], tmp_path: Path) -> None:
+    before = context_of(tree).tag
+    outside = tmp_path / "key.json"
+    outside.write_text(SECRET)
+    for name in (".env", "trainer/.env", "trainer/token.secret", "trainer/__pycache__/x.pyc", "trainer/new.py"):
+        write(name, SECRET)  # ignored by git, or not added
+    for name in ("trainer/.env.production", "trainer/server.key", "trainer/id_rsa"):
+        write(name, SECRET)
+        git(tree, "add", "--force", name)  # tracked by mistake
+    (tree / "trainer/link.json").symlink_to(outside)
+    git(tree, "add", "trainer/link.json")
+    context = context_of(tree)
+    assert SECRET.encode() not in b"".join(members(context).values())
+    assert context.tag == before
+
+
+def test_a_file_that_someone_forgot_to_add_is_named(tree: Path, write: Callable[[str, str], Path]) -> None:
+    forgotten = write("trainer/new.py", "x = 1\n")
+    write("trainer/.env", SECRET)
+    assert context_of(tree).left_out == (str(forgotten),)
+
+
+def test_the_users_own_package_goes_in(tree: Path, write: Callable[[str, str], Path]) -> None:
+    own = {"flowers": tree / "flowers", "single": write("single.py", "y = 2\n")}
+    write("flowers/net.py", "z = 3\n")
+    git(tree, "add", "flowers", "single.py")
+    found = members(context_of(tree, own=own))
+    assert found["code/flowers/net.py"] == b"z = 3\n"
+    assert found["code/single.py"] == b"y = 2\n"
+    assert "code/README.md" not in found
+
+
+def test_an_own_package_that_git_does_not_track_is_refused(tree: Path, write: Callable[[str, str], Path]) -> None:
+    folder = write("flowers/net.py", "z = 3\n").parent
+    with pytest.raises(UserError) as error:
+        context_of(tree, own={"flowers": folder})
+    assert error.value.mend == f"git add {folder}"
+
+
+def test_without_git_nothing_is_known(tmp_path: Path) -> None:
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements/trainer-cpu.txt").touch()
+    (tmp_path / "containers").mkdir()
+    with pytest.raises(UserError, match="not in a git checkout"):
+        context_of(tmp_path)
+
+
+def test_a_combination_without_locked_packages_is_refused(tree: Path) -> None:
+    with pytest.raises(UserError) as error:
+        image_kind(tree, "trainer", "cpu", "jax")
+    assert error.value.nearest == "trainer-cpu"
+
+
+def test_the_revision_tells_of_changes(tree: Path, write: Callable[[str, str], Path]) -> None:
+    commit = git(tree, "rev-parse", "HEAD").strip()
+    assert revision(tree) == commit
+    write("README.md", "new words\n")
+    assert revision(tree) == f"{commit}-dirty"

@@ -1,0 +1,99 @@
+"""Whether an image is there: Artifact Registry by its API, others by the registries' common interface."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+
+import pytest
+
+from components.build_image.registry import ArtifactRegistry, HttpRegistry
+from components.cloud.connection import Connection
+from tests.fakes.errors import ConnectionReset, Faults, ServiceError
+from tests.fakes.google import PROJECT, REGION, FakeGoogle
+from tests.fakes.http_service import HttpService, Raw, Request
+from trainer.errors import UserError
+
+REPOSITORY = f"{REGION}-docker.pkg.dev/{PROJECT}/slipway"
+RESOURCE = f"projects/{PROJECT}/locations/{REGION}/repositories/slipway"
+DIGEST = "sha256:" + "a" * 64
+
+
+@pytest.fixture
+def registry(google: FakeGoogle) -> ArtifactRegistry:
+    return ArtifactRegistry(Connection(PROJECT, REGION, google.endpoints))
+
+
+def test_an_image_is_found_by_its_tag(google: FakeGoogle, registry: ArtifactRegistry) -> None:
+    google.repositories.add(RESOURCE)
+    google.images.push("submitter@slipway-test.iam.gserviceaccount.com", f"{REPOSITORY}/trainer-cpu:abc", DIGEST)
+    google.faults.plan("artifactregistry GET", ConnectionReset(), times=2)
+    assert registry.digest(REPOSITORY, "trainer-cpu", "abc") == DIGEST
+    assert registry.digest(REPOSITORY, "trainer-cpu", "abd") is None
+    assert registry.digest(REPOSITORY, "trainer-gpu", "abc") is None
+
+
+def test_a_repository_that_is_not_there_is_no_missing_image(google: FakeGoogle, registry: ArtifactRegistry) -> None:
+    with pytest.raises(UserError, match="There is no repository") as error:
+        registry.digest(REPOSITORY, "trainer-cpu", "abc")
+    assert error.value.mend is not None
+    assert "slipway setup" in error.value.mend
+
+
+def test_a_reader_without_rights_is_told_the_role(google: FakeGoogle, registry: ArtifactRegistry) -> None:
+    google.repositories.add(RESOURCE)
+    google.world.owners.clear()
+    with pytest.raises(UserError, match="downloadArtifacts") as error:
+        registry.digest(REPOSITORY, "trainer-cpu", "abc")
+    assert "roles/artifactregistry.reader" in str(error.value)
+
+
+class OtherRegistry:
+    """A registry that wants a token for everything, and knows one image."""
+
+    def __init__(self) -> None:
+        self.service = HttpService("registry", Faults(), lambda _headers: "someone")
+        self.service.route("HEAD", "/v2/{name=**}/manifests/{tag}")(self._manifest)
+        self.service.route("GET", "/token")(self._token)
+        self.asked: list[str] = []
+        self.port = self.service.start(None)
+
+    def _manifest(self, request: Request) -> Raw:
+        if request.headers.get("Authorization") != "Bearer t0":
+            challenge = f'Bearer realm="http://localhost:{self.port}/token",service="r",scope="repository:pull"'
+            return Raw(b"", 401, {"WWW-Authenticate": challenge})
+        if (request.parts["name"], request.parts["tag"]) != ("team/slipway/trainer-cpu", "abc"):
+            raise ServiceError(404, "manifest unknown")
+        assert "application/vnd.oci.image.manifest.v1+json" in request.headers["Accept"]
+        return Raw(b"", 200, {"Docker-Content-Digest": DIGEST})
+
+    def _token(self, request: Request) -> dict[str, str]:
+        self.asked.append(request.headers.get("Authorization", ""))
+        assert request.query == {"service": "r", "scope": "repository:pull"}
+        return {"token": "t0"}
+
+
+@pytest.fixture
+def other() -> Iterator[OtherRegistry]:
+    other = OtherRegistry()
+    yield other
+    other.service.stop()
+
+
+def test_another_registry_is_asked_with_the_stored_login(
+    other: OtherRegistry, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = base64.b64encode(b"me:secret").decode()
+    folder = tmp_path_factory.mktemp("docker")
+    (folder / "config.json").write_text(f'{{"auths": {{"localhost:{other.port}": {{"auth": "{login}"}}}}}}')
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+    repository = f"localhost:{other.port}/team/slipway"
+    assert HttpRegistry().digest(repository, "trainer-cpu", "abc") == DIGEST
+    assert HttpRegistry().digest(repository, "trainer-cpu", "abd") is None
+    assert other.asked == [f"Basic {login}"] * 2
+
+
+def test_a_registry_that_is_away_is_named_with_the_command_that_starts_one() -> None:
+    with pytest.raises(UserError, match="localhost:1 can not be asked") as error:
+        HttpRegistry().digest("localhost:1/slipway", "trainer-cpu", "abc")
+    assert "--publish 127.0.0.1:1:5000" in str(error.value.mend)

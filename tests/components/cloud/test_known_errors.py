@@ -1,0 +1,125 @@
+"""Every sentence by which Google's services tell of a failure is known, and ends with what mends it."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.cloud.known_errors import KNOWN_ERRORS, as_user_error, first_recognised, recognise
+
+FACTS = {"project": "p", "region": "europe-west4", "bucket": "p-runs", "account": "runner@p.iam.gserviceaccount.com"}
+# The service's words, by the known error's name; then what the sentence and the mend have to name.
+WORDS: dict[str, tuple[str, str, str]] = {
+    "accelerator": (
+        'Accelerator "NVIDIA_TESLA_K80" is not supported for machine type "n1-standard-4"',
+        "n1-standard-4 does not take the accelerator NVIDIA_TESLA_K80",
+        "slipway hardware",
+    ),
+    "accelerator count": (
+        "Both `accelerator_type` and `accelerator_count` should be specified or none.",
+        "without its count",
+        "--hardware l4x4",
+    ),
+    "machine type": ("Machine type n9-standard-4 is not supported.", "machine type n9-standard-4", "slipway hardware"),
+    "chief": ("Chief spec replica count cannot be greater than 1.", "one, the chief", "--hardware 'cpu*4'"),
+    "quota": (
+        "429 RESOURCE_EXHAUSTED The following quota metrics exceed quota limits: "
+        "aiplatform.googleapis.com/custom_model_training_tpu_v2",
+        "in europe-west4 for this hardware: aiplatform.googleapis.com/custom_model_training_tpu_v2",
+        "quotas?project=p",
+    ),
+    "capacity": (
+        "Resources are insufficient in region: us-west1. Try a different region or use a different accelerator.",
+        "in us-west1 at the moment",
+        "--set vertex.region=REGION",
+    ),
+    "act as": (
+        "You do not have permission to act as service account: runner@p.iam.gserviceaccount.com. "
+        "(or it may not exist).",
+        "The account runner@p.iam.gserviceaccount.com does not exist, or you may not run jobs as it.",
+        "add-iam-policy-binding runner@p.iam.gserviceaccount.com --project=p",
+    ),
+    "bucket rights": (
+        "Failed to create pipeline job. Error: Service account `runner@p.iam.gserviceaccount.com` does not have "
+        "`[storage.objects.get, storage.objects.create]` IAM permission(s) to the bucket `other-runs`. Please either",
+        "may not use the bucket other-runs: it lacks storage.objects.get, storage.objects.create",
+        "gs://other-runs --member=serviceAccount:runner@p.iam.gserviceaccount.com --role=roles/storage.objectUser",
+    ),
+    "image pull": (
+        "service-12@gcp-sa-aiplatform-cc.iam.gserviceaccount.com does not have permission to access Artifact Registry "
+        "repository projects/p/locations/europe-west4/repositories/slipway.",
+        "from projects/p/locations/europe-west4/repositories/slipway: images are pulled by the agent",
+        "service-12@gcp-sa-aiplatform-cc.iam.gserviceaccount.com the role roles/artifactregistry.reader",
+    ),
+    "TPU account": (
+        "service-12@cloud-tpu.iam.gserviceaccount.com does not have storage.objects.list access to the Google Cloud",
+        "it lacks storage.objects.list",
+        "gs://p-runs --member=serviceAccount:service-12@cloud-tpu.iam.gserviceaccount.com",
+    ),
+    "Cloud Build logs": (
+        "if 'build.service_account' is specified, the build must either (a) specify 'build.logs_bucket' (b) use the",
+        "nowhere to put its log",
+        "CLOUD_LOGGING_ONLY",
+    ),
+    "libtpu": (
+        "Op type: TpuEmbeddingEngine_ExecutePartitioner not available in this library",
+        "TensorFlow and libtpu do not fit together",
+        "build the TPU image anew",
+    ),
+    "memory": (
+        "The replica workerpool1-2 ran out of memory and exited with a non-zero status of 9(SIGKILL).",
+        "The replica workerpool1-2 ran out of memory.",
+        "--set train.batch_size",
+    ),
+    "pipeline root": ("URI pattern must be gs://bucket/object", "gs://bucket/object", "vertex.bucket as gs://BUCKET"),
+    "first job": (
+        "Service agents are being provisioned (https://cloud.google.com/vertex-ai/docs/general/access-control).",
+        "it is the project's first job",
+        "slipway setup --apply",
+    ),
+    "API": (
+        "Vertex AI API has not been used in project p before or it is disabled. Enable it by visiting https://console",
+        "The Vertex AI API is not enabled in the project p.",
+        "slipway setup --apply",
+    ),
+}
+
+
+def test_every_known_error_has_its_words_here():
+    assert [known.name for known in KNOWN_ERRORS] == list(WORDS)
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_the_words_are_known_wherever_they_stand(name: str):
+    words, sentence, mend = WORDS[name]
+    for text in (
+        words,
+        f"com.google.AiPlatformException: code=9, message={words}; cause=null",
+        f"E0\n{words}\nmore",
+    ):
+        found = recognise(text, FACTS)
+        assert found is not None, text
+        assert found.name == name
+        assert sentence in found.sentence
+        assert mend in found.mend
+        assert "{" not in found.sentence + found.mend
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_without_facts_the_sentence_is_whole_all_the_same(name: str):
+    found = recognise(WORDS[name][0])
+    assert found is not None
+    assert "{" not in found.sentence + found.mend
+    assert "None" not in found.sentence + found.mend
+
+
+def test_the_first_text_that_is_known_counts_and_an_unknown_one_is_not_guessed_at():
+    assert recognise("ValueError: loss is nan", FACTS) is None
+    found = first_recognised(["nothing", WORDS["memory"][0], WORDS["quota"][0]])
+    assert found is not None
+    assert found.name == "memory"
+
+
+def test_an_error_that_is_not_known_keeps_the_services_words():
+    error = as_user_error(RuntimeError("400 Something\n  new."), "Vertex AI refused", FACTS)
+    assert error.message == "Vertex AI refused: 400 Something new."
+    assert error.mend == "slipway doctor --target vertex"

@@ -1,0 +1,191 @@
+"""Which ends of replicas call for another start, how often and after how long."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from components.step import WorkFailed
+from components.train.local_cluster import run_local_cluster
+from components.train.replica import Replica
+from components.train.restarts import Restarts
+from components.train.worker import Worker
+from trainer.config import RestartSettings
+from trainer.errors import ERROR_PREFIX, UserError
+
+KILLED, STOPPED, PEER_LOST = -signal.SIGKILL, 143, 138
+TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "KeyError: 'lost'")
+
+
+class EndedWorker(Worker):
+    """A worker as it is when all is over."""
+
+    def __init__(self, index: int, code: int, *lines: str) -> None:
+        self.replica = Replica(1, index, (), 0)
+        self.tail = deque(lines)
+        self.process = SimpleNamespace(returncode=code, poll=lambda: code)  # type: ignore[assignment]
+
+
+def restarts(folder: Path, at_most: int = 5, backoff_seconds: float = 1.0) -> Restarts:
+    return Restarts(RestartSettings(at_most=at_most, backoff_seconds=backoff_seconds), folder)
+
+
+@pytest.mark.parametrize(
+    ("ended", "cause", "reason"),
+    [
+        ([(0, KILLED)], 0, "was killed by SIGKILL"),
+        ([(0, STOPPED)], 0, "was stopped by SIGTERM"),
+        ([(0, PEER_LOST), (1, PEER_LOST), (2, KILLED)], 2, "was killed by SIGKILL"),
+        ([(0, PEER_LOST), (2, STOPPED)], 2, "was stopped by SIGTERM"),
+        ([(0, PEER_LOST)], 0, "failed with exit code 138"),
+        ([(0, -signal.SIGABRT)], 0, "was killed by SIGABRT"),
+        (
+            [(0, STOPPED, "another replica was asked to stop: ended at step 7"), (1, STOPPED, "asked to stop: ended")],
+            1,
+            "was stopped by SIGTERM",
+        ),
+    ],
+)
+def test_a_kill_or_a_stop_is_restarted_and_the_one_that_was_struck_is_named(
+    tmp_path: Path, ended: list[tuple], cause: int, reason: str
+) -> None:
+    workers = [EndedWorker(*each) for each in ended]
+    restart = restarts(tmp_path).next(workers, workers)
+    assert (restart.replica, restart.reason) == (f"workerpool1-{cause}", reason)
+
+
+@pytest.mark.parametrize("code", [1, 2, 127])
+@pytest.mark.parametrize("others", [[], [(0, PEER_LOST)], [(0, KILLED)]])
+def test_an_error_of_the_users_code_is_not_restarted(tmp_path: Path, code: int, others: list[tuple]) -> None:
+    workers = [*(EndedWorker(*each) for each in others), EndedWorker(3, code, *TRACEBACK)]
+    with pytest.raises(WorkFailed) as caught:
+        restarts(tmp_path).next(workers, workers)
+    assert caught.value.message == f"Replica workerpool1-3 failed with exit code {code}: KeyError: 'lost'."
+    assert caught.value.traceback == "\n".join(TRACEBACK)
+
+
+def test_a_mistake_that_any_replica_reported_is_the_reason_whoever_ended_first(tmp_path: Path) -> None:
+    said = ERROR_PREFIX + json.dumps(UserError("Bad.", setting="a.b", value=3).as_dict())
+    lost, mistaken = EndedWorker(0, PEER_LOST), EndedWorker(1, STOPPED, "Bad.", said)
+    with pytest.raises(UserError, match=r"Bad\."):
+        restarts(tmp_path).next([lost, mistaken], [lost])
+
+
+def test_each_replica_may_be_the_cause_so_often(tmp_path: Path) -> None:
+    policy = restarts(tmp_path, at_most=2)
+    first, second = [EndedWorker(0, KILLED)], [EndedWorker(1, STOPPED)]
+    for workers in (first, second, first, second):
+        policy.next(workers, workers)
+    with pytest.raises(WorkFailed, match=r"killed by SIGKILL, for the 3rd time \(train.restarts.at_most is 2\)"):
+        policy.next(first, first)
+    assert len(policy.done) == 4
+
+
+def test_the_wait_doubles_up_to_a_minute_and_begins_anew_after_a_checkpoint(tmp_path: Path) -> None:
+    policy = restarts(tmp_path, at_most=100, backoff_seconds=1.5)
+    workers = [EndedWorker(0, KILLED)]
+    assert [policy.next(workers, workers).waited_seconds for _ in range(8)] == [1.5, 3, 6, 12, 24, 48, 60, 60]
+    (tmp_path / "latest").write_text("step-00000120")
+    after = [policy.next(workers, workers) for _ in range(2)]
+    assert [(restart.step, restart.waited_seconds) for restart in after] == [(120, 1.5), (120, 3)]
+    assert "from the checkpoint of step 120 in 3 s (restart 10 of at most 100 for this replica)" in policy.describe(
+        after[1]
+    )
+
+
+# Each start of a replica notes itself in a file; what it then does depends on how many there were.
+START = """
+    import json, os, pathlib, signal, sys, time
+    place = pathlib.Path(os.environ["AIP_MODEL_DIR"]).parent
+    name = json.loads(os.environ["CLUSTER_SPEC"])["task"]["type"]
+    with (place / name).open("a") as file:
+        file.write("start\\n")
+    starts = len((place / name).read_text().splitlines())
+"""
+
+
+def pools(first: str, second: str) -> list[dict]:
+    def pool(code: str) -> dict:
+        program = textwrap.dedent(START) + textwrap.dedent(code)
+        return {"machine_spec": {}, "container_spec": {"command": ["python", "-c", program]}, "replica_count": 1}
+
+    return [pool(first), pool(second)]
+
+
+def starts(place: Path) -> list[int]:
+    return [len((place / name).read_text().splitlines()) for name in ("workerpool0", "workerpool1")]
+
+
+def test_all_start_again_until_they_end_well_and_what_happened_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
+    monkeypatch.setenv("SLIPWAY_STEP", "train")
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    (checkpoints / "latest").write_text("step-00000030")
+    log = io.StringIO()
+    done = run_local_cluster(
+        pools("if starts <= 3: time.sleep(60)", "if starts <= 3: os.kill(os.getpid(), [9, 15, 9][starts - 1])"),
+        tmp_path,
+        restarts=RestartSettings(backoff_seconds=0.01),
+        log=log,
+    )
+    assert starts(tmp_path) == [4, 4]
+    reasons = [(restart.replica, restart.reason, restart.step) for restart in done]
+    killed, stopped = "was killed by SIGKILL", "was killed by SIGTERM"  # without a handler it is the signal's doing
+    assert reasons == [("workerpool1-0", reason, 30) for reason in (killed, stopped, killed)]
+    messages = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert len(messages) == 3
+    assert all(message in log.getvalue() for message in messages)
+    assert messages[0].startswith("workerpool1-0 was killed by SIGKILL: all start again from the checkpoint of step 30")
+
+
+def test_it_gives_up_after_as_many_as_are_allowed(tmp_path: Path) -> None:
+    settings = RestartSettings(at_most=2, backoff_seconds=0.01)
+    with pytest.raises(WorkFailed, match="for the 3rd time"):
+        run_local_cluster(
+            pools("time.sleep(60)", "os.kill(os.getpid(), 9)"), tmp_path, restarts=settings, log=io.StringIO()
+        )
+    assert starts(tmp_path) == [3, 3]
+    assert not psutil.Process().children(recursive=True)
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from components.step import step
+from components.train.local_cluster import run_local_cluster
+from trainer.config import RestartSettings
+code = "import os; print('ready', flush=True); os.kill(os.getpid(), 9)"
+pool = {"machine_spec": {}, "container_spec": {"command": ["python", "-c", code]}, "replica_count": 1}
+with step("train"):
+    run_local_cluster([pool], Path(sys.argv[1]), restarts=RestartSettings(backoff_seconds=60))
+"""
+
+
+def test_a_stop_while_it_waits_to_start_again_ends_the_step(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    step = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert step.stdout is not None
+    while "start again" not in step.stdout.readline():
+        assert step.poll() is None
+    started = time.monotonic()
+    step.terminate()
+    assert step.wait(timeout=20) == 143
+    assert time.monotonic() - started < 20
+    step.stdout.close()

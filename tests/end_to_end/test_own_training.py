@@ -1,0 +1,60 @@
+"""A training module of the user's own, through the whole pipeline."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.end_to_end.workspace import Workspace, steps
+
+CONFIGURATION = """
+name: own
+hardware: cpu*2
+data:
+  source: digits
+train:
+  module: own_training
+  arguments: ["--epochs", "12"]
+evaluate:
+  gate:
+    metric: accuracy
+    minimum: 0.9
+"""
+
+
+def test_it_is_run_measured_and_registered(workspace: Workspace):
+    shutil.copy(Path(__file__).with_name("own_training.py"), workspace.path)
+    (workspace.path / "own.yaml").write_text(CONFIGURATION)
+    result = workspace.slipway("run", "-c", "own.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "python -m own_training in every replica" in result.stdout
+    record = workspace.record()
+    assert record["metrics"]["accuracy"] >= 0.9
+    assert record["verdict"]["decision"] == "promote"
+    assert (workspace.path / "models" / "own" / "1" / "saved_model.pb").is_file()
+    assert "Epoch 12/12" in workspace.log("train")
+    assert "[workerpool1-0] nothing to do in workerpool1" in workspace.log("train")
+    assert steps(record)["train"]["status"] == "succeeded"
+
+
+def test_its_failure_is_told_with_its_traceback(workspace: Workspace):
+    result = workspace.slipway("run", "-c", "own.yaml", "--set", "train.arguments=[--fail]")
+    assert result.returncode == 1
+    assert "RuntimeError: told to fail" in result.stderr
+    assert "own_training.py" in result.stderr
+
+
+def test_what_it_can_not_have_is_refused_before_anything_starts(workspace: Workspace):
+    before = workspace.runs()
+    for option, told in (
+        ("train.module=own_trainig", "nearest: own_training"),
+        ("train.epochs=3", "own_training takes its settings as arguments"),
+        ("model.builder=trainer.models.digits:build", "model or train.module, not both"),
+    ):
+        result = workspace.slipway("run", "-c", "own.yaml", "--set", option)
+        assert result.returncode == 2, result.stdout + result.stderr
+        assert told in result.stderr
+    result = workspace.slipway("rehearse", "-c", "own.yaml")
+    assert result.returncode == 2
+    assert "can not be shortened" in result.stderr
+    assert workspace.runs() == before

@@ -1,0 +1,70 @@
+"""The images in Artifact Registry's repositories: packages with tags, each a digest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fakes.artifact_repositories import REPOSITORY, SERVICE
+from tests.fakes.errors import ServiceError
+from tests.fakes.http_service import HttpService, Request
+from tests.fakes.world import World
+
+
+class FakeImages:
+    """`tags` holds the digest by (repository's full name, image, tag); `moved` names the tags that were moved."""
+
+    def __init__(self, service: HttpService, world: World) -> None:
+        self._world = world
+        self.tags: dict[tuple[str, str, str], str] = {}
+        self.moved: list[tuple[str, str, str]] = []
+
+        @service.route("GET", f"{REPOSITORY}/packages/{{package}}/tags/{{tag}}")
+        def get_tag(request: Request) -> Any:
+            repository = self._repository(request)
+            package, tag = request.parts["package"], request.parts["tag"]
+            name = f"{repository}/packages/{package}"
+            digest = self.tags.get((repository, package, tag))
+            if digest is None:
+                raise ServiceError(404, "Requested entity was not found.")
+            return {"name": f"{name}/tags/{tag}", "version": f"{name}/versions/{digest}"}
+
+        @service.route("GET", f"{REPOSITORY}/dockerImages")
+        def list_images(request: Request) -> Any:
+            repository = self._repository(request)
+            host = f"{request.parts['location']}-docker.pkg.dev"
+            path = f"{host}/{request.parts['project']}/{request.parts['repository']}"
+            images: dict[str, dict[str, Any]] = {}
+            for (held, package, tag), digest in self.tags.items():
+                if held == repository:
+                    uri = f"{path}/{package}@{digest}"
+                    name = f"{repository}/dockerImages/{package}@{digest}"
+                    images.setdefault(uri, {"name": name, "uri": uri, "tags": []})["tags"].append(tag)
+            return {"dockerImages": list(images.values())}
+
+    def push(self, caller: str, uri: str, digest: str) -> None:
+        """Put an image (REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE:TAG) under its tag, as a builder does."""
+        host, project, repository, image = uri.split("/")
+        package, _, tag = image.partition(":")
+        name = f"projects/{project}/locations/{host.removesuffix('-docker.pkg.dev')}/repositories/{repository}"
+        with self._world.lock:
+            if name not in self._world.repositories:
+                raise ServiceError(404, f'name unknown: Repository "{repository}" not found')
+            permission = "artifactregistry.repositories.uploadArtifacts"
+            message = f'denied: Permission "{permission}" denied on resource "{name}" (or it may not exist)'
+            self._world.require(caller, permission, name, f"projects/{project}", message=message)
+            if self.tags.get((name, package, tag), digest) != digest:
+                self.moved.append((name, package, tag))
+            self.tags[(name, package, tag)] = digest
+            self._world.writes["image"] += 1
+
+    def _repository(self, request: Request) -> str:
+        project = self._world.project(request.parts["project"])
+        self._world.require_service(project, SERVICE)
+        location, repository = request.parts["location"], request.parts["repository"]
+        name = f"projects/{project.id}/locations/{location}/repositories/{repository}"
+        permission = "artifactregistry.repositories.downloadArtifacts"
+        message = f"Permission '{permission}' denied on resource '//{SERVICE}/{name}' (or it may not exist)."
+        self._world.require(request.caller, permission, name, f"projects/{project.id}", message=message)
+        if name not in self._world.repositories:
+            raise ServiceError(404, "Requested entity was not found.")
+        return name

@@ -1,0 +1,115 @@
+"""Artifact Registry's repositories and their policies; what is in them is elsewhere."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tests.fakes.errors import ServiceError
+from tests.fakes.http_service import HttpService, Request
+from tests.fakes.policies import write
+from tests.fakes.world import World
+
+SERVICE = "artifactregistry.googleapis.com"
+PARENT = "/v1/projects/{project}/locations/{location}"
+REPOSITORY = f"{PARENT}/repositories/{{repository}}"
+
+
+class FakeRepositories:
+    """Repositories in `world.repositories`, by full name with the project's id.
+
+    `versions` holds the images that are there: the repository's full name, the image's, its digest.
+    """
+
+    def __init__(self, service: HttpService, world: World) -> None:
+        self._world = world
+        self._operations: dict[str, dict[str, Any]] = {}
+        self.looks = 2
+        self.versions: set[tuple[str, str, str]] = set()
+        self._add_repositories(service)
+        self._add_policies(service)
+
+    def add(self, name: str, kind: str = "DOCKER") -> dict[str, Any]:
+        """Make a repository, as someone did before the test began. Its resource."""
+        resource = {"name": name, "format": kind, "mode": "STANDARD_REPOSITORY"}
+        self._world.repositories[name] = resource
+        return resource
+
+    def _add_repositories(self, service: HttpService) -> None:
+        @service.route("POST", f"{PARENT}/repositories")
+        def create(request: Request) -> Any:
+            project = self._world.project(request.parts["project"])
+            self._world.require_service(project, SERVICE)
+            self._world.require(request.caller, "artifactregistry.repositories.create", f"projects/{project.id}")
+            identifier = request.query["repositoryId"]
+            location = request.parts["location"]
+            name = f"projects/{project.id}/locations/{location}/repositories/{identifier}"
+            if not re.fullmatch(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?", identifier):
+                raise ServiceError(400, f"The repository ID {identifier} is not valid.")
+            if request.json.get("format") not in ("DOCKER", "PYTHON", "GENERIC"):
+                raise ServiceError(400, "The repository format is required.")
+            with self._world.lock:
+                if name in self._world.repositories:
+                    raise ServiceError(409, f"the repository already exists: {name}")
+                operation = f"projects/{project.id}/locations/{location}/operations/{self._world.number()}"
+
+                def make() -> dict[str, Any]:
+                    self._world.writes["repository"] += name not in self._world.repositories
+                    return self.add(name, request.json["format"])
+
+                self._operations[operation] = {"looks": self.looks, "work": make}
+            return {"name": operation}
+
+        @service.route("GET", f"{PARENT}/operations/{{operation}}")
+        def operation(request: Request) -> Any:
+            name = request.path.removeprefix("/v1/")
+            with self._world.lock:
+                pending = self._operations[name]
+                pending["looks"] -= 1
+                if pending["looks"] > 0:
+                    return {"name": name}
+                if "response" not in pending:
+                    pending["response"] = pending["work"]()
+                return {"name": name, "done": True, "response": pending["response"]}
+
+        @service.route("GET", REPOSITORY)
+        def get(request: Request) -> Any:
+            return self._world.repositories[self._name(request, "artifactregistry.repositories.get")]
+
+        @service.route("GET", f"{REPOSITORY}/packages/{{package}}/versions/{{digest=**}}")
+        def get_version(request: Request) -> Any:
+            repository = self._name(request, "artifactregistry.repositories.get")
+            if (repository, request.parts["package"], request.parts["digest"]) not in self.versions:
+                raise ServiceError(404, "Requested entity was not found.")
+            return {"name": request.path.removeprefix("/v1/")}
+
+    def _add_policies(self, service: HttpService) -> None:
+        @service.route("GET", f"{REPOSITORY}:getIamPolicy")
+        def get_policy(request: Request) -> Any:
+            name = self._name(request, "artifactregistry.repositories.getIamPolicy")
+            return self._world.read_policy(name, int(request.query.get("options.requestedPolicyVersion", 1)))
+
+        @service.route("POST", f"{REPOSITORY}:setIamPolicy")
+        def set_policy(request: Request) -> Any:
+            name = self._name(request, "artifactregistry.repositories.setIamPolicy")
+            return write(self._world, name, request.json)
+
+        @service.route("POST", f"{REPOSITORY}:testIamPermissions")
+        def test_permissions(request: Request) -> Any:
+            name = self._name(request, None)
+            above = name.partition("/locations/")[0]
+            asked = request.json["permissions"]
+            return {"permissions": [one for one in asked if self._world.allowed(request.caller, one, name, above)]}
+
+    def _name(self, request: Request, permission: str | None) -> str:
+        """The repository's name with the project's id, when it is there and the caller may do that to it."""
+        project = self._world.project(request.parts["project"])
+        self._world.require_service(project, SERVICE)
+        location, repository = request.parts["location"], request.parts["repository"]
+        name = f"projects/{project.id}/locations/{location}/repositories/{repository}"
+        if permission:
+            message = f"Permission '{permission}' denied on resource '//{SERVICE}/{name}' (or it may not exist)."
+            self._world.require(request.caller, permission, name, f"projects/{project.id}", message=message)
+        if name not in self._world.repositories:
+            raise ServiceError(404, "Requested entity was not found.")
+        return name

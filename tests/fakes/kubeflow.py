@@ -1,0 +1,249 @@
+"""A Kubeflow Pipelines server (v2beta1 over HTTP) on loopback, as far as kfp's client asks it for runs.
+
+It takes a run only with a pipeline spec and parameters that go together, holds experiments and runs, and moves a run by
+one task each time that it is looked at, or when a test says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from google.protobuf import json_format
+from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
+
+from tests.fakes.errors import Faults, ServiceError
+from tests.fakes.http_service import HttpService, Raw, Request
+
+BASE = "/apis/v2beta1"
+# The fields of KubernetesExecutorConfig that a task's pod may be told.
+POD_SETTINGS = {"pvcMount", "nodeSelector", "tolerations", "secretAsEnv", "imagePullSecret", "enabledSharedMemory"}
+ROOTS = ("gs://", "s3://", "minio://")
+UNSET = "1970-01-01T00:00:00Z"
+ENDED = ("SUCCEEDED", "FAILED", "CANCELED")
+
+
+class FakeKubeflow:
+    """The server, to be used in a with statement.
+
+    `multi_user` asks every call for a namespace of `profiles`; `token` is what callers must bear. `hold` stops runs
+    from moving by being looked at; `failures` gives the error of a task by its name, `rejected` lets the gate say no.
+    """
+
+    def __init__(self, *, multi_user: bool = False, token: str | None = None, seed: int = 0) -> None:
+        self.multi_user = multi_user
+        self.profiles = {"team-a"}
+        self.token = token
+        self.faults = Faults(seed)
+        self.experiments: dict[str, dict[str, Any]] = {}
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.hold = False
+        self.failures: dict[str, str] = {}
+        self.rejected = False
+        self.now = datetime(2026, 11, 21, 12, tzinfo=UTC)
+        self.host = ""
+        self._tasks: dict[str, list[dict[str, Any]]] = {}
+        self._service = HttpService("kubeflow", self.faults, lambda headers: headers.get("Authorization") or "")
+        self._add_routes()
+
+    def __enter__(self) -> FakeKubeflow:
+        self.host = f"http://localhost:{self._service.start(None)}"
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._service.stop()
+
+    def advance(self, run_id: str) -> None:
+        """Move a run by one task: the one that runs ends, the next one starts; the last one ends the run."""
+        run, tasks = self.runs[run_id], self._tasks[run_id]
+        self.now += timedelta(seconds=30)
+        if run["state"] in ENDED:
+            return
+        if run["state"] == "CANCELING":
+            self._end(run, "CANCELED")
+            return
+        run["state"] = "RUNNING"
+        running = next((task for task in tasks if task["state"] == "RUNNING"), None)
+        if running is not None:
+            running["end_time"] = _text(self.now)
+            running["state"] = "FAILED" if running["display_name"] in self.failures else "SUCCEEDED"
+            if running["state"] == "FAILED":
+                running["error"] = {"code": 1, "message": self.failures[running["display_name"]]}
+                self._end(run, "FAILED")
+                return
+        waiting = next((task for task in tasks if task["state"] == "PENDING"), None)
+        if waiting is None:
+            self._end(run, "SUCCEEDED")
+        else:
+            waiting["state"], waiting["start_time"] = "RUNNING", _text(self.now)
+
+    def _end(self, run: dict[str, Any], state: str) -> None:
+        run["state"], run["finished_at"] = state, _text(self.now)
+        for task in self._tasks[run["run_id"]]:
+            if task["state"] == "RUNNING":
+                task["state"], task["end_time"] = "CANCELED", _text(self.now)
+
+    def _add_routes(self) -> None:
+        def route(method: str, path: str) -> Callable[[Callable[[Request], Any]], Any]:
+            return lambda function: self._service.route(method, BASE + path)(functools.partial(self._answer, function))
+
+        route("GET", "/healthz")(lambda _request: {"multi_user": self.multi_user})
+        route("GET", "/experiments")(self._list_experiments)
+        route("POST", "/experiments")(self._create_experiment)
+        route("GET", "/runs")(self._list_runs)
+        route("POST", "/runs")(self._create_run)
+        route("GET", "/runs/{run_id}")(self._get_run)
+        route("POST", "/runs/{run_id}:terminate")(self._terminate_run)
+
+    def _answer(self, function: Callable[[Request], Any], request: Request) -> Any:
+        """The function's answer, or its refusal in this server's shape."""
+        try:
+            if self.token is not None and request.caller != f"Bearer {self.token}":
+                raise ServiceError(401, "Request header error: there is no user identity header.")
+            return function(request)
+        except ServiceError as error:
+            body = {"error": error.message, "code": 3, "message": error.message, "details": []}
+            return Raw(json.dumps(body).encode(), error.status, {"Content-Type": "application/json"})
+
+    def _check_namespace(self, namespace: str | None) -> None:
+        if not self.multi_user and namespace:
+            raise ServiceError(400, "Invalid input error: In single-user mode, the request shouldn't name a namespace.")
+        if self.multi_user and namespace not in self.profiles:
+            raise ServiceError(403, f"PermissionDenied: User is not authorized to access namespace {namespace!r}")
+
+    def _list_experiments(self, request: Request) -> Any:
+        self._check_namespace(request.query.get("namespace"))
+        return {"experiments": _filtered(self.experiments.values(), request.query.get("filter"))}
+
+    def _create_experiment(self, request: Request) -> Any:
+        body = request.json
+        _only(body, {"display_name", "description", "namespace"})
+        self._check_namespace(body.get("namespace"))
+        name = body.get("display_name")
+        if not name:
+            raise ServiceError(400, "Invalid input error: Experiment name is empty. Please specify a valid one.")
+        if any(known["display_name"] == name for known in self.experiments.values()):
+            raise ServiceError(409, f"Already exist error: an experiment named {name} already exists.")
+        experiment = {**body, "experiment_id": str(uuid.uuid4()), "created_at": _text(self.now)}
+        self.experiments[experiment["experiment_id"]] = experiment
+        return experiment
+
+    def _list_runs(self, request: Request) -> Any:
+        experiment = request.query.get("experiment_id")
+        runs = [run for run in self.runs.values() if run["experiment_id"] == experiment]
+        return {"runs": _filtered(runs, request.query.get("filter"))}
+
+    def _create_run(self, request: Request) -> Any:
+        body = request.json
+        _only(body, {"display_name", "experiment_id", "pipeline_spec", "runtime_config", "service_account"})
+        if not body.get("display_name"):
+            raise ServiceError(400, "Invalid input error: The run name is empty. Please specify a valid name.")
+        if body.get("experiment_id") not in self.experiments:
+            raise ServiceError(404, f"ResourceNotFoundError: Experiment {body.get('experiment_id')} not found.")
+        specification = _specification(body.get("pipeline_spec") or {})
+        _check_runtime(specification, body.get("runtime_config") or {})
+        run_id = str(uuid.uuid4())
+        self._tasks[run_id] = [
+            {"display_name": name, "task_id": str(uuid.uuid4()), "state": "PENDING", "create_time": _text(self.now),
+             "end_time": UNSET, "child_tasks": [{"pod_name": f"{body['display_name']}-{name}-executor"}]}
+            for name in _task_names(specification, with_conditions=not self.rejected)
+        ]  # fmt: skip
+        created = {"run_id": run_id, "state": "PENDING", "created_at": _text(self.now), "finished_at": UNSET}
+        self.runs[run_id] = {**body, **created}
+        return self.runs[run_id]
+
+    def _get_run(self, request: Request) -> Any:
+        run = self._known(request)
+        if not self.hold:
+            self.advance(run["run_id"])
+        return {**run, "run_details": {"task_details": self._tasks[run["run_id"]]}}
+
+    def _terminate_run(self, request: Request) -> Any:
+        run = self._known(request)
+        if run["state"] in ENDED:
+            raise ServiceError(400, f"Failed to terminate a run: it has finished with state {run['state']}.")
+        run["state"] = "CANCELING"
+        return {}
+
+    def _known(self, request: Request) -> dict[str, Any]:
+        run_id = request.parts["run_id"]
+        if run_id not in self.runs:
+            raise ServiceError(404, f"ResourceNotFoundError: Run {run_id} not found.")
+        return self.runs[run_id]
+
+
+def _specification(given: dict[str, Any]) -> PipelineSpec:
+    """The pipeline spec of a request, once it and the platform spec beside it hold together."""
+    both = {"pipeline_spec", "platform_spec"} & set(given)
+    try:
+        specification = json_format.ParseDict(given["pipeline_spec"] if both else given, PipelineSpec())
+        platforms = json_format.ParseDict(given.get("platform_spec", {}) if both else {}, PlatformSpec())
+    except json_format.ParseError as error:
+        raise ServiceError(400, f"Invalid input error: Failed to parse the pipeline spec: {error}") from None
+    if not specification.pipeline_info.name or not specification.root.dag.tasks:
+        raise ServiceError(400, "Invalid input error: The pipeline spec is empty.")
+    executors = json_format.MessageToDict(specification.deployment_spec)["executors"]
+    for platform, single in platforms.platforms.items():
+        if platform != "kubernetes":
+            raise ServiceError(400, f"Invalid input error: Unknown platform {platform}.")
+        for label, pod in json_format.MessageToDict(single)["deploymentSpec"]["executors"].items():
+            if label not in executors or set(pod) - POD_SETTINGS:
+                raise ServiceError(400, f"Invalid input error: The platform spec of {label} can not be read.")
+    return specification
+
+
+def _check_runtime(specification: PipelineSpec, runtime: dict[str, Any]) -> None:
+    _only(runtime, {"parameters", "pipeline_root"})
+    root = runtime.get("pipeline_root")
+    if root and not root.startswith(ROOTS):
+        raise ServiceError(400, f"Invalid input error: Unsupported pipeline root {root}.")
+    declared = dict(specification.root.input_definitions.parameters)
+    given = set(runtime.get("parameters") or {})
+    needed = {name for name, kind in declared.items() if not kind.is_optional and not kind.HasField("default_value")}
+    if given - set(declared):
+        raise ServiceError(400, f"Invalid input error: Unknown parameters {sorted(given - set(declared))}.")
+    if needed - given:
+        raise ServiceError(400, f"Invalid input error: The parameters {sorted(needed - given)} have no value.")
+
+
+def _task_names(specification: PipelineSpec, *, with_conditions: bool) -> list[str]:
+    """All tasks by name in an order in which they can run, those of a condition behind it."""
+    names: list[str] = []
+
+    def walk(dag: Any) -> None:
+        left = dict(dag.tasks)
+        while left:
+            name = next(n for n, task in sorted(left.items()) if not set(task.dependent_tasks) & set(left))
+            task = left.pop(name)
+            component = specification.components[task.component_ref.name]
+            if not component.HasField("dag"):
+                names.append(name)
+            elif with_conditions:
+                names.append(name)
+                walk(component.dag)
+
+    walk(specification.root.dag)
+    return names
+
+
+def _filtered(things: Any, text: str | None) -> list[Any]:
+    """Those that a filter lets through; it may ask for equal names only."""
+    wanted = json.loads(text or "{}").get("predicates", [])
+    for predicate in wanted:
+        if predicate.get("operation") not in (1, "EQUALS") or predicate.get("key") != "display_name":
+            raise ServiceError(400, f"Invalid input error: the filter {predicate} is not understood.")
+    return [thing for thing in things if all(thing["display_name"] == one["stringValue"] for one in wanted)]
+
+
+def _only(body: dict[str, Any], known: set[str]) -> None:
+    unknown = set(body) - known
+    if unknown:
+        raise ServiceError(400, f"Invalid input error: unknown field {sorted(unknown)[0]!r}.")
+
+
+def _text(time: datetime) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")

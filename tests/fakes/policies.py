@@ -1,0 +1,33 @@
+"""Policies as every service reads and writes them, over the world that keeps them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fakes.errors import ServiceError
+from tests.fakes.world import World
+
+MANAGED = ".iam.gserviceaccount.com"
+
+
+def check_members(world: World, resource: str, policy: dict[str, Any]) -> None:
+    """Refuse a service account that is newly named and does not exist, or is too new to be seen everywhere."""
+    known = {member for binding in world.policy(resource)["bindings"] for member in binding.get("members", [])}
+    for binding in policy.get("bindings", []):
+        for member in set(binding.get("members", [])) - known:
+            kind, _, email = member.partition(":")
+            if kind not in ("user", "group", "domain", "serviceAccount", "projectOwner", "projectEditor"):
+                raise ServiceError(400, f"The member {member} is of an unknown type.")
+            if kind == "serviceAccount" and email.endswith(MANAGED):
+                account = world.accounts.get(email)
+                if account is None or account.get("hidden", 0) > 0:
+                    if account:
+                        account["hidden"] -= 1
+                    raise ServiceError(400, f"Service account {email} does not exist.")
+
+
+def write(world: World, resource: str, body: dict[str, Any]) -> dict[str, Any]:
+    """setIamPolicy of Resource Manager, IAM and Artifact Registry: {"policy": …}."""
+    with world.lock:
+        check_members(world, resource, body["policy"])
+        return world.set_policy(resource, body["policy"])

@@ -1,0 +1,64 @@
+"""A project as it is when everything is set up for runs on Vertex AI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
+
+RUNNER = f"runner@{PROJECT}.iam.gserviceaccount.com"
+BUCKET = "slipway-test-runs"
+REPOSITORY = f"projects/{PROJECT}/locations/{REGION}/repositories/slipway"
+IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/slipway/trainer@sha256:{'0' * 64}"
+SERVING_IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/slipway/serving@sha256:{'1' * 64}"
+AGENTS = {
+    f"service-{NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com": "roles/aiplatform.serviceAgent",
+    f"service-{NUMBER}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com": "roles/aiplatform.customCodeServiceAgent",
+    f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com": "roles/tpu.serviceAgent",
+}
+
+
+def make_ready(google: FakeGoogle) -> None:
+    """Put the agents, the run-as account RUNNER, the bucket BUCKET and every right in place; no write is counted."""
+    world = google.world
+    google.iam.add_account(RUNNER)
+    google.repositories.add(REPOSITORY)
+    google.repositories.versions.add((REPOSITORY, "trainer", IMAGE.partition("@")[2]))
+    for email in AGENTS:
+        world.accounts[email] = {"email": email}
+    google.storage.add_bucket(BUCKET, world.projects[PROJECT], google.location)
+    for email, role in AGENTS.items():
+        grant(google, f"projects/{PROJECT}", role, email)
+        grant(google, REPOSITORY, "roles/artifactregistry.reader", email)
+    grant(google, f"projects/{PROJECT}", "roles/aiplatform.user", RUNNER)
+    grant(google, f"projects/{PROJECT}/serviceAccounts/{RUNNER}", "roles/iam.serviceAccountUser", RUNNER)
+    grant(google, f"buckets/{BUCKET}", "roles/storage.objectUser", RUNNER)
+    grant(google, REPOSITORY, "roles/artifactregistry.reader", RUNNER)
+
+
+def grant(google: FakeGoogle, resource: str, role: str, email: str) -> None:
+    """Give an account a role, beside what the policy says."""
+    policy = google.world.policy(resource)
+    policy["bindings"].append({"role": role, "members": [f"serviceAccount:{email}"]})
+    google.world.policies[resource] = policy
+
+
+def take_away(google: FakeGoogle, resource: str, role: str) -> None:
+    """Take a role from everyone who has it on a resource."""
+    policy = google.world.policy(resource)
+    policy["bindings"] = [binding for binding in policy["bindings"] if binding["role"] != role]
+    google.world.policies[resource] = policy
+
+
+def vertex_settings(google: FakeGoogle, **more: Any) -> dict[str, Any]:
+    """The section `vertex` of a configuration that runs there."""
+    return {
+        "project": PROJECT,
+        "region": google.location,
+        "bucket": f"gs://{BUCKET}",
+        "image": IMAGE,
+        "serving_image": SERVING_IMAGE,
+        "service_account": RUNNER,
+        "endpoints": dict(google.endpoints),
+        **more,
+    }

@@ -1,0 +1,201 @@
+"""JobService: custom jobs that are checked, wait, run, print and end as their script says."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from google.cloud import aiplatform_v1 as vertex
+from google.protobuf import empty_pb2
+from google.rpc import status_pb2
+
+from tests.fakes.errors import ServiceError
+from tests.fakes.filters import matcher
+from tests.fakes.logging import Log
+from tests.fakes.paging import page_of
+from tests.fakes.vertex.script import Failure, StepScript
+from tests.fakes.vertex.shapes import (
+    check_act_as,
+    check_display_name,
+    check_key,
+    check_labels,
+    check_network,
+    check_object,
+    invalid,
+    project_of,
+)
+from tests.fakes.vertex.worker_pools import check_quota, check_worker_pools, demand
+from tests.fakes.world import Project, World
+
+State = vertex.JobState
+ENDED = (State.JOB_STATE_SUCCEEDED, State.JOB_STATE_FAILED, State.JOB_STATE_CANCELLED)
+REPOSITORY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)/.+")
+
+
+class JobService:
+    """Custom jobs by name. A job of its own advances when it is looked at; a pipeline's, when the pipeline is."""
+
+    def __init__(self, world: World, region: str, log: Log) -> None:
+        self.world = world
+        self.region = region
+        self.log = log
+        self.jobs: dict[str, vertex.CustomJob] = {}
+        # The next jobs that are made without a pipeline run as this says.
+        self.script = StepScript()
+        self._scripts: dict[str, StepScript] = {}
+        self._looks: dict[str, int] = {}
+        self._of_pipelines: set[str] = set()
+
+    def methods(self) -> dict[str, tuple[Any, Any]]:
+        return {
+            "CreateCustomJob": (vertex.CreateCustomJobRequest, self._create),
+            "GetCustomJob": (vertex.GetCustomJobRequest, self._get),
+            "ListCustomJobs": (vertex.ListCustomJobsRequest, self._list),
+            "CancelCustomJob": (vertex.CancelCustomJobRequest, self._cancel),
+        }
+
+    def create(
+        self, parent: str, job: vertex.CustomJob, caller: str, script: StepScript, *, of_pipeline: bool = False
+    ) -> vertex.CustomJob:
+        """Check a job as the service does, and let it run as `script` says."""
+        project = project_of(self.world, parent, self.region)
+        self.world.require(caller, "aiplatform.customJobs.create", f"projects/{project.id}")
+        if script.refused is not None:
+            raise script.refused
+        spec = job.job_spec
+        check_display_name(job.display_name)
+        check_labels(job.labels)
+        check_network(spec.network)
+        check_key(job.encryption_spec.kms_key_name)
+        check_worker_pools(spec, self.region)
+        if spec.base_output_directory.output_uri_prefix:
+            check_object(spec.base_output_directory.output_uri_prefix, "base_output_directory")
+        if spec.service_account:
+            check_act_as(self.world, project, caller, spec.service_account)
+        with self.world.lock:
+            held = sum((demand(other.job_spec) for other in self.jobs.values() if other.state not in ENDED), Counter())
+            check_quota(self.world, spec, project.id, self.region, held)
+            made = vertex.CustomJob(job)
+            made.name = f"projects/{project.number}/locations/{self.region}/customJobs/{self.world.number()}"
+            made.create_time = made.update_time = datetime.now(UTC)
+            made.state = State.JOB_STATE_PENDING
+            self.jobs[made.name] = made
+            self._scripts[made.name] = script
+            self._looks[made.name] = 0
+            if of_pipeline:
+                self._of_pipelines.add(made.name)
+            self.world.writes["customJob"] += 1
+        return made
+
+    def advance(self, name: str) -> vertex.CustomJob:
+        """Let a job go on by one look."""
+        with self.world.lock:
+            job, script = self.jobs[name], self._scripts[name]
+            if job.state in ENDED:
+                return job
+            if job.state == State.JOB_STATE_CANCELLING:
+                self._end(job, State.JOB_STATE_CANCELLED)
+                return job
+            unfit = self._can_not_pull(job)
+            if unfit is not None:
+                self._end(job, State.JOB_STATE_FAILED, Failure(unfit, code=7))
+                return job
+            if job.state == State.JOB_STATE_PENDING:
+                job.state, job.start_time = State.JOB_STATE_RUNNING, datetime.now(UTC)
+            look = self._looks[name] = self._looks[name] + 1
+            ends = look >= script.looks
+            for replica, lines in script.logs.items():
+                for line in lines[look - 1 :] if ends else lines[look - 1 : look]:
+                    self.log.write_job(name, replica, line)
+            if ends:
+                state = State.JOB_STATE_FAILED if script.failure else State.JOB_STATE_SUCCEEDED
+                self._end(job, state, script.failure)
+            return job
+
+    def cancel(self, name: str) -> None:
+        with self.world.lock:
+            job = self.jobs[name]
+            if job.state not in ENDED:
+                job.state = State.JOB_STATE_CANCELLING
+
+    def end(self, name: str, *, failed: bool = False, cancelled: bool = False) -> None:
+        """End a job that another decides on: a pipeline its launcher's, which has ended or is being cancelled."""
+        with self.world.lock:
+            job = self.jobs[name]
+            if job.state not in ENDED:
+                ended = State.JOB_STATE_FAILED if failed else State.JOB_STATE_SUCCEEDED
+                self._end(job, State.JOB_STATE_CANCELLED if cancelled else ended, Failure() if failed else None)
+
+    def _end(self, job: vertex.CustomJob, state: State, failure: Failure | None = None) -> None:
+        job.state = state
+        job.end_time = job.update_time = datetime.now(UTC)
+        if failure is not None:
+            number, identity = job.name.split("/")[1], job.name.rpartition("/")[2]
+            message = failure.message.format(replica=failure.replica, number=number, job=identity)
+            job.error = status_pb2.Status(code=failure.code, message=message)
+            self.log.write_job(job.name, "service", {"severity": "ERROR", "message": message})
+
+    def _can_not_pull(self, job: vertex.CustomJob) -> str | None:
+        """The sentence for an image that the service agent may not pull."""
+        project = self.world.project(job.name.split("/")[1])
+        agent = f"service-{project.number}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
+        for pool in job.job_spec.worker_pool_specs:
+            found = REPOSITORY.fullmatch(pool.container_spec.image_uri)
+            if found is None:
+                continue
+            name = f"projects/{found['project']}/locations/{found['location']}/repositories/{found['repository']}"
+            above = f"projects/{found['project']}"
+            if not self.world.allowed(agent, "artifactregistry.repositories.downloadArtifacts", name, above):
+                return f"{agent} does not have permission to access Artifact Registry repository {name}."
+        return None
+
+    def _create(self, request: vertex.CreateCustomJobRequest, caller: str) -> vertex.CustomJob:
+        return self.create(request.parent, request.custom_job, caller, self.script)
+
+    def _get(self, request: vertex.GetCustomJobRequest, caller: str) -> vertex.CustomJob:
+        job = self._named(request.name, caller, "aiplatform.customJobs.get")
+        return job if job.name in self._of_pipelines else self.advance(job.name)
+
+    def _list(self, request: vertex.ListCustomJobsRequest, caller: str) -> vertex.ListCustomJobsResponse:
+        project = project_of(self.world, request.parent, self.region)
+        self.world.require(caller, "aiplatform.customJobs.list", f"projects/{project.id}")
+        passes = matcher(request.filter)
+        found = [job for job in reversed(self.jobs.values()) if _in(project, job.name) and passes(_fields(job))]
+        page, following = page_of(found, request.page_size, request.page_token)
+        return vertex.ListCustomJobsResponse(custom_jobs=page, next_page_token=following)
+
+    def _cancel(self, request: vertex.CancelCustomJobRequest, caller: str) -> Any:
+        job = self._named(request.name, caller, "aiplatform.customJobs.cancel")
+        if job.state in ENDED:
+            raise ServiceError(412, f"CustomJob {job.name} has ended and can not be cancelled.")
+        self.cancel(job.name)
+        return empty_pb2.Empty()
+
+    def _named(self, name: str, caller: str, permission: str) -> vertex.CustomJob:
+        parent, _, identity = name.rpartition("/customJobs/")
+        project = project_of(self.world, parent, self.region)
+        self.world.require(caller, permission, f"projects/{project.id}")
+        if not identity.isdigit():
+            raise invalid(f"Invalid CustomJob name: {name}.")
+        full = f"projects/{project.number}/locations/{self.region}/customJobs/{identity}"
+        if full not in self.jobs:
+            raise ServiceError(404, f"The CustomJob does not exist: {name}")
+        return self.jobs[full]
+
+
+def _in(project: Project, name: str) -> bool:
+    return name.startswith(f"projects/{project.number}/")
+
+
+def _fields(job: vertex.CustomJob) -> Mapping[str, Any]:
+    """A job as its filters see it."""
+    created = job.create_time.isoformat() if job.create_time else ""
+    return {
+        "display_name": job.display_name,
+        "state": job.state.name,
+        "labels": dict(job.labels),
+        "create_time": created,
+    }

@@ -1,0 +1,55 @@
+"""Long-running operations of Vertex AI, which take a few looks until they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from google.longrunning import operations_pb2
+from google.protobuf import any_pb2
+
+from tests.fakes.errors import ServiceError
+from tests.fakes.world import World
+
+
+class Operations:
+    """google.longrunning.Operations. `looks`: how often an operation is asked for until it is done."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.looks = 1
+        self._running: dict[str, tuple[int, operations_pb2.Operation, Callable[[], Any]]] = {}
+
+    def methods(self) -> dict[str, tuple[Any, Any]]:
+        return {"GetOperation": (operations_pb2.GetOperationRequest, self._get)}
+
+    def start(self, parent: str, work: Callable[[], Any]) -> operations_pb2.Operation:
+        """An operation below `parent`, whose answer is what `work` gives when it is done (a message)."""
+        with self.world.lock:
+            operation = operations_pb2.Operation(name=f"{parent}/operations/{self.world.number()}")
+            self._running[operation.name] = (self.looks, operation, work)
+            return operation
+
+    def _get(self, request: operations_pb2.GetOperationRequest, caller: str) -> operations_pb2.Operation:
+        with self.world.lock:
+            if request.name not in self._running:
+                raise ServiceError(404, f"The operation {request.name} does not exist.")
+            looks, operation, work = self._running[request.name]
+            if operation.done:
+                return operation
+            if looks <= 1:
+                self._finish(operation, work)
+            self._running[request.name] = (looks - 1, operation, work)
+            return operation
+
+    def _finish(self, operation: operations_pb2.Operation, work: Callable[[], Any]) -> None:
+        operation.done = True
+        try:
+            answer = work()
+        except ServiceError as error:
+            operation.error.code = 9
+            operation.error.message = error.message
+            return
+        packed = any_pb2.Any()
+        packed.Pack(type(answer).pb(answer) if hasattr(type(answer), "pb") else answer)
+        operation.response.CopyFrom(packed)

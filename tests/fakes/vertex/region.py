@@ -1,0 +1,32 @@
+"""One region of Vertex AI: its services on one server, and a project that is ready for runs."""
+
+from __future__ import annotations
+
+from tests.fakes.grpc_service import GrpcServer
+from tests.fakes.logging import Log
+from tests.fakes.vertex.jobs import JobService
+from tests.fakes.vertex.models import ModelService
+from tests.fakes.vertex.operations import Operations
+from tests.fakes.vertex.pipelines import PipelineService
+from tests.fakes.vertex.schedules import ScheduleService
+from tests.fakes.world import World
+
+PACKAGE = "google.cloud.aiplatform.v1"
+
+
+class Region:
+    """Pipelines, schedules, jobs and models of one region, on `server`."""
+
+    def __init__(self, server: GrpcServer, world: World, name: str, log: Log) -> None:
+        self.world = world
+        self.name = name
+        self.operations = Operations(world)
+        self.jobs = JobService(world, name, log)
+        self.pipelines = PipelineService(world, name, self.jobs)
+        self.models = ModelService(world, name, self.operations)
+        self.schedules = ScheduleService(world, name, self.pipelines, self.operations)
+        server.add(f"{PACKAGE}.JobService", self.jobs.methods())
+        server.add(f"{PACKAGE}.PipelineService", self.pipelines.methods())
+        server.add(f"{PACKAGE}.ModelService", self.models.methods())
+        server.add(f"{PACKAGE}.ScheduleService", self.schedules.methods())
+        server.add("google.longrunning.Operations", self.operations.methods())

@@ -1,0 +1,50 @@
+"""What a test writes beforehand of a run: how long each step takes, what it gives, how it fails, what it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+EXITED = (
+    "The replica {replica} exited with a non-zero status of 1. To find out more about why your job exited please "
+    "check the logs: https://console.cloud.google.com/logs/viewer?project={number}&resource=ml_job%2Fjob_id%2F{job}"
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a job ends badly. In `message`, {replica}, {number} and {job} are filled in."""
+
+    message: str = EXITED
+    replica: str = "workerpool0-0"
+    code: int = 9  # google.rpc.Code.FAILED_PRECONDITION
+
+
+@dataclass
+class StepScript:
+    """One task, by its name in the spec. `looks`: how often its pipeline or job is looked at before it ends.
+
+    `logs` are lines by replica (`workerpool0-0`), or entries ({"severity", "message"}); they come one a look, and what
+    is left when the task ends. `refused` is what the job service answers when the task's job is to be made.
+    """
+
+    looks: int = 1
+    failure: Failure | None = None
+    refused: Exception | None = None
+    cached: bool = False
+    outputs: dict[str, Any] = field(default_factory=dict)
+    logs: Mapping[str, list[str | dict[str, Any]]] = field(default_factory=dict)
+
+
+class Script:
+    """The steps of the runs to come: `script["custom-training-job"].failure = Failure(…)`."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, StepScript] = {}
+
+    def __getitem__(self, task: str) -> StepScript:
+        return self._steps.setdefault(task, StepScript())
+
+    def __setitem__(self, task: str, step: StepScript) -> None:
+        self._steps[task] = step

@@ -1,0 +1,76 @@
+"""What Slipway's own steps give, without their work: the fakes pull no images. Only the plan is really made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.plan_training.plan import plan_training
+from components.values import whole_numbers
+from trainer.config import ModelSettings, TrainSettings
+from trainer.manifest import Manifest, Shard, Split
+
+EXAMPLES = 60_000
+SHARDS = 64
+
+
+def outputs_of(task: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """A step's output parameters, by the task's name in the spec."""
+    if task == "plan-training":
+        plan = plan_training(
+            pools=whole_numbers(inputs["pools"]),
+            devices=int(inputs["devices"]),
+            manifest=_manifest(),
+            data="gs://bucket/datasets/digits/0",
+            model=ModelSettings.model_validate_json(inputs["model"]),
+            train=TrainSettings.model_validate_json(inputs["train"]),
+            image=inputs["image"],
+        )
+        return {"Output": plan.worker_pool_specs}
+    if task == "evaluate":
+        return {"Output": "promote"}
+    if task == "collect-model":
+        return {"Output": f"{inputs['output']}/model"}
+    return {}
+
+
+def artifacts_of(task: str, root: str, outputs: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """A step's output artifacts by name: where each is, and its metadata."""
+    place = f"{root}/{task}"
+    if task == "prepare-data":
+        return {"dataset": ("gs://bucket/datasets/digits/0", {"examples": {"train": EXAMPLES, "test": 10_000}})}
+    if task == "collect-model":
+        return {
+            "model": (outputs["Output"], {"engine": "tensorflow"}),
+            "metrics": (f"{place}/metrics", {"loss": 0.0612, "accuracy": 0.9812}),
+        }
+    if task == "evaluate":
+        return {
+            "metrics": (f"{place}/metrics", {"loss": 0.0594, "accuracy": 0.9833}),
+            "report": (f"{place}/report", {"decision": outputs["Output"], "reasons": "There is no champion yet."}),
+        }
+    if task == "register-version":
+        name = "projects/123456789012/locations/europe-west4/models/digits@1"
+        uri = f"https://europe-west4-aiplatform.googleapis.com/v1/{name}"
+        return {"registered": (uri, {"resourceName": name, "champion": True})}
+    return {}
+
+
+def _manifest() -> Manifest:
+    """A prepared set of MNIST's size, in as many shards as any job here has replicas."""
+    each = EXAMPLES // SHARDS
+    shards = [Shard(file=f"train-{number:05d}", examples=each, bytes=1, sha256="0" * 64) for number in range(SHARDS)]
+    classes = [str(digit) for digit in range(10)]
+    split = Split(examples=each * SHARDS, classes=dict.fromkeys(classes, each * SHARDS // 10), shards=shards)
+    return Manifest(
+        name="digits",
+        fingerprint="0" * 64,
+        source="digits",
+        settings={},
+        classes=classes,
+        image_size=(28, 28),
+        channels=1,
+        resize=False,
+        encodings=["png"],
+        splits={"train": split},
+    )

@@ -1,0 +1,116 @@
+"""What the service refuses in a custom job's worker pools, judged by the catalogue, in the service's words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from google.cloud import aiplatform_v1 as vertex
+
+from pipelines.hardware.catalogue import CORES_PER_HOST, QUOTA_PREFIX, Accelerator, chips_of, load
+from tests.fakes.errors import ServiceError
+from tests.fakes.vertex.shapes import IMAGE, invalid
+from tests.fakes.world import World
+
+LARGEST_JOB = 4
+
+
+def check_worker_pools(spec: vertex.CustomJobSpec, region: str) -> None:
+    """Raise what CreateCustomJob answers for pools that can not run in `region`."""
+    pools = list(spec.worker_pool_specs)
+    if not pools or not _used(pools[0]):
+        raise invalid("The first worker pool spec must be specified.")
+    if len(pools) > LARGEST_JOB:
+        raise invalid(f"At most {LARGEST_JOB} worker pools can be specified.")
+    if pools[0].replica_count > 1:
+        raise invalid("Chief spec replica count cannot be greater than 1.")
+    used = [pool for pool in pools if _used(pool)]
+    if any(_is_tpu(pool.machine_spec) for pool in used) and (len(used) > 1 or used[0].replica_count != 1):
+        raise invalid("TPU jobs must have exactly one worker pool with a replica count of 1.")
+    for pool in used:
+        _check_container(pool)
+        if pool.replica_count < 1:
+            raise invalid("The replica count of a worker pool must be at least 1.")
+        _check_machine(pool.machine_spec, region)
+
+
+def check_quota(world: World, spec: vertex.CustomJobSpec, project: str, region: str, running: Counter[str]) -> None:
+    """Raise what is answered when the pools want more than `world.quotas` leave; `running` is what others hold."""
+    for metric, wanted in demand(spec).items():
+        limit = world.quotas.get((project, region, metric))
+        if limit is not None and running[metric] + wanted > limit:
+            raise ServiceError(429, f"The following quota metrics exceed quota limits: {metric}")
+
+
+def demand(spec: vertex.CustomJobSpec) -> Counter[str]:
+    """How much of which quota metric a job takes: accelerators, or vCPUs where it has none."""
+    strategy = vertex.Scheduling.Strategy
+    preemptible = "preemptible_" if spec.scheduling.strategy in (strategy.SPOT, strategy.FLEX_START) else ""
+    taken: Counter[str] = Counter()
+    for pool in spec.worker_pool_specs:
+        if not _used(pool):
+            continue
+        row = _accelerator(pool.machine_spec)
+        machine = load().machine_index[pool.machine_spec.machine_type]
+        if row is not None and row.quota:
+            chips = pool.machine_spec.accelerator_count or _chips(pool.machine_spec)
+            taken[f"{QUOTA_PREFIX}{preemptible}{row.quota}"] += chips * pool.replica_count
+        family = load().family(machine)
+        if row is None and family is not None and family.quota:
+            taken[f"{QUOTA_PREFIX}{preemptible}{family.quota}"] += (machine.vcpus or 0) * pool.replica_count
+    return taken
+
+
+def _check_container(pool: Any) -> None:
+    if not pool.container_spec.image_uri:
+        raise invalid("Exactly one of container_spec and python_package_spec must be set in a worker pool.")
+    if not IMAGE.fullmatch(pool.container_spec.image_uri):
+        raise invalid(f"Invalid image URI: {pool.container_spec.image_uri}.")
+
+
+def _check_machine(spec: vertex.MachineSpec, region: str) -> None:
+    offered = load()
+    machine = offered.machine_index.get(spec.machine_type)
+    if machine is None:
+        raise invalid(f"Machine type {spec.machine_type} is not supported.")
+    kind = spec.accelerator_type
+    if bool(kind) != bool(spec.accelerator_count):
+        raise invalid("Both `accelerator_type` and `accelerator_count` should be specified or none.")
+    if kind:
+        row = _accelerator(spec)
+        counts = machine.accelerators.get(row.name, ()) if row else ()
+        slices = row.slices if row else None
+        fits = spec.accelerator_count in counts or (slices and counts and spec.accelerator_count % 32 == 0)
+        if row is None or row.status != "offered" or not fits:
+            raise invalid(f'Accelerator "{kind.name}" is not supported for machine type "{spec.machine_type}"')
+    if machine.tpu and spec.tpu_topology not in machine.topologies:
+        raise invalid(f'TPU topology "{spec.tpu_topology}" is not supported for machine type "{spec.machine_type}".')
+    if spec.tpu_topology and not machine.tpu:
+        raise invalid(f'Machine type "{spec.machine_type}" takes no TPU topology.')
+    if machine.accelerators and not kind and offered.family(machine) is None:
+        raise invalid(f'Machine type "{spec.machine_type}" must be used with accelerators.')
+    row = _accelerator(spec)
+    if row is not None and row.regions and region not in row.regions:
+        raise invalid(f"Accelerator {row.title} is not available in region {region}.")
+
+
+def _accelerator(spec: vertex.MachineSpec) -> Accelerator | None:
+    offered = load()
+    if spec.accelerator_type:
+        return offered.accelerator(spec.accelerator_type.name)
+    machine = offered.machine_index.get(spec.machine_type)
+    return offered.accelerator_index[machine.tpu] if machine and machine.tpu else None
+
+
+def _chips(spec: vertex.MachineSpec) -> int:
+    return chips_of(spec.tpu_topology) if spec.tpu_topology else CORES_PER_HOST
+
+
+def _is_tpu(spec: vertex.MachineSpec) -> bool:
+    row = _accelerator(spec)
+    return row is not None and row.is_tpu
+
+
+def _used(pool: Any) -> bool:
+    """A skipped pool is an empty message."""
+    return bool(pool.machine_spec.machine_type or pool.replica_count or pool.container_spec.image_uri)

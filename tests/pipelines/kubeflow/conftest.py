@@ -1,0 +1,37 @@
+"""A Kubeflow Pipelines server on loopback, and a configuration that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines.config import RunConfig, validate
+from tests.fakes.kubeflow import FakeKubeflow
+
+IMAGE = "registry.example.com/slipway/trainer@sha256:" + "0" * 64
+DIGITS = Path("configs/digits.yaml").absolute()
+
+
+@pytest.fixture
+def kubeflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeKubeflow]:
+    """A server for one user; runs' folders come into a folder of the test's own."""
+    monkeypatch.setenv("SLIPWAY_RETRY_SECONDS", "0.01")
+    monkeypatch.setattr("pipelines.platforms.kubeflow.launch.POLL_SECONDS", 0)
+    monkeypatch.chdir(tmp_path)
+    # kfp's client waits five seconds after a failed look at the server's health.
+    monkeypatch.setattr("kfp.client.client.time", SimpleNamespace(sleep=lambda _seconds: None))
+    with FakeKubeflow() as server:
+        yield server
+
+
+def configuration(hardware: str = "cpu", **kubeflow: Any) -> RunConfig:
+    """The digits on a cluster, with these settings of it; data and models on a volume unless they say otherwise."""
+    place = {} if "pipeline_root" in kubeflow else {"volume": "slipway"}
+    section = {"host": "http://localhost:1", "image": IMAGE, **place, **kubeflow}
+    values = yaml.safe_load(DIGITS.read_text()) | {"hardware": hardware, "kubeflow": section}
+    return validate(values, "the test's configuration")

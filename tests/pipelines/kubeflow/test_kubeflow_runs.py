@@ -1,0 +1,203 @@
+"""Runs on a Kubeflow Pipelines server: submitted once, followed, explained, stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pipelines import runs
+from pipelines.cli import app
+from pipelines.platforms.kubeflow import launch
+from pipelines.platforms.kubeflow.server import COOKIE_VARIABLE, TOKEN_VARIABLE
+from pipelines.runs import RunRecord
+from tests.fakes.errors import ConnectionReset, ServiceError
+from tests.fakes.kubeflow import FakeKubeflow
+from tests.pipelines.kubeflow.conftest import IMAGE, configuration
+from trainer.errors import UserError
+
+
+class Events:
+    """A watcher that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def event(self, record: RunRecord, event: dict[str, Any]) -> None:
+        self.seen.append((event["event"], event["step"]))
+
+
+def test_a_run_is_submitted_with_its_parameters_and_followed_to_its_end(kubeflow: FakeKubeflow) -> None:
+    folder, record = launch.submit(
+        configuration(host=kubeflow.host, service_account="trainer", pipeline_root="s3://bucket/kfp", volume="slipway")
+    )
+    [(resource, run)] = kubeflow.runs.items()
+    assert record.job == resource
+    assert run["display_name"] == folder.run_id
+    assert run["service_account"] == "trainer"
+    assert run["runtime_config"] == {
+        "parameters": {"run_id": folder.run_id, "output": f"/mnt/slipway/runs/{folder.run_id}"},
+        "pipeline_root": "s3://bucket/kfp",
+    }
+    executors = run["pipeline_spec"]["pipeline_spec"]["deploymentSpec"]["executors"]
+    assert {executor["container"]["image"] for executor in executors.values()} == {IMAGE}
+    events = Events()
+    record = launch.watch(folder, record, events)
+    assert record.status == "succeeded"
+    assert [step for event, step in events.seen if event == "finished"] == list(launch.STEPS)
+    assert record.step("train").seconds == 30
+    assert runs.find("latest").read() == record
+
+
+def test_a_rejected_model_leaves_the_registration_skipped(kubeflow: FakeKubeflow) -> None:
+    kubeflow.rejected = True
+    folder, record = launch.submit(configuration(host=kubeflow.host))
+    record = launch.watch(folder, record, Events())
+    assert (record.status, record.step("register_model").status) == ("succeeded", "skipped")
+
+
+def test_a_failed_step_is_named_with_its_pods_log(kubeflow: FakeKubeflow) -> None:
+    kubeflow.failures["train"] = "OOMKilled (exit code 137)"
+    folder, record = launch.submit(configuration(host=kubeflow.host, namespace="ml"))
+    record = launch.watch(folder, record, Events())
+    assert record.status == "failed"
+    assert record.error is not None
+    assert (record.error.step, record.error.message) == ("train", "OOMKilled (exit code 137)")
+    assert record.error.mend == f"kubectl -n ml logs {folder.run_id}-train-executor -c main"
+    assert record.step("evaluate").status == "skipped"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_run_in_spite_of_failing_calls(kubeflow: FakeKubeflow, seed: int) -> None:
+    print(f"seed {seed}")
+    kubeflow.faults._random.seed(seed)
+    kubeflow.faults.share = 0.3
+    folder, record = launch.submit(configuration(host=kubeflow.host))
+    record = launch.watch(folder, record, Events())
+    assert record.status == "succeeded"
+    assert kubeflow.faults.struck.total() > 0
+    assert len(kubeflow.runs) == 1
+    assert len(kubeflow.experiments) == 1
+
+
+def test_a_run_whose_creation_was_not_answered_is_found_again(
+    kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[str] = []
+
+    def after(method: str) -> None:
+        if method.endswith("POST /apis/v2beta1/runs") and not lost:
+            lost.append(method)
+            raise ConnectionReset
+
+    monkeypatch.setattr(kubeflow.faults, "after", after)
+    _, record = launch.submit(configuration(host=kubeflow.host))
+    assert lost
+    assert list(kubeflow.runs) == [record.job]
+
+
+def test_a_submission_that_was_broken_off_is_found_by_its_name(kubeflow: FakeKubeflow) -> None:
+    folder, record = launch.submit(configuration(host=kubeflow.host))
+    resource, record.job = record.job, None
+    folder.write(record)
+    assert launch.refresh(folder).job == resource
+    record.job = None
+    folder.write(record)
+    kubeflow.runs.clear()
+    lost = launch.refresh(folder)
+    assert lost.status == "failed"
+    assert lost.error is not None
+    assert "never submitted" in lost.error.message
+
+
+def test_cancel_ends_the_run_on_the_server(kubeflow: FakeKubeflow) -> None:
+    folder, _ = launch.submit(configuration(host=kubeflow.host))
+    launch.refresh(folder)
+    record = launch.cancel(folder)
+    assert record.status == "cancelled"
+    assert [run["state"] for run in kubeflow.runs.values()] == ["CANCELED"]
+    with pytest.raises(UserError, match="it is cancelled"):
+        launch.cancel(folder)
+
+
+def test_what_the_server_refuses_is_said_and_recorded(kubeflow: FakeKubeflow) -> None:
+    kubeflow.faults.plan("POST /apis/v2beta1/runs", ServiceError(400, "no"), times=1)
+    with pytest.raises(UserError, match="server refused"):
+        launch.submit(configuration(host=kubeflow.host))
+    record = runs.find("latest").read()
+    assert (record.status, record.job) == ("failed", None)
+    assert not kubeflow.runs
+
+
+def test_a_server_for_several_users_wants_a_profile(kubeflow: FakeKubeflow) -> None:
+    kubeflow.multi_user = True
+    with pytest.raises(UserError) as error:
+        launch.submit(configuration(host=kubeflow.host))
+    assert error.value.setting == "kubeflow.namespace"
+    assert runs.folders() is not None and not list(runs.folders())
+    launch.submit(configuration(host=kubeflow.host, namespace="team-a"))
+    assert [one["namespace"] for one in kubeflow.experiments.values()] == ["team-a"]
+    with pytest.raises(UserError, match="does not let you in"):
+        launch.submit(configuration(host=kubeflow.host, namespace="team-b"))
+
+
+def test_a_token_lets_one_in(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubeflow.token = "secret-token"
+    with pytest.raises(UserError) as error:
+        launch.submit(configuration(host=kubeflow.host))
+    assert TOKEN_VARIABLE in str(error.value)
+    assert COOKIE_VARIABLE in str(error.value)
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret-token")
+    folder, _ = launch.submit(configuration(host=kubeflow.host))
+    assert not any("secret-token" in path.read_text() for path in folder.path.rglob("*") if path.is_file())
+
+
+def test_where_nobody_answers_nothing_is_made(kubeflow: FakeKubeflow) -> None:
+    with pytest.raises(UserError, match="no Kubeflow Pipelines server") as error:
+        launch.submit(configuration(host="http://localhost:1"))
+    assert error.value.setting == "kubeflow.host"
+    assert not list(runs.folders())
+
+
+def test_the_commands_follow_look_at_and_explain_a_run(kubeflow: FakeKubeflow) -> None:
+    Path("run.yaml").write_text(configuration(host=kubeflow.host).as_yaml())
+
+    def slipway(*arguments: str) -> Any:
+        return CliRunner().invoke(app, list(arguments))
+
+    kubeflow.rejected = True
+    done = slipway("run", "-c", "run.yaml", "--target", "kubeflow", "--require-promotion")
+    assert done.exit_code == 3, done.output
+    assert "/#/runs/details/" in done.stdout
+    assert "✓ train" in done.stdout
+    kubeflow.failures["evaluate"] = "the pod was evicted"
+    assert slipway("run", "-c", "run.yaml", "--target", "kubeflow").exit_code == 1
+    assert "The step evaluate failed: the pod was evicted" in slipway("explain").stdout
+    assert "kubectl -n kubeflow logs" in slipway("logs").stderr
+    kubeflow.failures.clear()
+    assert slipway("run", "--resume", "latest", "--no-wait").exit_code == 0
+    followed = slipway("status", "--follow")
+    assert (followed.exit_code, "verdict  reject" in followed.stdout) == (0, True)
+    first, again = list(kubeflow.runs.values())[1:]
+    assert again["display_name"] == f"{first['display_name']}-2"
+    assert again["runtime_config"] == first["runtime_config"]
+
+
+def test_an_interruption_leaves_the_run_going(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("run.yaml").write_text(configuration(host=kubeflow.host).as_yaml())
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launch.time, "sleep", interrupt)
+        stopped = CliRunner().invoke(app, ["run", "-c", "run.yaml", "--target", "kubeflow"])
+    [run] = kubeflow.runs.values()
+    assert stopped.exit_code == 130
+    assert run["state"] == "RUNNING"
+    assert f"slipway status --follow {run['display_name']}" in stopped.stdout
+    watched = CliRunner().invoke(app, ["status", "--follow"])
+    assert watched.exit_code == 0
+    assert (run["state"], "✓ register_model" in watched.stdout) == ("SUCCEEDED", True)

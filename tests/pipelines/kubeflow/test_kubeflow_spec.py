@@ -1,0 +1,160 @@
+"""The spec that `slipway compile --target kubeflow` writes: what pods are told, what is refused, that it runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from components.register_model.registration import champion_folder
+from pipelines.cli import app
+from pipelines.config import RunConfig
+from tests.pipelines.kubeflow.conftest import DIGITS, configuration
+from trainer.errors import UserError
+
+
+def compiled(folder: Path, config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pipeline spec, and the platform spec behind it ({} where there is none)."""
+    (folder / "run.yaml").write_text(config.as_yaml())
+    output = folder / "spec.yaml"
+    result = CliRunner().invoke(
+        app, ["compile", "-c", str(folder / "run.yaml"), "--target", "kubeflow", "-o", str(output)]
+    )
+    assert result.exit_code == 0, result.output
+    specification, *platforms = yaml.safe_load_all(output.read_text())
+    return specification, (platforms[0]["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if platforms else {})
+
+
+def inputs(specification: dict[str, Any], task: str) -> dict[str, Any]:
+    """A task's parameters that are constants."""
+    tasks = dict(specification["root"]["dag"]["tasks"])
+    for component in specification["components"].values():
+        tasks |= component.get("dag", {}).get("tasks", {})
+    given = tasks[task]["inputs"]["parameters"]
+    return {name: value["runtimeValue"]["constant"] for name, value in given.items() if "runtimeValue" in value}
+
+
+def test_train_asks_for_the_gpus_and_the_nodes_that_have_them(tmp_path: Path) -> None:
+    nodes = {"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}
+    config = configuration("t4x2", cpu="7", memory="24Gi", node_selector=nodes)
+    specification, pods = compiled(tmp_path, config)
+    executors = specification["deploymentSpec"]["executors"]
+    resources = executors["exec-train"]["container"]["resources"]
+    assert (resources["accelerator"]["resourceType"], resources["accelerator"]["resourceCount"]) == (
+        "nvidia.com/gpu",
+        "2",
+    )
+    assert (resources["resourceCpuLimit"], resources["resourceMemoryLimit"]) == ("7", "24Gi")
+    assert "accelerator" not in executors["exec-evaluate"]["container"]["resources"]
+    assert pods["exec-train"]["nodeSelector"] == {"labels": nodes}
+    assert "nodeSelector" not in pods["exec-evaluate"]
+    assert inputs(specification, "plan-training")["devices"] == 2
+
+
+def test_on_a_volume_every_step_mounts_it_and_all_that_stays_is_on_it(tmp_path: Path) -> None:
+    specification, pods = compiled(tmp_path, configuration(volume="claim", folder="/data"))
+    assert set(pods) == set(specification["deploymentSpec"]["executors"])
+    assert {(pod["pvcMount"][0]["constant"], pod["pvcMount"][0]["mountPath"]) for pod in pods.values()} == {
+        ("claim", "/data")
+    }
+    assert json.loads(inputs(specification, "prepare-data")["settings"])["store"] == "/data/datasets"
+    assert json.loads(inputs(specification, "register-model")["settings"])["registry"] == "/data/models"
+    assert inputs(specification, "find-champion-folder")["registry"] == "/data/models"
+    tasks = specification["root"]["dag"]["tasks"]
+    assert not tasks["prepare-data"]["cachingOptions"].get("enableCache")
+    assert not tasks["find-champion-folder"]["cachingOptions"].get("enableCache")
+
+
+def test_on_an_object_store_nothing_is_registered_and_train_is_brought_the_data(tmp_path: Path) -> None:
+    specification, pods = compiled(tmp_path, configuration(pipeline_root="minio://mlpipeline/slipway/"))
+    assert not pods
+    assert json.loads(inputs(specification, "prepare-data")["settings"])["store"] == (
+        "minio://mlpipeline/slipway/datasets"
+    )
+    assert not any("register" in name or "champion" in name for name in specification["components"])
+    train = specification["root"]["dag"]["tasks"]["train"]["inputs"]
+    assert train["artifacts"]["dataset"]["taskOutputArtifact"]["producerTask"] == "prepare-data"
+    assert inputs(specification, "evaluate")["champion"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "near"),
+    [
+        ("cpu*2", "cpu"),
+        ("t4x2*3", "t4x2"),
+        ("tpu-v5e-2x4", "cpu"),
+        ("a100x1+spot", "a100x1"),
+        ("cpu@e2-highmem-8", "cpu"),
+    ],
+)
+def test_hardware_that_such_a_cluster_has_not_is_refused(tmp_path: Path, hardware: str, near: str) -> None:
+    (tmp_path / "run.yaml").write_text(configuration(hardware).as_yaml())
+    for command in (["compile", "-o", str(tmp_path / "spec.yaml")], ["run"]):
+        arguments = [*command, "-c", str(tmp_path / "run.yaml"), "--target", "kubeflow"]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 2
+        assert f"nearest: {near}" in result.stderr
+    assert not (tmp_path / "spec.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"image": "registry.example.com:5000/trainer"}, "tag that is never moved"),
+        ({"image": "trainer:latest"}, "tag that is never moved"),
+        ({"volume": None}, "where data and models stay"),
+        ({"pipeline_root": "http://bucket/x"}, "kubeflow.pipeline_root"),
+        ({"host": "kubeflow.example.com"}, "kubeflow.host"),
+        ({"memory": "16 GB"}, "kubeflow.memory"),
+        ({"hots": "x"}, "write kubeflow.host instead"),
+    ],
+)
+def test_settings_that_can_not_be_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        configuration(**settings)
+
+
+def test_without_a_cluster_the_missing_section_is_named(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["run", "-c", str(DIGITS), "--target", "kubeflow"])
+    assert result.exit_code == 2
+    assert "add a section kubeflow:" in result.stderr
+
+
+EXECUTE = """
+import sys
+from pathlib import Path
+from kfp import local
+from pipelines.config import load
+from pipelines.platforms.kubeflow.steps import pipeline
+from pipelines.platforms.kubeflow.launch import parameters_of
+config = load(Path(sys.argv[1]))
+local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[2])
+pipeline(config)(**parameters_of(config.kubeflow, sys.argv[3]))
+"""
+
+
+def test_its_steps_run_and_leave_all_on_the_volume(tmp_path: Path) -> None:
+    config = configuration(folder=str(tmp_path / "volume"), cpu="1", memory="2Gi")
+    brief = {"train": config.train.model_copy(update={"epochs": 1}), "evaluate": _no_minimum(config)}
+    (tmp_path / "run.yaml").write_text(config.model_copy(update=brief).as_yaml())
+    command = [sys.executable, "-c", EXECUTE, str(tmp_path / "run.yaml"), str(tmp_path / "artifacts"), "first"]
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
+    volume = tmp_path / "volume"
+    assert (volume / "runs/first/model/saved_model.pb").is_file()
+    assert (volume / "runs/first/checkpoints").is_dir()
+    assert len(list((volume / "datasets/digits").glob("*/manifest.json"))) == 1
+    assert json.loads((volume / "models/digits/1/metadata.json").read_text())["run_id"] == "first"
+    # What the next run's step find_champion_folder gives, and the gate is measured against.
+    assert champion_folder(str(volume / "models"), "digits") == str(volume / "models/digits/1")
+    assert champion_folder(str(volume / "models"), "letters") == ""
+
+
+def _no_minimum(config: RunConfig) -> Any:
+    gate = config.evaluate.gate.model_copy(update={"minimum": None})
+    return config.evaluate.model_copy(update={"gate": gate})

@@ -1,0 +1,195 @@
+"""A run's two images: built where they are missing, named by digest in its spec, and not built where one is given."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pipelines.build_command import build_images
+from pipelines.cli import app
+from pipelines.config import RunConfig, load
+from pipelines.images import accelerator_of, ensure_images, known_images, own_code
+from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
+from trainer.errors import UserError
+
+REPOSITORY = f"projects/{PROJECT}/locations/{REGION}/repositories/slipway"
+BUCKET = "slipway-test-bucket"
+PREFIX = f"{REGION}-docker.pkg.dev/{PROJECT}/slipway"
+
+
+@pytest.fixture
+def project(google: FakeGoogle) -> FakeGoogle:
+    """A project with a bucket and a repository, into which Cloud Build's account may push."""
+    google.storage.add_bucket(BUCKET, google.world.projects[PROJECT], REGION)
+    google.repositories.add(REPOSITORY)
+    member = f"serviceAccount:{NUMBER}-compute@developer.gserviceaccount.com"
+    google.world.set_policy(REPOSITORY, {"bindings": [{"role": "roles/artifactregistry.writer", "members": [member]}]})
+    google.builds.looks = 1
+    return google
+
+
+def configuration(google: FakeGoogle, folder: Path, **vertex: Any) -> Path:
+    values = yaml.safe_load(Path("configs/digits.yaml").read_text())
+    place = {"project": PROJECT, "region": REGION, "bucket": f"gs://{BUCKET}", "endpoints": google.endpoints}
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(values | {"vertex": place | {"serving_image": "e.g/serving:1"} | vertex}))
+    return path
+
+
+def compiled(path: Path) -> tuple[str, dict[str, Any], str]:
+    """What compile writes and says: the text, the spec and stderr."""
+    spec = path.with_name("spec.yaml")
+    result = CliRunner().invoke(app, ["compile", "-c", str(path), "--target", "vertex", "-o", str(spec)])
+    assert result.exit_code == 0, result.output
+    return spec.read_text(), yaml.safe_load(spec.read_text()), result.stderr
+
+
+def images_of(specification: dict[str, Any]) -> set[str]:
+    executors = specification["deploymentSpec"]["executors"].values()
+    return {e["container"]["image"] for e in executors if "container" in e and "google-cloud-pipe" not in str(e)}
+
+
+def planned_image(specification: dict[str, Any]) -> dict[str, Any]:
+    return specification["root"]["dag"]["tasks"]["plan-training"]["inputs"]["parameters"]["image"]
+
+
+def test_a_run_builds_both_once_and_names_them_by_digest(project: FakeGoogle, tmp_path: Path) -> None:
+    config = load(configuration(project, tmp_path))
+    said: list[str] = []
+    images = ensure_images(config, io.StringIO(), said.append)
+    assert images.steps.startswith(f"{PREFIX}/steps-cpu@sha256:")
+    assert images.trainer.startswith(f"{PREFIX}/trainer-cpu@sha256:")
+    assert sum(line.startswith("building") for line in said) == 2
+    assert ensure_images(config, io.StringIO(), said.append) == images
+    assert project.world.writes["build"] == 2
+    assert project.images.moved == []
+
+
+def test_the_accelerator_changes_the_trainers_image_only(project: FakeGoogle, tmp_path: Path) -> None:
+    path = configuration(project, tmp_path)
+    by_hardware = {name: known_images(load(path, (), name), print) for name in ("cpu", "l4x4*2", "tpu-v5e-2x4")}
+    names = [images.trainer.rpartition("/")[2].partition(":")[0] for images in by_hardware.values()]
+    assert names == ["trainer-cpu", "trainer-gpu", "trainer-tpu"]
+    assert len({images.steps for images in by_hardware.values()}) == 1
+    assert accelerator_of(load(path, (), "t4x2").parsed_hardware) == "gpu"
+
+
+def test_compile_names_digests_once_they_are_built_and_tags_before(project: FakeGoogle, tmp_path: Path) -> None:
+    path = configuration(project, tmp_path)
+    _, before, said = compiled(path)
+    (tagged,) = images_of(before)
+    assert tagged.startswith(f"{PREFIX}/steps-cpu:")
+    assert said.count("not built yet") == 2
+    assert project.world.writes.total() == 1  # the policy of the fixture: compiling writes nothing
+    images = ensure_images(load(path), io.StringIO(), print)
+    text, after, _ = compiled(path)
+    assert images_of(after) == {images.steps}
+    assert "not built" not in compiled(path)[2]
+    # What a run submits is what compile writes.
+    from kfp import compiler
+
+    from pipelines.platforms.vertex.steps import pipeline
+
+    compiler.Compiler().compile(pipeline(load(path), images), str(tmp_path / "submitted.yaml"))
+    assert (tmp_path / "submitted.yaml").read_text() == text
+    # The step build_image gives the trainer's image to the plan, and always runs.
+    assert planned_image(after)["taskOutputParameter"]["producerTask"] == "build-image"
+    task = after["root"]["dag"]["tasks"]["build-image"]
+    assert "cachingOptions" not in task or not task["cachingOptions"].get("enableCache")
+    request = json.loads(task["inputs"]["parameters"]["request"]["runtimeValue"]["constant"])
+    assert images.trainer.startswith(f"{PREFIX}/{request['name']}@")
+
+
+def test_the_step_finds_the_image_or_builds_it_again(project: FakeGoogle, tmp_path: Path) -> None:
+    from components.build_image.component import build_image
+
+    images = ensure_images(load(configuration(project, tmp_path)), io.StringIO(), print)
+    assert images.build is not None
+    arguments = {name: getattr(images.build, name).model_dump_json() for name in ("request", "source", "settings")}
+    assert build_image.python_func(**arguments) == images.trainer
+    assert project.world.writes["build"] == 2
+    project.images.tags = {key: value for key, value in project.images.tags.items() if key[1] != "trainer-cpu"}
+    assert build_image.python_func(**arguments) == images.trainer
+    assert project.world.writes["build"] == 3
+
+
+def test_without_credentials_compile_still_writes_and_says_so(
+    project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    _, specification, said = compiled(configuration(project, tmp_path))
+    assert "digests are not known: There are no credentials" in said
+    assert all(":" in image.rpartition("/")[2] for image in images_of(specification))
+
+
+def test_with_an_image_given_nothing_is_built_or_looked_up(project: FakeGoogle, tmp_path: Path) -> None:
+    image = f"{PREFIX}/mine@sha256:" + "0" * 64
+    path = configuration(project, tmp_path, image=image)
+    images = ensure_images(load(path), io.StringIO(), print)
+    assert (images.steps, images.trainer, images.build) == (image, image, None)
+    assert project.faults.calls.total() == 0
+
+
+@pytest.mark.parametrize("image", ["europe-docker.pkg.dev/p/r/trainer", "localhost:5000/trainer:latest"])
+def test_an_image_that_moves_is_refused(project: FakeGoogle, tmp_path: Path, image: str) -> None:
+    with pytest.raises(UserError, match="latest is not") as error:
+        load(configuration(project, tmp_path, image=image))
+    assert error.value.setting == "vertex.image"
+
+
+def test_the_build_command_prints_digests(project: FakeGoogle, tmp_path: Path) -> None:
+    path = str(configuration(project, tmp_path))
+    result = CliRunner().invoke(app, ["build", "-c", path, "--json"])
+    assert result.exit_code == 0, result.output
+    images = json.loads(result.stdout)
+    assert set(images) == {"steps", "trainer"}
+    assert all("@sha256:" in uri for uri in images.values())
+    assert "DONE" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting"),
+    [
+        (["--builder", "bildah"], "--builder"),
+        (["--no-push"], "--no-push"),
+        (["--set", "vertex.build.repository=localhost:5000/slipway"], "vertex.build.repository"),
+    ],
+)
+def test_a_build_that_can_not_be_is_refused_before_anything_is_started(
+    project: FakeGoogle, tmp_path: Path, arguments: list[str], setting: str
+) -> None:
+    result = CliRunner().invoke(app, ["build", "-c", str(configuration(project, tmp_path)), *arguments])
+    assert result.exit_code == 2, result.output
+    assert f"setting: {setting}" in result.stderr
+    assert project.world.writes["build"] == 0
+
+
+def test_a_builder_that_is_not_installed_is_named(
+    project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load(configuration(project, tmp_path))
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/buildah" if name == "buildah" else None)
+    with pytest.raises(UserError, match="podman is not installed") as error:
+        build_images(config, "vertex", "podman", push=True, log=io.StringIO(), say=print)
+    assert error.value.nearest == "buildah"
+
+
+def test_the_users_own_modules_are_found(project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets/__init__.py").touch()
+    (tmp_path / "pictures.py").touch()
+    monkeypatch.chdir(tmp_path)
+    values = load(Path(__file__).parents[2] / "configs/digits.yaml").model_dump(by_alias=True)
+    values["model"]["builder"] = "nets.small:build"
+    values["data"]["source"] = "pictures:examples"
+    found = own_code(RunConfig.model_validate(values))
+    assert found == {"nets": tmp_path / "nets", "pictures": tmp_path / "pictures.py"}
+    values["model"]["builder"] = "trainer.models.digits:build"
+    values["data"]["source"] = "digits"
+    assert own_code(RunConfig.model_validate(values)) == {}

@@ -1,0 +1,156 @@
+"""What goes wrong on the service's side is explained on the terminal, with its mend: injected through the fakes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.errors import ServiceError
+from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
+from tests.fakes.ready import AGENTS, BUCKET, REPOSITORY, RUNNER, take_away
+from tests.fakes.vertex.script import Failure
+from tests.pipelines.vertex.conftest import Slipway
+
+RUN = ("run", "-c", "run.yaml", "--target", "vertex", "--hardware", "l4x4*2")
+TRAIN = "custom-training-job"
+METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
+
+Damage = Callable[[FakeGoogle], None]
+
+
+def first_job(google: FakeGoogle) -> None:
+    for email in AGENTS:
+        google.world.accounts.pop(email)
+
+
+def no_quota(google: FakeGoogle) -> None:
+    google.world.quotas[(PROJECT, REGION, METRIC)] = 0
+
+
+def no_account(google: FakeGoogle) -> None:
+    google.world.accounts.pop(RUNNER)
+
+
+def no_api(google: FakeGoogle) -> None:
+    google.world.projects[PROJECT].services.discard("aiplatform.googleapis.com")
+
+
+def no_bucket_rights(google: FakeGoogle) -> None:
+    take_away(google, f"buckets/{BUCKET}", "roles/storage.objectUser")
+
+
+def no_pull_rights(google: FakeGoogle) -> None:
+    take_away(google, REPOSITORY, "roles/artifactregistry.reader")
+
+
+def refused(sentence: str) -> Damage:
+    """The training job is refused when it is made."""
+
+    def damage(google: FakeGoogle) -> None:
+        google.region.pipelines.script[TRAIN].refused = ServiceError(400, sentence)
+
+    return damage
+
+
+def job_says(sentence: str) -> Damage:
+    """The training job fails with a sentence of the service's."""
+
+    def damage(google: FakeGoogle) -> None:
+        google.region.pipelines.script[TRAIN].failure = Failure(sentence)
+
+    return damage
+
+
+def log_says(sentence: str) -> Damage:
+    """The training job fails, and why stands in a replica's log."""
+
+    def damage(google: FakeGoogle) -> None:
+        step = google.region.pipelines.script[TRAIN]
+        step.failure = Failure()
+        step.logs = {"workerpool0-0": ["starting", sentence, "exiting"]}
+
+    return damage
+
+
+TPU_AGENT = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
+
+
+@pytest.mark.parametrize(
+    ("damage", "step", "sentence", "mend"),
+    [
+        (first_job, None, "it is the project's first job", "slipway setup --apply"),
+        (no_account, None, f"The account {RUNNER} does not exist", f"add-iam-policy-binding {RUNNER}"),
+        (no_api, None, "is not enabled in the project", "slipway setup --apply"),
+        (no_bucket_rights, None, f"may not use the bucket {BUCKET}", f"gs://{BUCKET} --member=serviceAccount:{RUNNER}"),
+        (no_pull_rights, "prepare_data", f"may not pull the image from {REPOSITORY}", "artifactregistry.reader"),
+        (no_quota, "train", f"too little quota in {REGION} for this hardware: {METRIC}", f"quotas?project={PROJECT}"),
+        (
+            refused('Accelerator "NVIDIA_TESLA_K80" is not supported for machine type "n1-standard-4"'),
+            "train",
+            "n1-standard-4 does not take the accelerator NVIDIA_TESLA_K80",
+            "slipway hardware",
+        ),
+        (
+            refused("Both `accelerator_type` and `accelerator_count` should be specified or none."),
+            "train",
+            "without its count",
+            "--hardware l4x4",
+        ),
+        (refused("Machine type g9-standard-4 is not supported."), "train", "g9-standard-4", "slipway hardware"),
+        (refused("Chief spec replica count cannot be greater than 1."), "train", "the chief", "'cpu*4'"),
+        (refused("URI pattern must be gs://bucket/object"), "train", "of the form gs://bucket/object", "vertex.bucket"),
+        (
+            job_says(f"Resources are insufficient in region: {REGION}. Try a different region or use a different acc"),
+            "train",
+            f"no free machines of this kind in {REGION}",
+            "--set vertex.region=REGION",
+        ),
+        (
+            job_says("The replica {replica} ran out of memory and exited with a non-zero status of 9(SIGKILL)."),
+            "train",
+            "The replica workerpool0-0 ran out of memory.",
+            "--set train.batch_size",
+        ),
+        (
+            log_says(f"{TPU_AGENT} does not have storage.objects.list access to the Google Cloud Storage bucket."),
+            "train",
+            "it lacks storage.objects.list",
+            f"gs://{BUCKET} --member=serviceAccount:{TPU_AGENT}",
+        ),
+        (
+            log_says("Op type TpuEmbeddingEngine_ExecutePartitioner not available in this library."),
+            "train",
+            "TensorFlow and libtpu do not fit together",
+            "build the TPU image anew",
+        ),
+        (
+            log_says("if 'build.service_account' is specified, the build must either (a) specify 'build.logs_bucket'"),
+            "train",
+            "nowhere to put its log",
+            "CLOUD_LOGGING_ONLY",
+        ),
+    ],
+)
+def test_it_ends_as_a_sentence_with_its_mend(
+    ready_google: FakeGoogle,
+    workspace: Path,
+    slipway: Slipway,
+    damage: Damage,
+    step: str | None,
+    sentence: str,
+    mend: str,
+):
+    damage(ready_google)
+    result = slipway(*RUN)
+    assert result.exit_code == 1, result.output
+    assert sentence in result.output
+    assert mend in result.output
+    assert "Traceback" not in result.output
+    error = json.loads((workspace / "runs" / "latest" / "run.json").read_text())["error"]
+    assert error["step"] == step
+    explained = slipway("explain").output
+    assert sentence in explained
+    assert mend in explained

@@ -1,0 +1,170 @@
+"""`slipway run --target vertex` and what can be asked of such a run, with Google's clients against the fakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.google import FakeGoogle
+from tests.fakes.vertex.script import Failure
+from tests.pipelines.vertex.conftest import Slipway
+
+RUN = ("run", "-c", "run.yaml", "--target", "vertex")
+TRAIN = "custom-training-job"
+
+
+def record(workspace: Path, run: str = "latest") -> dict[str, Any]:
+    return dict(json.loads((workspace / "runs" / run / "run.json").read_text()))
+
+
+def test_a_run_is_submitted_watched_and_recorded(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    result = slipway(*RUN, "--hardware", "l4x4*2")
+    assert result.exit_code == 0, result.output
+    lines = [line.split()[:2] for line in result.output.splitlines() if line.startswith("✓")]
+    assert [name for _, name in lines] == ["prepare_data", "plan_training", "train", "evaluate", "register_model"]
+    assert "60,000 train, 10,000 test examples" in result.output
+    assert "validation accuracy 0.9812" in result.output
+    assert "https://console.cloud.google.com/vertex-ai/locations/europe-west4/pipelines/runs/digits-" in result.output
+    kept = record(workspace)
+    assert (kept["platform"], kept["status"], kept["verdict"]["decision"]) == ("vertex", "succeeded", "promote")
+    assert kept["metrics"] == {"loss": 0.0594, "accuracy": 0.9833}
+    assert kept["job"] in ready_google.region.pipelines.jobs
+    assert (workspace / "runs" / "latest" / "spec.yaml").is_file()
+
+
+def test_without_waiting_the_run_is_followed_later(workspace: Path, slipway: Slipway):
+    submitted = slipway(*RUN, "--no-wait")
+    assert submitted.exit_code == 0, submitted.output
+    run_id = record(workspace)["run_id"]
+    assert f"slipway status --follow {run_id}" in submitted.output
+    assert "running" in slipway("status").output
+    followed = slipway("status", "--follow", run_id)
+    assert followed.exit_code == 0
+    assert f"{run_id}: succeeded" in followed.output
+    assert record(workspace)["status"] == "succeeded"
+    assert "succeeded" in slipway("list").output
+
+
+def test_an_interrupted_watch_leaves_the_run_going(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway, monkeypatch: pytest.MonkeyPatch
+):
+    from pipelines.platforms.vertex import run
+
+    looks = []
+
+    def interrupted() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "pause", interrupted)
+    result = slipway(*RUN)
+    assert result.exit_code == 130
+    run_id = record(workspace)["run_id"]
+    assert f"slipway status --follow {run_id}" in result.output
+    assert f"slipway cancel {run_id}" in result.output
+    (job,) = ready_google.region.pipelines.jobs.values()
+    assert job.state.name == "PIPELINE_STATE_RUNNING"
+
+
+def test_a_cancelled_run_stops_the_jobs_that_it_has_made(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    ready_google.region.pipelines.script[TRAIN].looks = 1000
+    assert slipway(*RUN, "--no-wait").exit_code == 0
+    for _ in range(12):
+        slipway("status")
+    jobs = ready_google.region.jobs.jobs
+    trained = next(job for job in jobs.values() if job.display_name == "digits")
+    assert trained.state.name == "JOB_STATE_RUNNING"
+    result = slipway("cancel")
+    assert result.output.strip().endswith(": cancelled")
+    assert jobs[trained.name].state.name in ("JOB_STATE_CANCELLING", "JOB_STATE_CANCELLED")
+    assert {job.state.name for job in jobs.values()} <= {
+        "JOB_STATE_SUCCEEDED",
+        "JOB_STATE_CANCELLING",
+        "JOB_STATE_CANCELLED",
+    }
+    assert {step["name"]: step["status"] for step in record(workspace)["steps"]}["train"] == "cancelled"
+    again = slipway("cancel")
+    assert again.exit_code == 2
+    assert "is not running: it is cancelled" in again.output
+
+
+TRACEBACK = ["Traceback (most recent call last):", '  File "loop.py", line 3, in train', "ValueError: loss is nan"]
+
+
+def test_a_failure_is_explained_down_to_the_replicas_traceback(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
+):
+    step = ready_google.region.pipelines.script[TRAIN]
+    step.failure = Failure(replica="workerpool1-0")
+    step.looks = 3
+    step.logs = {"workerpool0-0": ["epoch 1", "peer lost"], "workerpool1-0": ["epoch 1", *TRACEBACK]}
+    result = slipway(*RUN, "--hardware", "l4x4*2")
+    assert result.exit_code == 1
+    error = record(workspace)["error"]
+    assert (error["step"], error["replica"]) == ("train", "workerpool1-0")
+    assert error["traceback"].splitlines() == TRACEBACK
+    assert "logs/viewer" not in error["message"]
+    explained = slipway("explain").output
+    assert "The step train failed in the replica workerpool1-0" in explained
+    assert "ValueError: loss is nan" in explained
+    job = next(job for job in ready_google.region.jobs.jobs.values() if job.display_name == "digits")
+    assert job.name in explained
+    assert {step["name"]: step["status"] for step in record(workspace)["steps"]}["evaluate"] == "skipped"
+
+
+def test_a_users_mistake_in_a_step_is_told_as_such(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    from trainer.errors import ERROR_PREFIX, UserError
+
+    mistake = UserError("The batch is odd.", setting="train.batch_size", value=63, mend="--set train.batch_size=64")
+    step = ready_google.region.pipelines.script["plan-training"]
+    step.failure = Failure()
+    step.logs = {"workerpool0-0": ["reading", f"{ERROR_PREFIX}{json.dumps(mistake.as_dict())}"]}
+    assert slipway(*RUN).exit_code == 1
+    error = record(workspace)["error"]
+    assert error["step"] == "plan_training"
+    assert error["message"].splitlines()[0] == "The batch is odd."
+    assert error["mend"] == "--set train.batch_size=64"
+    assert error["traceback"] is None
+
+
+def test_the_logs_of_all_replicas_come_once_each_and_in_order(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
+):
+    step = ready_google.region.pipelines.script[TRAIN]
+    step.looks = 3
+    step.logs = {
+        "workerpool0-0": [f"chief {n}" for n in range(3)],
+        "workerpool1-0": [f"worker {n}\nand more" for n in range(3)],
+    }
+    assert slipway(*RUN, "--no-wait").exit_code == 0
+    live = slipway("logs", "--step", "train", "--follow").output.splitlines()
+    assert [line for line in live if "chief" in line] == [f"workerpool0-0 | chief {n}" for n in range(3)]
+    assert [line for line in live if "worker " in line] == [f"workerpool1-0 | worker {n}" for n in range(3)]
+    assert live.count("workerpool1-0 | and more") == 3
+    everything = slipway("logs").output.splitlines()
+    assert "train workerpool0-0 | chief 2" in everything
+    unknown = slipway("logs", "--step", "trian")
+    assert unknown.exit_code == 2
+    assert "nearest: train" in unknown.output
+
+
+def test_a_failed_run_goes_on_in_its_own_folder(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    step = ready_google.region.pipelines.script[TRAIN]
+    step.failure = Failure()
+    assert slipway(*RUN).exit_code == 1
+    run_id = record(workspace)["run_id"]
+    step.failure = None
+    assert slipway("run", "--resume", "latest").exit_code == 0
+    kept = record(workspace)
+    assert (kept["run_id"], kept["status"], kept["tries"]) == (run_id, "succeeded", 2)
+    first, second = [
+        job.job_spec.base_output_directory.output_uri_prefix
+        for job in ready_google.region.jobs.jobs.values()
+        if job.display_name == "digits"
+    ]
+    assert first == second
+    assert slipway("run", "--resume", "latest").exit_code == 2

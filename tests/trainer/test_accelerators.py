@@ -1,0 +1,118 @@
+"""What a machine has to train on, and waiting for a TPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainer import accelerators
+from trainer.accelerators import Accelerators, find, wait_for_tpu
+from trainer.errors import UserError
+
+CONFIG = json.dumps({"project": "p", "zone": "us-central1-b", "tpu_node_name": "node-7"})
+
+
+def devices(folder: Path, *names: str) -> Path:
+    for name in ("null", *names):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("environment", "files", "expected", "said"),
+    [
+        ({}, (), Accelerators("cpu", 0, "nothing"), "no accelerator"),
+        ({}, ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"), Accelerators("gpu", 2, "device files"), "2 GPUs"),
+        (
+            {"CUDA_VISIBLE_DEVICES": "1"},
+            ("nvidia0", "nvidia1"),
+            Accelerators("gpu", 1, "CUDA_VISIBLE_DEVICES"),
+            "1 GPU",
+        ),
+        (
+            {"CUDA_VISIBLE_DEVICES": "-1"},
+            ("nvidia0",),
+            Accelerators("cpu", 0, "CUDA_VISIBLE_DEVICES"),
+            "no accelerator",
+        ),
+        ({"TPU_CONFIG": CONFIG}, (), Accelerators("tpu", 0, "TPU_CONFIG", "node-7"), "TPU node-7"),
+        ({"TPU_NODE_NAME": "n"}, ("accel0", "accel1"), Accelerators("tpu", 2, "TPU_NODE_NAME", "n"), "2 TPU chips n"),
+        ({"TPU_NODE_NAME": "n"}, ("vfio/0", "vfio/vfio"), Accelerators("tpu", 1, "TPU_NODE_NAME", "n"), "1 TPU chip n"),
+        ({}, ("accel0",), Accelerators("tpu", 1, "device files"), "1 TPU chip"),
+        ({}, ("vfio/0",), Accelerators("cpu", 0, "nothing"), "no accelerator"),
+        (
+            {"SLIPWAY_VIRTUAL_DEVICES": "4", "TPU_NODE_NAME": "n"},
+            ("nvidia0",),
+            Accelerators("virtual", 4, "SLIPWAY_VIRTUAL_DEVICES"),
+            "4 virtual devices",
+        ),
+    ],
+)
+def test_what_is_found(
+    tmp_path: Path, environment: dict[str, str], files: tuple[str, ...], expected: Accelerators, said: str
+) -> None:
+    found = find(environment, devices(tmp_path, *files))
+    assert found == expected
+    assert found.describe().startswith(said)
+
+
+@pytest.mark.parametrize("text", ["no JSON", "{}", "[]", "3"])
+def test_a_tpu_config_that_tells_of_no_node_is_refused(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        find({"TPU_CONFIG": text})
+    assert (caught.value.setting, caught.value.value) == ("TPU_CONFIG", text)
+
+
+class FakeTpu:
+    """Answers at the `ready`-th try."""
+
+    def __init__(self, ready: int, error: Exception) -> None:
+        self.tries, self.ready, self.error = 0, ready, error
+
+    def connect(self) -> str:
+        self.tries += 1
+        if self.tries < self.ready:
+            raise self.error
+        return "connected"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that only sleeping moves."""
+    now = [1000.0]
+    monkeypatch.setattr(accelerators.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(accelerators.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    return now
+
+
+NODE = Accelerators("tpu", 0, "TPU_CONFIG", "node-7")
+
+
+def test_a_tpu_that_is_being_provisioned_is_waited_for_and_that_is_said(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    tpu = FakeTpu(10, ConnectionError("no TPU here yet\nand a long trace"))
+    assert wait_for_tpu(NODE, tpu.connect, (ConnectionError,), 600) == "connected"
+    assert (tpu.tries, clock[0]) == (10, 1045.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"waiting for the TPU node-7 ({waited} s of 600): no TPU here yet" for waited in (0, 15, 30)
+    ]
+
+
+def test_a_tpu_that_never_comes_is_given_up_at_the_deadline(clock: list[float]) -> None:
+    tpu = FakeTpu(10**6, ConnectionError("no TPU here"))
+    with pytest.raises(UserError, match=r"no TPU node-7 within 60 s: no TPU here") as caught:
+        wait_for_tpu(NODE, tpu.connect, (ConnectionError,), 60)
+    assert caught.value.setting == "SLIPWAY_TPU_SECONDS"
+    assert clock[0] <= 1060
+
+
+def test_another_error_is_not_waited_for(clock: list[float]) -> None:
+    tpu = FakeTpu(3, ValueError("a bug"))
+    with pytest.raises(ValueError, match="a bug"):
+        wait_for_tpu(NODE, tpu.connect, (ConnectionError,), 600)
+    assert tpu.tries == 1

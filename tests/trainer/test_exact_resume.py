@@ -1,0 +1,168 @@
+"""Killed anywhere, any number of times, a run ends as if it had not been: weights, history, what was measured."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import trainer.checkpoints
+from trainer import cluster as clusters
+from trainer import manifest as manifests
+from trainer.checkpoints import Checkpoints
+from trainer.config import JobConfig
+from trainer.engines import Measured, State, StepFigures
+from trainer.resume import identity, resume
+from trainer.share import Share
+from trainer.stopping import StopRequest
+
+pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
+
+CLOCK = ("time", "steps_per_second", "examples_per_second")
+
+
+class Killed(BaseException):
+    """As by kill -9: nobody handles it."""
+
+
+class Fuse:
+    """Raises Killed at the `left`-th moment from now; a moment is anything that a kill could come between."""
+
+    def __init__(self, left: int | None) -> None:
+        self.left = left
+
+    def moment(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+
+
+class ChainEngine:
+    """Its weight depends on every step and draw there ever was, in their order, and on how often it was measured."""
+
+    def __init__(self, fuse: Fuse) -> None:
+        self.fuse = fuse
+        self.weight, self.draws = 1, 7
+
+    def run(self, _data: Any, step: int, rates: Any) -> StepFigures:
+        losses = []
+        for number in range(step, step + len(rates)):
+            self.draws = (self.draws * 1103515245 + 12345) % 2**31
+            self.weight = (self.weight * 31 + number + self.draws) % 2**61
+            losses.append(self.weight / 2**61)
+        self.fuse.moment()
+        return StepFigures(np.array(losses), np.array(losses) / 2)
+
+    def evaluate(self, _data: Any) -> Measured:
+        self.fuse.moment()
+        return Measured(self.weight / 2**61, (self.weight % 1000) / 1000, 10)
+
+    def agree(self, values: Sequence[float]) -> list[float]:
+        self.fuse.moment()
+        return list(values)
+
+    def state(self) -> State:
+        return {"weight": np.array(self.weight), "draws": np.array(self.draws)}
+
+    def load_state(self, state: State) -> None:
+        self.weight, self.draws = int(state["weight"]), int(state["draws"])
+
+
+def try_to_train(config: JobConfig, place: Path, engine: Any, data: tuple[Any, Any]) -> list[dict[str, Any]]:
+    """One process's part of a run in `place`; its history without the clock's figures."""
+    from trainer.loop import Loop
+    from trainer.metrics import Metrics
+
+    cluster, origin = clusters.read({}), identity(config, "fingerprint")
+    checkpoints = Checkpoints(place / "checkpoints", config.train.checkpoint.keep)
+    progress = resume(checkpoints, cluster, engine, origin, config.plan.steps)
+    metrics = Metrics(place / "logs", progress.step)
+    Loop(config, cluster, engine, *data, checkpoints, origin, metrics, StopRequest(), progress).train()
+    metrics.close()
+    lines = [json.loads(line) for line in metrics.path.read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in CLOCK} for line in lines]
+
+
+CHECKPOINT = {"every_steps": 6, "every_seconds": None, "keep": 2}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kills=st.lists(st.integers(0, 40), max_size=5),
+    steps=st.integers(20, 45),
+    steps_per_epoch=st.integers(5, 50),
+    steps_per_call=st.integers(1, 9),
+)
+def test_wherever_it_is_killed(
+    kills: list[int], steps: int, steps_per_epoch: int, steps_per_call: int, make_job: Any
+) -> None:
+    config = make_job(
+        Path("x"), steps=steps, steps_per_epoch=steps_per_epoch, steps_per_call=steps_per_call, checkpoint=CHECKPOINT
+    )
+    replace_file = trainer.checkpoints.replace_file
+    anything = (object(), object())
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        calm = ChainEngine(Fuse(None))
+        history = try_to_train(config, Path(folder) / "calm", calm, anything)
+        for kill in [*kills, None]:
+            fuse = Fuse(kill)
+            engine = ChainEngine(fuse)
+
+            def replace(path: Path, content: bytes, fuse: Fuse = fuse) -> None:
+                fuse.moment()
+                replace_file(path, content)
+                fuse.moment()
+
+            patch.setattr(trainer.checkpoints, "replace_file", replace)
+            try:
+                found = try_to_train(config, Path(folder) / "killed", engine, anything)
+            except Killed:
+                continue
+            assert (engine.weight, found) == (calm.weight, history)
+
+
+@pytest.mark.parametrize("budget", [0, 10**9], ids=["streamed", "in memory"])
+def test_the_tensorflow_engine_with_dropout_shuffling_and_augmentation(
+    tiny: Path, tmp_path: Path, make_job: Any, budget: int
+) -> None:
+    from trainer import data, engines
+
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    augment = {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2}
+    config = make_job(
+        tiny, steps=60, steps_per_epoch=25, builder="sample_networks:dropout", steps_per_call=4,
+        augment=augment, checkpoint=CHECKPOINT,
+    )  # fmt: skip
+    share = Share(tiny, manifests.read(tiny), 0, 1)
+
+    def train(place: Path, fuse: Fuse) -> tuple[str, list[dict[str, Any]]]:
+        engine = engines.load("tensorflow")
+        engine.open(clusters.read({}))
+        engine.build(config, share.manifest)
+        run = engine.run
+
+        def run_and_maybe_die(*arguments: Any) -> StepFigures:
+            fuse.moment()
+            return run(*arguments)
+
+        engine.run = run_and_maybe_die  # type: ignore[method-assign]
+        training = data.training(share, 8, 25, config.train.seed, budget=budget)
+        history = try_to_train(config, place, engine, (training, data.evaluation(share, "validation", 8)))
+        return engine.weights_checksum(), history
+
+    calm = train(tmp_path / "calm", Fuse(None))
+    for _ in range(2):
+        with pytest.raises(Killed):
+            train(tmp_path / "killed", Fuse(chance.randrange(1, 6)))
+    assert train(tmp_path / "killed", Fuse(None)) == calm

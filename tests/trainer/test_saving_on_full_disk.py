@@ -1,0 +1,62 @@
+"""A disk that is really full: a small file system of its own, mounted in a namespace that needs no rights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
+PROGRAM = """
+import logging, sys
+from pathlib import Path
+import numpy as np
+from trainer.checkpoints import Checkpoint, Checkpoints
+
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+folder = Path(sys.argv[1])
+checkpoints = Checkpoints(folder / "checkpoints", keep=2)
+save = lambda step: checkpoints.save(Checkpoint(step, {"weights": np.full(50_000, step, np.float32)}, {}))
+print("first", save(1))
+filler = folder / "filler"
+with filler.open("wb", buffering=0) as file:  # others fill the disk
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError as error:
+        print("full:", error.strerror)
+print("second", save(2))
+print("newest", checkpoints.newest().step, sorted(path.name for path in (folder / "checkpoints").iterdir()))
+filler.unlink()
+print("third", save(3))
+print("newest", checkpoints.newest().step, checkpoints.newest().state["weights"][0])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+def test_a_full_file_system_costs_one_checkpoint_and_no_more(tmp_path: Path) -> None:
+    mount = f"mount -t tmpfs -o size=1m none {tmp_path}"
+    try:
+        allowed = subprocess.run([*IN_NAMESPACE, "sh", "-c", mount], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        allowed = False
+    if not allowed:
+        pytest.skip("this machine lets no user mount a file system in a namespace")
+    command = f'{mount} && exec "$0" -c "$1" {tmp_path}'
+    ended = subprocess.run(
+        [*IN_NAMESPACE, "sh", "-c", command, sys.executable, PROGRAM], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert lines[0] == "first True"
+    assert lines[1] == "full: No space left on device"
+    assert lines[2].startswith("could not save a checkpoint at step 2: no space left in")
+    assert lines[3:] == [
+        "second False",
+        "newest 1 ['latest', 'step-00000001']",
+        "third True",
+        "newest 3 3.0",
+    ]

@@ -1,0 +1,61 @@
+"""What ends a training and can be mended by a setting: a loss that is no number, a memory that is too small."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from trainer.config import JobConfig
+from trainer.engines import OutOfMemory, StepFigures
+from trainer.errors import UserError
+
+
+def check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:
+    """Stop at a loss that is NaN or infinite: what follows would be too, and nothing of it is worth saving."""
+    bad = np.flatnonzero(~np.isfinite(figures.losses))
+    if not bad.size:
+        return
+    step = first + int(bad[0]) + 1
+    what = "not a number (NaN)" if math.isnan(figures.losses[bad[0]]) else "infinite"
+    lower = job.train.learning_rate / 10
+    raise UserError(
+        f"The loss is {what} at step {step} of {job.plan.steps} (epoch {step / job.plan.steps_per_epoch:.2f}).",
+        setting="train.learning_rate",
+        value=job.train.learning_rate,
+        allowed="one at which the loss stays finite",
+        nearest=f"{lower:g}",
+        mend=f"--set train.learning_rate={lower:g}; else look for divisions and logarithms in the network",
+    )
+
+
+def too_large(error: OutOfMemory, job: JobConfig, devices: int) -> UserError:
+    """The error of a batch that a device's memory does not hold, with the largest that it would where that is known.
+
+    Args:
+        error: What the engine met.
+        job: What was trained.
+        devices: How many the whole job has.
+    """
+    batch, share = job.train.batch_size, job.train.batch_size // devices
+    message = f"A device's memory does not hold a step of {share // job.train.accumulation} examples: {error}."
+    if error.fits is None:
+        return UserError(
+            message, setting="train.batch_size", value=batch, allowed=f"less than {batch}",
+            mend=f"--set train.accumulation={2 * job.train.accumulation}, or a smaller train.batch_size",
+        )  # fmt: skip
+    if error.fits == 0:
+        return UserError(
+            message, setting="model.builder", value=job.model.builder, allowed="a network that one example fits in",
+            mend="a smaller network or smaller images (data.image_size), or a device with more memory",
+        )  # fmt: skip
+    parts = next(count for count in range(1, share + 1) if share % count == 0 and share // count <= error.fits)
+    largest = error.fits * devices
+    return UserError(
+        message,
+        setting="train.batch_size",
+        value=batch,
+        allowed=f"at most {largest} examples, or in parts of at most {error.fits} a device",
+        nearest=str(largest),
+        mend=f"--set train.accumulation={parts} keeps the batch, in parts; or --set train.batch_size={largest}",
+    )

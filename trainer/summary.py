@@ -1,0 +1,58 @@
+"""The table at the end of a training: an epoch a line, from the run's history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+ROWS = 12
+_HEAD = ("epoch", "step", "loss", "accuracy", "validation loss", "validation accuracy", "steps/s", "")
+
+
+def table(history: Sequence[dict[str, Any]], best_step: int | None = None) -> list[str]:
+    """Lines of text, the head first: at most `ROWS` epochs, evenly chosen, the last and the best among them.
+
+    Args:
+        history: The records of metrics.jsonl.
+        best_step: The step of the best validation, to be marked.
+    """
+    training = {record["step"]: record for record in history if record["kind"] == "train"}
+    validations = {record["step"]: record for record in history if record["kind"] == "validation"}
+    ends = sorted(validations) or _epoch_ends(training)
+    rows = [_HEAD]
+    for step in _chosen(ends, best_step):
+        trained, validated = training.get(step, {}), validations.get(step, {})
+        rows.append(
+            (
+                f"{(trained or validated)['epoch']:.2f}",
+                f"{step:,}",
+                _number(trained.get("loss")),
+                _number(trained.get("accuracy")),
+                _number(validated.get("loss")),
+                _number(validated.get("accuracy")),
+                f"{trained['steps_per_second']:,.1f}" if trained.get("steps_per_second") else "",
+                "best" if step == best_step else "",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    kept = [number for number, column in enumerate(zip(*rows[1:], strict=True)) if any(column)]
+    return ["  ".join(row[number].rjust(widths[number]) for number in kept).rstrip() for row in rows]
+
+
+def _epoch_ends(training: dict[int, dict[str, Any]]) -> list[int]:
+    """The steps that end an epoch, and the last."""
+    ends = [step for step, record in training.items() if float(record["epoch"]).is_integer()]
+    return sorted({*ends, *list(training)[-1:]})
+
+
+def _chosen(ends: list[int], best_step: int | None) -> list[int]:
+    if len(ends) <= ROWS:
+        return ends
+    chosen = {ends[round(number * (len(ends) - 1) / (ROWS - 1))] for number in range(ROWS)}
+    if best_step in ends and best_step not in chosen:
+        chosen = {*sorted(chosen)[:-2], *sorted(chosen)[-1:], best_step}
+    return sorted(chosen)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
