@@ -1,4 +1,4 @@
-"""One engine a process, the one that SLIPWAY_TEST_ENGINE names (make test-engines); without it these tests are skipped."""
+"""One engine a process, which SLIPWAY_TEST_ENGINE names (make test-engines); without it these tests are skipped."""
 
 from __future__ import annotations
 

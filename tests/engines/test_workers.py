@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.engines.conftest import ENGINE, Bench
+from trainer.stopping import PEER_LOST_EXIT_CODE
 
 SAVING = {"checkpoint": {"every_steps": 150, "every_seconds": None}}
 # Seconds long, so that it can be stopped in the middle.
@@ -55,7 +56,7 @@ def test_two_replicas_end_with_the_same_weights_also_when_killed(bench: Bench, t
         pair[0].wait_for_checkpoint(150 if victim else 600)
         pair[victim].process.kill()
         lost = pair[survivor].wait()
-        assert lost.status == 1, lost
+        assert lost.status == PEER_LOST_EXIT_CODE, lost
         assert "another replica is gone" in lost.output, lost
         assert "Traceback" not in lost.errors
 
