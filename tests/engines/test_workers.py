@@ -45,7 +45,7 @@ def test_stopped_then_killed_it_ends_with_the_same_weights(bench: Bench, tmp_pat
 
 
 def test_two_replicas_end_with_the_same_weights_also_when_killed(bench: Bench, tmp_path: Path, workers: Any) -> None:
-    config = bench.job(steps=2400, steps_per_epoch=75, replicas=2, builder="sample_networks:dropout", **SAVING)
+    config = bench.job(steps=900, steps_per_epoch=75, replicas=2, builder="sample_networks:dropout", **SAVING)
     whole = [worker.wait() for worker in workers.start_two(config, tmp_path / "whole")]
     assert [end.status for end in whole] == [0, 0], whole
     assert whole[0].checksum == whole[1].checksum
@@ -53,7 +53,7 @@ def test_two_replicas_end_with_the_same_weights_also_when_killed(bench: Bench, t
 
     for victim, survivor in ((1, 0), (0, 1)):  # also the chief, at whose address they meet
         pair = workers.start_two(config, tmp_path / "killed")
-        pair[0].wait_for_checkpoint(150 if victim else 600)
+        pair[0].wait_for_checkpoint(150 if victim else 450)
         pair[victim].process.kill()
         lost = pair[survivor].wait()
         assert lost.status == PEER_LOST_EXIT_CODE, lost

@@ -89,9 +89,10 @@ class Devices:
         return jax.make_array_from_single_device_arrays(shape, self.layout(0), copies)
 
     def leave(self) -> None:
-        """End the connection to the other processes, which do the same."""
+        """End the connection to the other processes, which do the same after a barrier."""
         if self.cluster.replicas > 1:
-            jax.distributed.shutdown()
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the chief's end of it may be closed already
+                jax.distributed.shutdown()
 
 
 def _join(cluster: Cluster) -> None:
