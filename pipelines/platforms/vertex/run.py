@@ -16,12 +16,11 @@ from pipelines.images import Images
 from pipelines.platforms.vertex import submission
 from pipelines.platforms.vertex.explanation import explain
 from pipelines.platforms.vertex.logs import LogReader
-from pipelines.platforms.vertex.tasks import RUNNING, custom_jobs, step_of, take_in
+from pipelines.platforms.vertex.tasks import RUNNING, custom_jobs, step_of, steps_of, take_in
 from pipelines.runs import ErrorRecord, RunFolder, RunRecord, StepRecord
 from trainer.errors import UserError
 
 PLATFORM = "vertex"
-STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
 POLL_SECONDS = 10.0
 ENDED = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
 
@@ -62,7 +61,8 @@ class VertexRun:
         """
         tries = earlier.tries + 1 if earlier else 1
         job_id = self.folder.run_id if tries == 1 else f"{self.folder.run_id}-{tries}"
-        names = [*(["build_image"] if images.build else []), *STEPS]
+        kept = self.folder.run_id if earlier else None
+        submission.compile_pipeline(self.config, images, self.folder.specification_file, kept)
         record = RunRecord(
             run_id=self.folder.run_id,
             name=self.config.name,
@@ -72,10 +72,8 @@ class VertexRun:
             job=f"{self.connection.parent}/pipelineJobs/{job_id}",
             console=submission.console_url(self.config, job_id),
             tries=tries,
-            steps=[StepRecord(name=name) for name in names],
+            steps=[StepRecord(name=name) for name in steps_of(self.folder.specification_file)],
         )
-        kept = self.folder.run_id if earlier else None
-        submission.compile_pipeline(self.config, images, self.folder.specification_file, kept)
         self.folder.write(record)
         try:
             job = submission.pipeline_job(self.config, self.folder.specification_file)

@@ -24,7 +24,14 @@ def test_a_run_is_submitted_watched_and_recorded(ready_google: FakeGoogle, works
     result = slipway(*RUN, "--hardware", "l4x4*2")
     assert result.exit_code == 0, result.output
     lines = [line.split()[:2] for line in result.output.splitlines() if line.startswith("✓")]
-    assert [name for _, name in lines] == ["prepare_data", "plan_training", "train", "evaluate", "register_model"]
+    assert [name for _, name in lines] == [
+        "setup_access",
+        "prepare_data",
+        "plan_training",
+        "train",
+        "evaluate",
+        "register_model",
+    ]
     assert "60,000 train, 10,000 test examples" in result.output
     assert "validation accuracy 0.9812" in result.output
     assert "https://console.cloud.google.com/vertex-ai/locations/europe-west4/pipelines/runs/digits-" in result.output
