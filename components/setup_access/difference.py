@@ -68,7 +68,10 @@ class Line:
 
 def difference(settings: AccessSettings, found: Found) -> list[Line]:
     """Every thing that should be, in the order in which it can be made, and how it is."""
-    return [_line(item, settings, found) for item in wanted(settings, found.number, found.builder)]
+    lines = [_line(item, settings, found) for item in wanted(settings, found.number, found.builder)]
+    if found.unasked is not None:
+        lines.append(_unseen(Account("the account of Cloud Build's builds", "it pushes the image"), found.unasked))
+    return lines
 
 
 def blocking(lines: Iterable[Line]) -> list[Line]:

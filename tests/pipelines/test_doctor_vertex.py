@@ -8,7 +8,6 @@ import pytest
 from google.cloud import aiplatform_v1 as vertex
 from typer.testing import CliRunner
 
-from components.cloud.connection import Connection
 from pipelines.cli import app
 from pipelines.config import RunConfig
 from pipelines.doctor import examine_all, refuse_on_failure
@@ -244,9 +243,3 @@ def test_setup_wants_an_account_of_its_own(google, tmp_path):
         setup(subject(google, tmp_path, service_account=None).config, Console(), make=True, as_json=False)
     assert error.value.nearest == f"slipway@{PROJECT}.iam.gserviceaccount.com"
     assert google.world.writes.total() == 0
-
-
-def test_a_key_never_shows(ready, tmp_path, capsys):
-    key = Connection(PROJECT, REGION, ready.endpoints).credentials.token or "fake."
-    found = findings(ready, tmp_path)
-    assert key not in "".join(finding.found for finding in found.values())
