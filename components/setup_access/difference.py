@@ -37,6 +37,7 @@ INCLUDED_IN = {
     "roles/iam.serviceAccountUser": ("roles/owner", "roles/editor"),
     "roles/logging.logWriter": ("roles/logging.admin", "roles/owner", "roles/editor"),
     "roles/logging.viewer": ("roles/logging.admin", "roles/owner", "roles/editor"),
+    "roles/storage.objectViewer": ("roles/storage.objectUser", "roles/storage.objectAdmin", "roles/storage.admin"),
     "roles/storage.objectUser": ("roles/storage.objectAdmin", "roles/storage.admin"),
 }
 

@@ -78,7 +78,8 @@ def look(settings: AccessSettings, tries: int = 1) -> Found:
 
 def resources(settings: AccessSettings) -> list[Resource]:
     """The resources whose policies matter."""
-    found = [Resource("project", settings.project), Resource("bucket", settings.bucket)]
+    buckets = dict.fromkeys((settings.bucket, *settings.stores, *settings.sources))
+    found = [Resource("project", settings.project), *(Resource("bucket", name) for name in buckets)]
     if settings.repository:
         found.append(Resource("repository", settings.repository))
     accounts = {settings.account, settings.builder if settings.builds else None} - {None}

@@ -34,11 +34,11 @@ def ready(google: FakeGoogle) -> FakeGoogle:
     return google
 
 
-def subject(google: FakeGoogle, folder, hardware: str = "cpu", **place) -> Subject:
+def subject(google: FakeGoogle, folder, hardware: str = "cpu", data=None, **place) -> Subject:
     values = {
         "name": "digits",
         "hardware": hardware,
-        "data": {"source": "digits", "store": str(folder)},
+        "data": data or {"source": "digits", "store": str(folder)},
         "model": {"builder": "trainer.models.digits:build"},
         "train": {"epochs": 1},
         "vertex": vertex_settings(google, **place),
@@ -119,6 +119,14 @@ def test_a_tpu_asks_for_the_rights_of_its_agent(ready, tmp_path):
     found = findings(ready, tmp_path, "tpu-v5e-2x4")
     assert TPU_AGENT in found["bucket rights"].found
     assert "TPU" in found["bucket rights"].found
+
+
+def test_the_bucket_of_the_data_is_looked_at_too(ready, tmp_path):
+    ready.storage.add_bucket("the-prepared", ready.world.projects[PROJECT], REGION)
+    asked = subject(ready, tmp_path, data={"source": "digits", "store": "gs://the-prepared/sets"})
+    found = {finding.check: finding for finding in examine_all(asked)}
+    assert failed(found) == {"bucket rights"}
+    assert f"roles/storage.objectUser on gs://the-prepared for {RUNNER}" in found["bucket rights"].found
 
 
 def test_who_may_not_act_as_the_account_is_told_the_command(ready, tmp_path):

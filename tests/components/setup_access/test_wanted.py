@@ -46,6 +46,12 @@ def test_a_builder_of_ones_own_is_made_and_submitters_may_use_it():
     assert "roles/iam.serviceAccountUser on builder@p.iam.gserviceaccount.com for team@example.com" in items
 
 
+def test_other_buckets_are_written_or_only_read():
+    more = SETTINGS.model_copy(update={"stores": ("prepared",), "sources": ("raw",), "submitters": ()})
+    roles = {(str(b.resource), b.role) for b in bindings(more, 1, None) if more.account in b.member}
+    assert {("gs://prepared", "roles/storage.objectUser"), ("gs://raw", "roles/storage.objectViewer")} <= roles
+
+
 @pytest.mark.parametrize(
     ("image", "repository"),
     [
