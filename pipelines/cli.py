@@ -228,7 +228,7 @@ def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool
             error_console.print(f"  go on: {go_on}", highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED)
     if record.rehearsal:
-        ended = display.rehearsal_summary(record, configuration.parsed_hardware, configuration.train.optimizer)
+        ended = display.rehearsal_summary(record, configuration.parsed_hardware, configuration.train.optimizer_kind)
         shown.print(ended, highlight=False)
         return
     shown.print(display.summary(record), highlight=False)

@@ -77,14 +77,20 @@ def wanted_images(config: RunConfig, say: Say) -> tuple[Wanted, Wanted]:
     accelerator = accelerator_of(config.parsed_hardware)
     roles = (("steps", "cpu"), ("trainer", accelerator))
     steps, trainer = (
-        wanted_image(config, role, kind, settings.build.base, settings.image_repository, say) for role, kind in roles
+        wanted_image(config, role, kind, settings.build.base, settings.image_repository, say, trains=role == "trainer")
+        for role, kind in roles
     )
     return steps, trainer
 
 
-def wanted_image(config: RunConfig, role: str, accelerator: str, base: str, repository: str, say: Say) -> Wanted:
-    """One image of a run; files that git neither tracks nor ignores are left out, which is said."""
-    kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine)
+def wanted_image(
+    config: RunConfig, role: str, accelerator: str, base: str, repository: str, say: Say, *, trains: bool = True
+) -> Wanted:
+    """One image of a run; files that git neither tracks nor ignores are left out, which is said.
+
+    `trains` says whether training runs in it: only then it depends on the engine.
+    """
+    kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine if trains else "tensorflow")
     context = make_context(SOURCE_TREE, kind, base, own_code(config))
     for name in context.left_out:
         say(f"not in the image {kind.name}, since git does not track it: {name}")
