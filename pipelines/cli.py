@@ -71,6 +71,9 @@ def run(
     ] = None,
     require_promotion: Annotated[bool, typer.Option(help="Exit with 3 when the gate rejects the model.")] = False,
     wait: Annotated[bool, typer.Option(help="On Vertex AI and Kubeflow: watch until it has ended.")] = True,
+    check: Annotated[
+        bool, typer.Option(help="On Vertex AI: look at the project first, as slipway doctor does.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Run the whole pipeline: prepare data, train, evaluate, register."""
@@ -97,7 +100,7 @@ def run(
         record = _resumable(folder.read())
     else:
         configuration = load(config, overrides or (), hardware)
-        _check(configuration, target, submitting=True)
+        _check(configuration, target, submitting=check)
         if elsewhere := remote(target.value):
             _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
