@@ -98,8 +98,8 @@ class VertexSettings(Settings):
 class RunConfig(Settings):
     """One run: its data, model, training, evaluation, registration, and the hardware that trains.
 
-    `model` is what Slipway's trainer trains; a training module of the user's own (`train.module`) has its own. `vertex` is
-    where it runs on Vertex AI; `containers` how images are made for `--runner docker` on this machine.
+    `model` is what Slipway's trainer trains; a training module of the user's own (`train.module`) has its own.
+    `vertex` is where it runs on Vertex AI; `containers` how images are made for `--runner docker` on this machine.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=40)
