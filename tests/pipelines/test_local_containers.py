@@ -84,7 +84,6 @@ def test_a_runner_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_step_that_vanished_has_not_succeeded(tmp_path: Path) -> None:
-    """kfp's DockerRunner takes a container that is gone for one that has ended well."""
     from pipelines import runs
     from pipelines.platforms.local import launch
 
