@@ -98,8 +98,8 @@ def run(
         _check_runner(runner, Runner(record.runner), f"the run {record.run_id}")
     else:
         configuration = load(config, overrides or (), hardware)
-        _check(configuration, target)
         _check_runner(runner, runner if target is Target.local else Runner.process, f"a run on {target.value}")
+        _check(configuration, target, submitting=True)
         if elsewhere := remote(target.value):
             _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
@@ -138,12 +138,13 @@ def rehearse(
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=False)
 
 
-def _check(configuration: Any, target: Target, *, rehearsal: bool = False) -> None:
+def _check(configuration: Any, target: Target, *, rehearsal: bool = False, submitting: bool = False) -> None:
     """Make the doctor's checks that concern a run, before anything is started."""
     from pipelines.doctor import refuse_on_failure
     from pipelines.doctor.check import Subject
 
-    refuse_on_failure(Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd()))
+    subject = Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd())
+    refuse_on_failure(subject, submitting=submitting)
 
 
 def _check_runner(asked: Runner, taken: Runner, what: str) -> None:
@@ -229,7 +230,7 @@ def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool
             error_console.print(f"  go on: {go_on}", highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED)
     if record.rehearsal:
-        ended = display.rehearsal_summary(record, configuration.parsed_hardware, configuration.train.optimizer)
+        ended = display.rehearsal_summary(record, configuration.parsed_hardware, configuration.train.optimizer_kind)
         shown.print(ended, highlight=False)
         return
     shown.print(display.summary(record), highlight=False)
@@ -449,6 +450,28 @@ def doctor(
     else:
         console.print(findings_table(findings), highlight=False)
     if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+@user_errors
+def setup(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    apply: Annotated[bool, typer.Option("--apply", help="Make what is missing; without it, only show it.")] = False,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Show what runs on Vertex AI need in the project (APIs, bucket, accounts, roles) and, with --apply, make it."""
+    from pipelines import access
+    from pipelines.config import load
+
+    sound, rows = access.setup(load(config, overrides or (), hardware), console, make=apply, as_json=as_json)
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    elif not apply and any(row["status"] == "missing" for row in rows):
+        console.print("make it so: the same command with --apply", highlight=False)
+    if not sound:
         raise typer.Exit(EXIT_FAILED)
 
 

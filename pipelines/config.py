@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -38,6 +38,9 @@ class VertexSettings(Settings):
     `service_account` is what the run acts as; without it, the project's default one. `network` is a VPC network that
     it is peered with, `experiment` the Vertex AI experiment that the run is listed in. With `failure_policy` fast,
     nothing new is started once a step has failed. `retries` is how often a step other than train is tried again.
+
+    `submitters` are who may start runs (user:, group: or serviceAccount:), for `slipway setup` to grant it to. With
+    `access` grant, the step setup_access makes what is missing; with verify it only looks.
     """
 
     project: str
@@ -46,7 +49,11 @@ class VertexSettings(Settings):
     image: str | None = None
     serving_image: str | None = None
     build: BuildSettings = BuildSettings()
-    service_account: str | None = None
+    service_account: str | None = Field(default=None, pattern=r"^[^@\s/:]+@[^@\s/:]+$")
+    submitters: list[Annotated[str, Field(pattern=r"^(user|group|serviceAccount):[^@\s]+@[^@\s]+$")]] = Field(
+        default_factory=list
+    )
+    access: Literal["verify", "grant"] = "verify"
     network: str | None = Field(default=None, pattern=r"^projects/\d+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?$")
     experiment: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,127}$")
     failure_policy: Literal["fast", "slow"] = "fast"
@@ -98,8 +105,8 @@ class VertexSettings(Settings):
 class RunConfig(Settings):
     """One run: its data, model, training, evaluation, registration, and the hardware that trains.
 
-    `model` is what Slipway's trainer trains; a training module of the user's own (`train.module`) has its own.
-    `vertex` is where it runs on Vertex AI; `containers` how images are made for `--runner docker` on this machine.
+    `model` is what Slipway's trainer trains; a training module of the user's own (`train.module`) has its own. `vertex`
+    is where it runs on Vertex AI; `containers` how images are made for `--runner docker` on this machine.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=40)

@@ -7,10 +7,12 @@ Everything of Google's is imported when it is used.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from components.cloud.retries import retried
 from trainer.errors import UserError, nearest
 
 # The services that are spoken to, by the first part of their host's name.
@@ -61,13 +63,41 @@ class Connection:
             ) from None
         return credentials
 
+    @functools.cached_property
+    def caller(self) -> str:
+        """The e-mail of the account whose credentials these are; "" for a person's, which do not say it.
+
+        Raises:
+            UserError: The credentials are no longer good.
+        """
+        import google.auth.transport.requests
+        from google.auth import exceptions
+
+        try:
+            retried(lambda: self.credentials.refresh(google.auth.transport.requests.Request()))
+        except exceptions.RefreshError as error:
+            raise UserError(
+                f"The credentials for Google Cloud are refused: {_first_sentence(error)}.", mend=LOG_IN
+            ) from None
+        return str(getattr(self.credentials, "service_account_email", ""))
+
     def endpoint(self, service: str) -> str:
         """Host[:port] at which a service is reached."""
         host = f"{self.region}-aiplatform" if service == "aiplatform" else service
         return self.endpoints.get(service, f"{host}.googleapis.com")
 
     def api(self, service: str, version: str) -> Any:
-        """The discovery-style client of one version of a service; for one thread only, as its HTTP connection is."""
+        """The discovery-style client of one version of a service; each thread has its own, as its HTTP connection."""
+        name = f"{service} {version}"
+        if not hasattr(self._clients, name):
+            setattr(self._clients, name, self._discovered(service, version))
+        return getattr(self._clients, name)
+
+    @functools.cached_property
+    def _clients(self) -> threading.local:
+        return threading.local()
+
+    def _discovered(self, service: str, version: str) -> Any:
         import google_auth_httplib2
         import httplib2
         from googleapiclient.discovery import build

@@ -69,7 +69,7 @@ def retried(
     first = float(os.environ.get(WAIT_VARIABLE) or FIRST_WAIT_SECONDS)
     policy = tenacity.Retrying(
         retry=tenacity.retry_if_exception(worth_it),
-        wait=tenacity.wait_random_exponential(multiplier=first, max=LONGEST_WAIT_SECONDS),
+        wait=tenacity.wait_random_exponential(multiplier=first, max=LONGEST_WAIT_SECONDS * first / FIRST_WAIT_SECONDS),
         stop=tenacity.stop_after_attempt(tries),
         before_sleep=_say,
         reraise=True,

@@ -8,6 +8,7 @@ import importlib.util
 import pkgutil
 from pathlib import Path
 
+from components.plan_training.plan import check_shared_evenly
 from components.prepare_data.sources import look_at_source
 from components.register_model.registry import Registry
 from pipelines.config import no_place_on_vertex
@@ -157,6 +158,19 @@ class HardwareChoice:
             raise no_place_on_vertex()
         validate_for(hardware, region=config.vertex.region, engine=config.train.engine, image=config.vertex.image)
         return f"{hardware} in {config.vertex.region}"
+
+
+class Batch:
+    """A batch can be shared evenly by the hardware's devices; otherwise the run would fail once its data is there."""
+
+    name = "batch"
+    of_run = True
+
+    def look(self, subject: Subject) -> str:
+        hardware, train = subject.config.parsed_hardware, subject.config.train
+        devices = max(1, hardware.accelerators_per_replica)
+        check_shared_evenly(train, hardware.replicas, devices)
+        return f"{train.batch_size} examples, {train.batch_size // hardware.replicas // devices} a device"
 
 
 class DataSource:

@@ -96,6 +96,12 @@ class Hardware:
         preemptible = "preemptible_" if self.provisioning != "standard" else ""
         return f"{catalogue.QUOTA_PREFIX}{preemptible}{self._offer.quota}"
 
+    @property
+    def quota_needed(self) -> int | None:
+        """How much of its quota it takes: vCPUs of CPU machines, accelerators of all others."""
+        each = self.machine_row.vcpus if self.accelerator is None else self.count
+        return each * self.replicas if each else None
+
     def default_quota(self, region: str) -> int | None:
         """What a new project may have of it in `region`; None where it is not tabled."""
         quotas = self._offer.default_quota

@@ -119,19 +119,13 @@ def describe(text: str, region: str | None = None, engine: str | None = None) ->
         "regions": list(hardware.regions) if hardware.regions is not None else None,
         "provisioning": list(hardware.provisioning_modes),
         "quota_metric": hardware.quota_metric,
-        "quota_needed": _quota_needed(hardware),
+        "quota_needed": hardware.quota_needed,
         "default_quota": hardware.default_quota(region) if region else None,
         "engines": list(row.engines) if row else list(ENGINES),
         "certainty": hardware.certainty,
         "note": row.note if row else None,
         "advice": _advice(hardware),
     }
-
-
-def _quota_needed(hardware: Hardware) -> int | None:
-    """How much of its quota the choice takes: vCPUs of CPU machines, accelerators of all others."""
-    each = hardware.machine_row.vcpus if hardware.accelerator is None else hardware.count
-    return each * hardware.replicas if each else None
 
 
 def _advice(hardware: Hardware) -> str | None:

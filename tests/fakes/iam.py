@@ -8,7 +8,7 @@ from typing import Any
 from tests.fakes.errors import ServiceError
 from tests.fakes.http_service import HttpService, Request
 from tests.fakes.policies import write
-from tests.fakes.world import Project, World
+from tests.fakes.world import World
 
 ACCOUNT = "/v1/projects/{project}/serviceAccounts/{email}"
 
@@ -81,19 +81,13 @@ class FakeIam:
             }
 
     def _account(self, request: Request, permission: str | None) -> tuple[dict[str, Any], str]:
-        """The account of a request and the name that its policy is kept under; "-" stands for its own project."""
+        """The account of a request and the name that its policy is kept under."""
         email = request.parts["email"]
-        project = self._project(request.parts["project"], email)
-        if project is not None:
-            self._world.require_service(project, "iam.googleapis.com")
+        project = self._world.project(request.parts["project"])
+        self._world.require_service(project, "iam.googleapis.com")
         account = self._world.accounts.get(email)
-        if account is None or project is None or "name" not in account:
+        if account is None or account.get("projectId") != project.id:
             raise ServiceError(404, f"Unknown service account: {email}.")
         if permission:
             self._world.require(request.caller, permission, account["name"], f"projects/{project.id}")
         return account, account["name"]
-
-    def _project(self, name: str, email: str) -> Project | None:
-        if name != "-":
-            return self._world.project(name)
-        return self._world.projects.get(email.partition("@")[2].partition(".")[0])

@@ -48,6 +48,7 @@ PERMISSIONS: dict[str, frozenset[str]] = {
             "artifactregistry.repositories.uploadArtifacts",
         }
     ),
+    "roles/serviceusage.serviceUsageViewer": frozenset({"serviceusage.services.get", "serviceusage.quotas.get"}),
     "roles/logging.viewer": frozenset({"logging.logEntries.list"}),
     "roles/cloudbuild.builds.editor": frozenset(
         {"cloudbuild.builds.create", "cloudbuild.builds.get", "cloudbuild.builds.list"}

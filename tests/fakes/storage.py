@@ -128,6 +128,7 @@ class FakeStorage:
                         "of the system. Please select a different name and try again.",
                     )
                 bucket = self.add_bucket(name, project, wanted.get("location", "US"), uniform=uniform)
+                bucket["iamConfiguration"] = {**bucket["iamConfiguration"], **wanted.get("iamConfiguration", {})}
                 self._world.writes["bucket"] += 1
             return bucket
 

@@ -68,8 +68,10 @@ class World:
             self.settling[service] -= 1
         raise ServiceError(
             403,
-            f"{service} has not been used in project {project.number} before or it is disabled. Enable it, then retry. "
-            "If you enabled this API recently, wait a few minutes for the action to propagate to our systems and retry.",
+            f"{service} API has not been used in project {project.number} before or it is disabled. Enable it by "
+            f"visiting https://console.developers.google.com/apis/api/{service}/overview?project={project.number} then "
+            "retry. If you enabled this API recently, wait a few minutes for the action to propagate to our systems "
+            "and retry.",
         )
 
     def policy(self, resource: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def specification(tmp_path_factory) -> dict[str, Any]:
         "--target",
         "vertex",
         "--hardware",
-        "cpu*3",
+        "cpu*4",
         "-o",
         str(folder / "spec.yaml"),
     ]
@@ -82,7 +82,7 @@ def test_train_is_a_custom_job_fed_by_the_plan(specification):
 def test_the_pools_are_the_hardwares(specification):
     inputs = specification["root"]["dag"]["tasks"]["plan-training"]["inputs"]["parameters"]
     pools = inputs["pools"]["runtimeValue"]["constant"]
-    assert [pool["replica_count"] for pool in pools] == [1, 2]
+    assert [pool["replica_count"] for pool in pools] == [1, 3]
 
 
 def test_our_steps_run_in_the_configured_image(specification):

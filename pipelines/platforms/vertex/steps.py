@@ -17,7 +17,9 @@ from components.plan_training.component import plan_training
 from components.prepare_data.component import prepare_data
 from components.register_model.component import find_champion, register_version
 from components.register_model.registration import NONE_ASKED
+from components.setup_access.component import setup_access
 from components.train.component import collect_model
+from pipelines.access import access_settings
 from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
 from pipelines.images import Images
 from pipelines.training import training_steps
@@ -45,8 +47,12 @@ class VertexPlatform:
         # A cached answer would not notice that the image is gone.
         return task.set_caching_options(False).output
 
-    def setup_access(self, config: RunConfig) -> Any:  # noqa: ARG002
-        return None
+    def setup_access(self, config: RunConfig) -> Any:
+        task = self._in_image(setup_access)(
+            settings=access_settings(config).model_dump_json(), grant=self.settings.access == "grant"
+        )
+        # What was granted yesterday may have been taken away since.
+        return task.set_caching_options(False)
 
     def prepare_data(self, config: RunConfig) -> Any:
         data = config.data

@@ -28,6 +28,7 @@ RUN_STATUS: dict[str, Status] = {
     "PIPELINE_STATE_FAILED": "failed",
     "PIPELINE_STATE_CANCELLED": "cancelled",
 }
+SPLITS = ("train", "validation", "test")
 RESOURCES = "output:gcp_resources"
 
 
@@ -117,7 +118,8 @@ def _outputs(step: str, tasks: Mapping[str, Any]) -> dict[str, Any]:
     artifacts = {name: found.artifacts[0] for name, found in last.outputs.items() if found.artifacts}
     metadata = {name: dict(artifact.metadata or {}) for name, artifact in artifacts.items()}
     if step == "prepare_data" and "dataset" in artifacts:
-        counts = {name: int(count) for name, count in dict(metadata["dataset"].get("examples") or {}).items()}
+        found = dict(metadata["dataset"].get("examples") or {})
+        counts = {name: int(found[name]) for name in sorted(found, key=_split_order)}
         return {"dataset": artifacts["dataset"].uri, "examples": counts}
     if step == "plan_training":
         return _plan(last)
@@ -131,6 +133,11 @@ def _outputs(step: str, tasks: Mapping[str, Any]) -> dict[str, Any]:
         registered = metadata["registered"]
         return {"model": registered["resourceName"], "champion": bool(registered.get("champion"))}
     return {}
+
+
+def _split_order(name: str) -> tuple[int, str]:
+    """Training's split first: the service gives them in the alphabet's order."""
+    return (SPLITS.index(name) if name in SPLITS else len(SPLITS), name)
 
 
 def _plan(task: Any) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from components.cloud.known_errors import KNOWN_ERRORS, as_user_error, first_recognised, recognise
@@ -33,7 +35,8 @@ WORDS: dict[str, tuple[str, str, str]] = {
         "--set vertex.region=REGION",
     ),
     "act as": (
-        "You do not have permission to act as service account: runner@p.iam.gserviceaccount.com. (or it may not exist).",
+        "You do not have permission to act as service account: runner@p.iam.gserviceaccount.com. "
+        "(or it may not exist).",
         "The account runner@p.iam.gserviceaccount.com does not exist, or you may not run jobs as it.",
         "add-iam-policy-binding runner@p.iam.gserviceaccount.com --project=p",
     ),
@@ -93,7 +96,7 @@ def test_the_words_are_known_wherever_they_stand(name: str):
     for text in (
         words,
         f"com.google.AiPlatformException: code=9, message={words}; cause=null",
-        f"E0000\n{words}\nmore",
+        f"E0\n{words}\nmore",
     ):
         found = recognise(text, FACTS)
         assert found is not None, text
@@ -122,3 +125,14 @@ def test_an_error_that_is_not_known_keeps_the_services_words():
     error = as_user_error(RuntimeError("400 Something\n  new."), "Vertex AI refused", FACTS)
     assert error.message == "Vertex AI refused: 400 Something new."
     assert error.mend == "slipway doctor --target vertex"
+
+
+def test_the_page_about_failures_has_every_one_of_them():
+    class Named(dict[str, str]):
+        def __missing__(self, key: str) -> str:
+            return key.upper()
+
+    page = (Path(__file__).parents[3] / "docs" / "when-a-run-fails.md").read_text()
+    for known in KNOWN_ERRORS:
+        row = f"| {known.cause} | {known.sentence.format_map(Named())} | {known.mend.format_map(Named())} |"
+        assert row in page.splitlines(), f"docs/when-a-run-fails.md lacks: {row}"

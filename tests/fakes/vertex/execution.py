@@ -19,6 +19,7 @@ from tests.fakes.vertex.jobs import ENDED, JobService
 from tests.fakes.vertex.pipeline_checks import parameters_of, specification_of
 from tests.fakes.vertex.script import Script, StepScript
 from tests.fakes.vertex.slipway_steps import artifacts_of, outputs_of
+from trainer.errors import ERROR_PREFIX, UserError
 
 Pipeline = vertex.PipelineState
 Task = vertex.PipelineTaskDetail.State
@@ -175,7 +176,12 @@ class Execution:
         if task.child:
             self._jobs.end(task.job, failed=followed.state != vertex.JobState.JOB_STATE_SUCCEEDED)
         if followed.state == vertex.JobState.JOB_STATE_SUCCEEDED:
-            self._finish(task, self._inputs(task), Task.SUCCEEDED)
+            try:
+                self._finish(task, self._inputs(task), Task.SUCCEEDED)
+            except UserError as error:
+                for line in f"{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}".splitlines():
+                    self._jobs.log.write_job(task.job, "workerpool0-0", {"severity": "ERROR", "message": line})
+                self._fail(task, "The replica workerpool0-0 exited with a non-zero status of 1.")
         else:
             self._fail(task, followed.error.message or f"The job {followed.name} was cancelled.")
 

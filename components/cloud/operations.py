@@ -1,0 +1,48 @@
+"""Long-running operations of the discovery-style APIs: polled until they are done."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from components.cloud.retries import FIRST_WAIT_SECONDS, WAIT_VARIABLE, retried
+from trainer.errors import UserError
+
+LONGEST_WAIT_SECONDS = 10.0
+DEADLINE_SECONDS = 300.0
+
+
+def finished(
+    operation: Mapping[str, Any],
+    look: Callable[[str], Mapping[str, Any]],
+    what: str,
+    deadline: float = DEADLINE_SECONDS,
+) -> dict[str, Any]:
+    """The response of an operation, once it is done.
+
+    Args:
+        operation: The operation as the service gave it, done or not.
+        look: Gets an operation by its name.
+        what: What it does, for an error: "enable the APIs".
+        deadline: How many seconds to wait at most.
+
+    Raises:
+        UserError: It failed, or is not done in time.
+    """
+    wait = first = float(os.environ.get(WAIT_VARIABLE) or FIRST_WAIT_SECONDS)
+    name = str(operation["name"])
+    until = time.monotonic() + deadline
+    while not operation.get("done"):
+        if time.monotonic() > until:
+            raise UserError(
+                f"Google has not finished to {what} after {deadline:.0f} s.",
+                mend="run the same command again: it goes on where this one stopped",
+            )
+        time.sleep(wait)
+        wait = min(2 * wait, LONGEST_WAIT_SECONDS * first / FIRST_WAIT_SECONDS)
+        operation = retried(lambda: look(name))
+    if "error" in operation:
+        raise UserError(f"Google could not {what}: {operation['error'].get('message', operation['error'])}.")
+    return dict(operation.get("response", {}))

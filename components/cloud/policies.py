@@ -1,0 +1,162 @@
+"""Policies of projects, buckets, repositories and service accounts: read with conditions, added to, never cut.
+
+A policy is Google's own JSON object: bindings, etag, version. Every change reads it first and writes it back with the
+etag that was read, so that nobody else's change in between is lost.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from components.cloud.connection import Connection
+from components.cloud.retries import TRIES, is_conflict, retried
+
+Policy = dict[str, Any]
+Grant = tuple[str, str]
+VERSION = 3
+ACCOUNT_DOMAIN = ".iam.gserviceaccount.com"
+DEFAULT_ACCOUNT_DOMAIN = "developer.gserviceaccount.com"
+# With many writers at one policy, a conflict is no sign of anything wrong.
+CONFLICT_TRIES = 30
+
+
+@dataclass(frozen=True, order=True)
+class Resource:
+    """What a policy belongs to: a project by its id, a bucket by its name, a repository by its full name, an account
+    by its e-mail."""
+
+    kind: Literal["project", "bucket", "repository", "account"]
+    name: str
+
+    def __str__(self) -> str:
+        if self.kind == "bucket":
+            return f"gs://{self.name}"
+        return self.name.rpartition("/")[2] if self.kind == "repository" else self.name
+
+
+def read(
+    connection: Connection,
+    resource: Resource,
+    also: Callable[[BaseException], bool] = lambda _: False,
+    tries: int = TRIES,
+) -> Policy:
+    """A resource's policy in version 3: with its conditions. `also`: which errors are worth another try."""
+    return retried(lambda: _read(connection, resource), also=also, tries=tries)
+
+
+def add(
+    connection: Connection,
+    resource: Resource,
+    grants: Iterable[Grant],
+    also: Callable[[BaseException], bool] = lambda _: False,
+) -> list[Grant]:
+    """Give (role, member) pairs on a resource, in one write; what was not there before.
+
+    Args:
+        connection: The way to Google.
+        resource: What the roles are given on.
+        grants: (role, member) pairs, without a condition.
+        also: Which errors are worth another try, beside conflicts and what passes by itself.
+    """
+    wanted = list(grants)
+    added: list[Grant] = []
+
+    def once() -> None:
+        policy = _read(connection, resource)
+        missing = [grant for grant in wanted if not holds(policy, *grant)]
+        if missing:
+            # Noted before the write: an answer that is lost does not undo it.
+            added.extend(grant for grant in missing if grant not in added)
+            _write(connection, resource, with_grants(policy, missing))
+
+    retried(once, also=lambda error: is_conflict(error) or also(error), tries=CONFLICT_TRIES)
+    return added
+
+
+def holds(policy: Policy, role: str, member: str) -> bool:
+    """Whether a policy gives a member a role without a condition."""
+    return any(
+        binding["role"] == role and member in binding.get("members", ()) and not binding.get("condition")
+        for binding in policy.get("bindings", ())
+    )
+
+
+def with_grants(policy: Policy, grants: Iterable[Grant]) -> Policy:
+    """A copy of a policy with (role, member) pairs added; bindings, conditions and the etag that it has stay.
+
+    Raises:
+        ValueError: It has no etag: writing it would overwrite whatever the policy has become.
+    """
+    if not policy.get("etag"):
+        raise ValueError("a policy without an etag is never written")
+    new = copy.deepcopy(policy)
+    new["version"] = VERSION
+    bindings = new.setdefault("bindings", [])
+    for role, member in grants:
+        if holds(new, role, member):
+            continue
+        binding = next((b for b in bindings if b["role"] == role and not b.get("condition")), None)
+        if binding is None:
+            bindings.append({"role": role, "members": [member]})
+        else:
+            binding["members"] = [*binding.get("members", ()), member]
+    return new
+
+
+def _read(connection: Connection, resource: Resource) -> Policy:
+
+    if resource.kind == "bucket":
+        bucket = connection.storage.bucket(resource.name)
+        # Retries are ours: the client's own would multiply them.
+        return dict(bucket.get_iam_policy(requested_policy_version=VERSION, retry=None).to_api_repr())
+    if resource.kind == "project":
+        projects = connection.api("cloudresourcemanager", "v3").projects()
+        call = projects.getIamPolicy(
+            resource=f"projects/{resource.name}", body={"options": {"requestedPolicyVersion": VERSION}}
+        )
+    elif resource.kind == "account":
+        call = _accounts(connection).getIamPolicy(
+            resource=account_name(resource.name), options_requestedPolicyVersion=VERSION
+        )
+    else:
+        call = _repositories(connection).getIamPolicy(resource=resource.name, options_requestedPolicyVersion=VERSION)
+    return dict(call.execute())
+
+
+def _write(connection: Connection, resource: Resource, policy: Policy) -> None:
+    body = {"policy": policy}
+    if resource.kind == "bucket":
+        from google.api_core.iam import Policy as StoragePolicy
+
+        bucket = connection.storage.bucket(resource.name)
+        bucket.set_iam_policy(StoragePolicy.from_api_repr(policy), retry=None)
+    elif resource.kind == "project":
+        projects = connection.api("cloudresourcemanager", "v3").projects()
+        projects.setIamPolicy(resource=f"projects/{resource.name}", body=body).execute()
+    elif resource.kind == "account":
+        _accounts(connection).setIamPolicy(resource=account_name(resource.name), body=body).execute()
+    else:
+        _repositories(connection).setIamPolicy(resource=resource.name, body=body).execute()
+
+
+def account_name(email: str) -> str:
+    """A service account's resource name, by its e-mail: one of a project's own, or Compute Engine's default."""
+    name, _, domain = email.partition("@")
+    if domain == DEFAULT_ACCOUNT_DOMAIN:
+        project = name.partition("-")[0]
+    else:
+        # Of a project in a domain, example.com:p, the parts stand the other way round.
+        project, _, owner = domain.removesuffix(ACCOUNT_DOMAIN).partition(".")
+        project = f"{owner}:{project}" if owner else project
+    return f"projects/{project}/serviceAccounts/{email}"
+
+
+def _accounts(connection: Connection) -> Any:
+    return connection.api("iam", "v1").projects().serviceAccounts()
+
+
+def _repositories(connection: Connection) -> Any:
+    return connection.api("artifactregistry", "v1").projects().locations().repositories()

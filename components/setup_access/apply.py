@@ -1,0 +1,217 @@
+"""Making it so: what is missing is made, in order, each thing on its own; nothing is ever taken away.
+
+Every call may be made twice: a run that was stopped half-way is simply started again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from components.cloud import policies
+from components.cloud.connection import Connection
+from components.cloud.operations import finished
+from components.cloud.refusals import is_disabled, message_of, refusal
+from components.cloud.retries import CONFLICT, retried, status_of
+from components.setup_access.difference import Line, difference
+from components.setup_access.found import Found, look
+from components.setup_access.settings import AccessSettings
+from components.setup_access.wanted import Account, Api, Binding, Bucket, Identity, Item, Repository
+from trainer.errors import UserError
+
+# An API or account that has just been made is not seen everywhere at once.
+SETTLING_TRIES = 20
+BATCH = 20
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one line. later: Google makes it with the first job."""
+
+    line: Line
+    result: Literal["done", "later", "failed"]
+    error: UserError | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The outcome as plain values, for programs."""
+        error = self.error.as_dict() if self.error else None
+        return {**self.line.as_dict(), "result": self.result, "error": error}
+
+
+def apply(
+    settings: AccessSettings, told: Callable[[Outcome], None] = lambda _: None
+) -> tuple[list[Outcome], list[Line]]:
+    """Make everything that is missing; what became of each, and the difference that is left.
+
+    It looks anew after each stage, since what can be seen grows: a policy behind an API that was off, the account
+    that builds run as.
+
+    Args:
+        settings: What should be.
+        told: Is given each outcome as it is known.
+
+    Raises:
+        UserError: There are no credentials, or no such project.
+    """
+    connection = settings.connection
+    outcomes: dict[str, Outcome] = {}
+    for stage in ((Api,), (Identity, Account, Bucket, Repository), (Binding,)):
+        found = look(settings, SETTLING_TRIES)
+        lines = [line for line in difference(settings, found) if isinstance(line.item, stage)]
+        missing = [line for line in lines if line.status == "missing"]
+        for outcome in [
+            *_make(connection, [line for line in missing if _has_place(line, found)]),
+            *(_without_place(line) for line in missing if not _has_place(line, found)),
+        ]:
+            logger.info("%s %s: %s", outcome.line.kind, outcome.line.item, outcome.result)
+            outcomes[str(outcome.line.item)] = outcome
+            told(outcome)
+    return list(outcomes.values()), difference(settings, look(settings, SETTLING_TRIES))
+
+
+def _has_place(line: Line, found: Found) -> bool:
+    """Whether the resource that a role is to be granted on is there."""
+    return not isinstance(line.item, Binding) or found.things[line.item.resource].exists is not False
+
+
+def _without_place(line: Line) -> Outcome:
+    resource = line.item.resource if isinstance(line.item, Binding) else line.item
+    return Outcome(
+        line,
+        "failed",
+        UserError(f"{resource} is not there to be granted a role on.", mend="see why above, then the same again"),
+    )
+
+
+def _make(connection: Connection, lines: list[Line]) -> Iterable[Outcome]:
+    """Make lines of one stage. APIs, and bindings on one resource, are made in one call; the rest one by one."""
+    groups: dict[Any, list[Line]] = defaultdict(list)
+    for line in lines:
+        item = line.item
+        key: Any = item
+        if isinstance(item, Binding):
+            # An identity that may not exist yet would have the whole write refused.
+            key = (item.resource, item.member if item.later else "")
+        elif isinstance(item, Api):
+            key = Api
+        elif isinstance(item, Identity):
+            key = item.service
+        groups[key].append(line)
+    for group in groups.values():
+        yield from _made(connection, group)
+
+
+def _made(connection: Connection, group: list[Line]) -> list[Outcome]:
+    items = [line.item for line in group]
+    try:
+        _call(connection, items)
+    except Exception as error:
+        if all(line.later for line in group) and _does_not_exist(error):
+            return [Outcome(line, "later") for line in group]
+        what = f"make {items[0]}"
+        if isinstance(items[0], Binding):
+            what = f"change the policy of {items[0].resource}"
+        elif isinstance(items[0], Api):
+            what = "enable the APIs"
+        problem = refusal(error, connection, what)
+        return [Outcome(line, "failed", problem) for line in group]
+    return [Outcome(line, "done") for line in group]
+
+
+def _call(connection: Connection, items: list[Item]) -> None:
+    first = items[0]
+    if isinstance(first, Api):
+        _enable(connection, [str(item) for item in items])
+    elif isinstance(first, Identity):
+        _identity(connection, first.service)
+    elif isinstance(first, Account):
+        _account(connection, first)
+    elif isinstance(first, Bucket):
+        _bucket(connection, first)
+    elif isinstance(first, Repository):
+        _repository(connection, first)
+    else:
+        grants = [(item.role, item.member) for item in items if isinstance(item, Binding)]
+        policies.add(connection, first.resource, grants, also=is_disabled if first.later else _settles)
+
+
+def _settles(error: BaseException) -> bool:
+    """Whether an error passes as what was just made comes to be seen everywhere."""
+    return is_disabled(error) or _does_not_exist(error)
+
+
+def _does_not_exist(error: BaseException) -> bool:
+    """Whether a policy was refused for a member that is not there."""
+    return status_of(error) == 400 and "does not exist" in message_of(error)
+
+
+def _asked(request: Any) -> Any:
+    """The answer to a request, tried again while its API is settling."""
+    return retried(request.execute, also=is_disabled, tries=SETTLING_TRIES)
+
+
+def _enable(connection: Connection, names: list[str]) -> None:
+    api = connection.api("serviceusage", "v1")
+    for start in range(0, len(names), BATCH):
+        body = {"serviceIds": names[start : start + BATCH]}
+        operation = _asked(api.services().batchEnable(parent=f"projects/{connection.project}", body=body))
+        finished(operation, lambda name: api.operations().get(name=name).execute(), "enable the APIs")
+
+
+def _identity(connection: Connection, service: str) -> None:
+    """Make a service's agent, or find that there is one: an operation that ends with its e-mail."""
+    api = connection.api("serviceusage", "v1beta1")
+    parent = f"projects/{connection.project}/services/{service}"
+    operation = _asked(api.services().generateServiceIdentity(parent=parent))
+    finished(operation, lambda name: api.operations().get(name=name).execute(), f"make the identity of {service}")
+
+
+def _account(connection: Connection, account: Account) -> None:
+    body = {
+        "accountId": account.email.partition("@")[0],
+        "serviceAccount": {"displayName": "Slipway runs", "description": account.reason},
+    }
+    accounts = connection.api("iam", "v1").projects().serviceAccounts()
+    _unless_there(accounts.create(name=f"projects/{connection.project}", body=body))
+
+
+def _bucket(connection: Connection, bucket: Bucket) -> None:
+    new = connection.storage.bucket(bucket.name)
+    new.iam_configuration.uniform_bucket_level_access_enabled = True
+    new.iam_configuration.public_access_prevention = "enforced"
+    try:
+        retried(lambda: connection.storage.create_bucket(new, location=bucket.region, retry=None))
+    except Exception as error:
+        if status_of(error) != CONFLICT:
+            raise
+        if "already own it" not in str(error):
+            raise UserError(
+                f"The bucket name {bucket.name} is taken by someone else: names are shared by all of Google Cloud.",
+                setting="vertex.bucket",
+                value=str(bucket),
+                mend=f"--set vertex.bucket=gs://A_NAME_OF_YOUR_OWN, such as gs://{connection.project}-slipway",
+            ) from error
+
+
+def _repository(connection: Connection, repository: Repository) -> None:
+    locations = connection.api("artifactregistry", "v1").projects().locations()
+    parent, _, name = repository.name.partition("/repositories/")
+    body = {"format": "DOCKER", "description": "Images that Slipway builds"}
+    operation = _unless_there(locations.repositories().create(parent=parent, repositoryId=name, body=body))
+    if operation is not None:
+        finished(operation, lambda name: locations.operations().get(name=name).execute(), f"make {repository}")
+
+
+def _unless_there(request: Any) -> Any:
+    """The answer to a request that makes something; None where it is there: an answer that was lost made it."""
+    try:
+        return _asked(request)
+    except Exception as error:
+        if status_of(error) == CONFLICT:
+            return None
+        raise

@@ -1,0 +1,181 @@
+"""What is held against what should be: a line for each thing, with what setup would do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from components.cloud import policies
+from components.cloud.policies import Resource
+from components.setup_access.found import HOSTS, Found
+from components.setup_access.settings import AccessSettings
+from components.setup_access.wanted import Account, Api, Binding, Bucket, Identity, Item, Repository, wanted
+from trainer.errors import UserError
+
+# there: as it should be. missing: setup makes it. wrong: it is there and not as it should be, and only a person can
+# decide what to do. unseen: the caller may not look.
+Status = Literal["there", "missing", "wrong", "unseen"]
+
+# Roles that have all that another one has: who has them needs no more.
+INCLUDED_IN = {
+    "roles/aiplatform.user": ("roles/aiplatform.admin", "roles/owner", "roles/editor"),
+    "roles/artifactregistry.reader": (
+        "roles/artifactregistry.writer",
+        "roles/artifactregistry.repoAdmin",
+        "roles/artifactregistry.admin",
+        "roles/owner",
+        "roles/editor",
+    ),
+    "roles/artifactregistry.writer": (
+        "roles/artifactregistry.repoAdmin",
+        "roles/artifactregistry.admin",
+        "roles/owner",
+        "roles/editor",
+    ),
+    "roles/cloudbuild.builds.editor": ("roles/owner", "roles/editor"),
+    "roles/iam.serviceAccountUser": ("roles/owner", "roles/editor"),
+    "roles/logging.logWriter": ("roles/logging.admin", "roles/owner", "roles/editor"),
+    "roles/logging.viewer": ("roles/logging.admin", "roles/owner", "roles/editor"),
+    "roles/storage.objectUser": ("roles/storage.objectAdmin", "roles/storage.admin"),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that should be, and how it is. `mend` is for what setup itself can not do."""
+
+    item: Item
+    status: Status
+    found: str
+    mend: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What it is, in a word."""
+        return type(self.item).__name__.lower()
+
+    @property
+    def later(self) -> bool:
+        """Whether Google makes it with the first job, where setup can not."""
+        return bool(getattr(self.item, "later", False))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The line as plain values, for programs."""
+        fields = {"kind": self.kind, "what": str(self.item), "status": self.status, "found": self.found}
+        return {**fields, "reason": self.item.reason, "mend": self.mend}
+
+
+def difference(settings: AccessSettings, found: Found) -> list[Line]:
+    """Every thing that should be, in the order in which it can be made, and how it is."""
+    return [_line(item, settings, found) for item in wanted(settings, found.number, found.builder)]
+
+
+def blocking(lines: Iterable[Line]) -> list[Line]:
+    """The lines for which a run would fail."""
+    return [line for line in lines if line.status == "wrong" or (line.status == "missing" and not line.later)]
+
+
+def _line(item: Item, settings: AccessSettings, found: Found) -> Line:
+    if isinstance(item, Api):
+        enabled = item.name in found.enabled
+        return Line(item, "there", "enabled") if enabled else Line(item, "missing", "to be enabled")
+    if isinstance(item, Identity):
+        return _identity(item, found)
+    if isinstance(item, Account):
+        return _thing(item, Resource("account", item.email), settings, found)
+    if isinstance(item, Bucket):
+        return _bucket(item, found)
+    if isinstance(item, Repository):
+        return _thing(item, Resource("repository", item.name), settings, found)
+    return _binding(item, settings, found)
+
+
+def _identity(item: Identity, found: Found) -> Line:
+    """No API lists a project's service agents, but a policy names only those that exist."""
+    member = f"serviceAccount:{item.email}"
+    if any(member in _members(thing.policy) for thing in found.things.values()):
+        return Line(item, "there", "named in a policy")
+    unread = next((t.error for r, t in found.things.items() if r.kind == "project" and t.policy is None), None)
+    if item.service in found.enabled and unread is not None:
+        return Line(item, "unseen", unread.message, unread.mend)
+    return Line(item, "missing", "named in no policy: to be made, if it is not there")
+
+
+def _members(policy: policies.Policy | None) -> set[str]:
+    return {member for binding in (policy or {}).get("bindings", ()) for member in binding.get("members", ())}
+
+
+def _bucket(item: Bucket, found: Found) -> Line:
+    thing = found.things[Resource("bucket", item.name)]
+    if thing.exists is False:
+        return Line(item, "missing", f"to be made in {item.region}, with uniform access")
+    if not thing.facts:
+        line = _unseen(item, thing.error)
+        return replace(line, found=f"{line.found} The bucket may be another project's.")
+    place, kind = str(thing.facts["location"]).lower(), thing.facts["location_type"]
+    if thing.facts["number"] != found.number:
+        return Line(item, "wrong", "it belongs to another project", "--set vertex.bucket=gs://A_NAME_OF_YOUR_OWN")
+    if kind != "region" or place != item.region:
+        mend = (
+            f"--set vertex.bucket=gs://A_NEW_NAME: a bucket can not be moved; setup makes the new one in {item.region}"
+        )
+        return Line(item, "wrong", f"it is in the {kind} {place}, the jobs are in {item.region}", mend)
+    if not thing.facts["uniform"]:
+        mend = f"gcloud storage buckets update {item} --uniform-bucket-level-access"
+        return Line(item, "wrong", "its objects may have access lists of their own, which roles do not rule", mend)
+    return Line(item, "there", f"in {place}, with uniform access")
+
+
+def _thing(item: Account | Repository, resource: Resource, settings: AccessSettings, found: Found) -> Line:
+    thing = found.things[resource]
+    if thing.exists is None:
+        return _unseen(item, thing.error)
+    if thing.exists:
+        kind = thing.facts.get("format", "DOCKER")
+        if kind != "DOCKER":
+            return Line(item, "wrong", f"it holds {kind}, not images", "--set vertex.image=… in a Docker repository")
+        if thing.facts.get("disabled"):
+            mend = f"gcloud iam service-accounts enable {item}"
+            return Line(item, "wrong", "it is disabled", mend)
+        return Line(item, "there", "exists")
+    full = policies.account_name(resource.name) if resource.kind == "account" else resource.name
+    owner = full.split("/")[1]
+    if owner not in (settings.project, str(found.number)):
+        return Line(item, "wrong", f"it does not exist in {owner}, which is another project", "make it there")
+    if resource.kind == "account" and not resource.name.endswith(policies.ACCOUNT_DOMAIN):
+        mend = f"--set vertex.service_account=slipway@{settings.project}{policies.ACCOUNT_DOMAIN}"
+        return Line(item, "wrong", "it does not exist, and only Google makes it", mend)
+    return Line(item, "missing", "to be made")
+
+
+def _binding(item: Binding, settings: AccessSettings, found: Found) -> Line:
+    project = found.things[Resource("project", settings.project)]
+    roles = (item.role, *INCLUDED_IN.get(item.role, ()))
+    thing = found.things[item.resource]
+    for where, policy in ((item.resource, thing.policy), (Resource("project", settings.project), project.policy)):
+        for role in roles:
+            if policy is not None and policies.holds(policy, role, item.member):
+                given = "granted" if (role, where) == (item.role, item.resource) else f"{role} on {where} has it"
+                return Line(item, "there", given)
+    if thing.policy is None and thing.exists is not False and not _is_off(item.resource, found):
+        return _unseen(item, thing.error)
+    condition = _condition(thing.policy, item)
+    return Line(item, "missing", f"granted only under the condition {condition!r}" if condition else "to be granted")
+
+
+def _is_off(resource: Resource, found: Found) -> bool:
+    """Whether the API that holds a resource's policy is off: then nobody has been granted anything yet."""
+    return HOSTS[resource.kind] not in found.enabled
+
+
+def _condition(policy: policies.Policy | None, item: Binding) -> str | None:
+    """The title of a condition under which a member has a role, if there is one."""
+    for binding in (policy or {}).get("bindings", ()):
+        if binding["role"] == item.role and item.member in binding.get("members", ()) and binding.get("condition"):
+            return str(binding["condition"].get("title") or binding["condition"].get("expression"))
+    return None
+
+
+def _unseen(item: Item, error: UserError | None) -> Line:
+    return Line(item, "unseen", error.message if error else "it can not be seen", error.mend if error else None)

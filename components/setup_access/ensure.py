@@ -1,0 +1,56 @@
+"""The step's work: see that a run has every right that it needs; grant what is missing where that was asked for."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from components.setup_access.apply import apply
+from components.setup_access.difference import Line, blocking, difference
+from components.setup_access.found import look
+from components.setup_access.settings import AccessSettings
+from trainer.errors import UserError
+
+COMMAND = "slipway setup --apply"
+
+logger = logging.getLogger(__name__)
+
+
+def ensure(settings: AccessSettings, *, grant: bool) -> dict[str, Any]:
+    """What was found, granted and could not be seen.
+
+    Args:
+        settings: What should be.
+        grant: Whether to make what is missing; otherwise it is only looked for.
+
+    Raises:
+        UserError: Something that a run needs is missing or not as it should be.
+    """
+    failed = []
+    granted = []
+    if grant:
+        outcomes, lines = apply(settings)
+        granted = [str(outcome.line.item) for outcome in outcomes if outcome.result == "done"]
+        failed = [outcome.error for outcome in outcomes if outcome.error is not None]
+    else:
+        lines = difference(settings, look(settings))
+    for line in lines:
+        logger.info("%s: %s %s: %s (%s)", line.status, line.kind, line.item, line.found, line.item.reason)
+    if blocking(lines):
+        raise failed[0] if failed else lacking(blocking(lines))
+    return {
+        "there": sum(line.status == "there" for line in lines),
+        "granted": granted,
+        "unseen": [str(line.item) for line in lines if line.status == "unseen"],
+    }
+
+
+def lacking(lines: list[Line]) -> UserError:
+    """The error for things that a run would fail without: the first in full, how many more there are."""
+    first = lines[0]
+    more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
+    found = "is missing" if first.status == "missing" else f"is not as it should be: {first.found}"
+    return UserError(
+        f"{first.item} {found}{more}. It is needed because: {first.item.reason}.",
+        mend=first.mend or COMMAND,
+    )

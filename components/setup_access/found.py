@@ -1,0 +1,189 @@
+"""What is: read from Google, nothing changed. What can not be read is said so and hides nothing else."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.cloud import policies
+from components.cloud.connection import Connection
+from components.cloud.policies import Policy, Resource
+from components.cloud.refusals import is_absent, is_disabled, refusal
+from components.cloud.retries import TRIES, retried, status_of
+from components.setup_access.settings import AccessSettings
+from components.setup_access.wanted import apis
+from trainer.errors import UserError
+
+# The API that answers for each kind of resource.
+HOSTS = {
+    "project": "cloudresourcemanager.googleapis.com",
+    "bucket": "storage.googleapis.com",
+    "repository": "artifactregistry.googleapis.com",
+    "account": "iam.googleapis.com",
+}
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A resource that was looked for.
+
+    `exists` is None where that could not be seen, `error` then says why. `facts` is the service's own description,
+    `policy` its policy, None where it could not be read.
+    """
+
+    exists: bool | None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    policy: Policy | None = None
+    error: UserError | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A project as it is. `builder` is the account that Cloud Build's builds run as; None where it can not be asked."""
+
+    number: int
+    enabled: frozenset[str]
+    things: Mapping[Resource, Thing]
+    builder: str | None = None
+
+
+def look(settings: AccessSettings, tries: int = 1) -> Found:
+    """Read everything that the rights depend on.
+
+    Args:
+        settings: What to look at.
+        tries: How often to ask an API that is enabled and says that it is not, as it does when that is new.
+
+    Raises:
+        UserError: There are no credentials, or no such project.
+    """
+    connection = settings.connection
+    number, enabled = services(connection, [api.name for api in apis(settings)])
+    wanted = resources(settings)
+    with ThreadPoolExecutor(max_workers=len(wanted) + 1) as pool:
+        asked = settings.builds and not settings.builder
+        builder = pool.submit(_builder, connection) if asked else None
+        ask = functools.partial(thing, connection, enabled=enabled, tries=tries)
+        things = dict(zip(wanted, pool.map(ask, wanted), strict=True))
+    return Found(number, enabled, things, builder.result() if builder else settings.builder)
+
+
+def resources(settings: AccessSettings) -> list[Resource]:
+    """The resources whose policies matter."""
+    found = [Resource("project", settings.project), Resource("bucket", settings.bucket)]
+    if settings.repository:
+        found.append(Resource("repository", settings.repository))
+    accounts = {settings.account, settings.builder if settings.builds else None} - {None}
+    return [*found, *(Resource("account", str(account)) for account in sorted(map(str, accounts)))]
+
+
+def services(connection: Connection, names: list[str]) -> tuple[int, frozenset[str]]:
+    """The project's number, and which of the APIs are enabled.
+
+    Raises:
+        UserError: There is no such project, or it can not be seen.
+    """
+    parent = f"projects/{connection.project}"
+    # Checked first, so that a refusal can name who was refused.
+    _ = connection.caller
+
+    def ask() -> Any:
+        api = connection.api("serviceusage", "v1").services()
+        return api.batchGet(parent=parent, names=[f"{parent}/services/{name}" for name in names]).execute()
+
+    try:
+        answers = retried(ask)["services"]
+    except UserError:
+        raise
+    except Exception as error:
+        if status_of(error) in (403, 404) and not is_disabled(error):
+            raise UserError(
+                f"There is no project {connection.project}, or {connection.caller or 'your account'} may not see it.",
+                setting="vertex.project",
+                value=connection.project,
+                allowed="the id of a project that you may use",
+                mend="gcloud projects list shows yours: --set vertex.project=PROJECT",
+            ) from error
+        raise refusal(error, connection, f"see the project {connection.project}") from error
+    number = int(answers[0]["parent"].partition("/")[2])
+    return number, frozenset(
+        answer["name"].rpartition("/")[2] for answer in answers if answer.get("state") == "ENABLED"
+    )
+
+
+def thing(connection: Connection, resource: Resource, enabled: frozenset[str] = frozenset(), tries: int = 1) -> Thing:
+    """One resource: whether it is there, what it is, who may do what with it. `tries` are for APIs in `enabled`."""
+    facts: Mapping[str, Any] = {}
+    seen = 0
+
+    def settles(error: BaseException) -> bool:
+        nonlocal seen
+        seen += 1
+        return is_disabled(error) and HOSTS[resource.kind] in enabled and seen < tries
+
+    try:
+        facts = retried(lambda: FACTS[resource.kind](connection, resource), also=settles, tries=max(tries, TRIES))
+    except Exception as error:
+        if is_disabled(error) or is_absent(error):
+            # Behind an API that is off there is nothing; the API itself is found missing.
+            return Thing(exists=resource.kind == "project", error=refusal(error, connection, f"see {resource}"))
+        # Who may not look at a thing may yet read its policy.
+        if status_of(error) != 403:
+            return Thing(exists=None, error=refusal(error, connection, f"see {resource}"))
+    try:
+        return Thing(exists=True, facts=facts, policy=policies.read(connection, resource, settles, max(tries, TRIES)))
+    except Exception as error:
+        problem = refusal(error, connection, f"read the policy of {resource}")
+        return Thing(exists=True if facts else None, facts=facts, error=problem)
+
+
+def _builder(connection: Connection) -> str | None:
+    """The e-mail of the account that builds run as where no other is named; None where that can not be asked."""
+    name = f"projects/{connection.project}/locations/{connection.region}/defaultServiceAccount"
+
+    def ask() -> Any:
+        return connection.api("cloudbuild", "v1").projects().locations().getDefaultServiceAccount(name=name).execute()
+
+    try:
+        return str(retried(ask).get("serviceAccountEmail", "")).rpartition("/")[2] or None
+    except Exception as error:
+        # Known once the API is on; a caller without the right can not grant on its behalf either.
+        if status_of(error) in (403, 404):
+            return None
+        raise refusal(error, connection, "ask which account builds run as") from error
+
+
+def _bucket(connection: Connection, resource: Resource) -> Mapping[str, Any]:
+    bucket = connection.storage.get_bucket(resource.name, retry=None)
+    return {
+        "location": bucket.location,
+        "location_type": bucket.location_type,
+        "number": int(bucket.project_number or 0),
+        "uniform": bool(bucket.iam_configuration.uniform_bucket_level_access_enabled),
+    }
+
+
+def _repository(connection: Connection, resource: Resource) -> Mapping[str, Any]:
+    repositories = connection.api("artifactregistry", "v1").projects().locations().repositories()
+    return dict(repositories.get(name=resource.name).execute())
+
+
+def _account(connection: Connection, resource: Resource) -> Mapping[str, Any]:
+    accounts = connection.api("iam", "v1").projects().serviceAccounts()
+    return dict(accounts.get(name=policies.account_name(resource.name)).execute())
+
+
+def _project(_: Connection, resource: Resource) -> Mapping[str, Any]:
+    """Nothing more: that the project is there was found with its services."""
+    return {"project": resource.name}
+
+
+FACTS: Mapping[str, Callable[[Connection, Resource], Mapping[str, Any]]] = {
+    "project": _project,
+    "bucket": _bucket,
+    "repository": _repository,
+    "account": _account,
+}

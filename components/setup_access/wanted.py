@@ -1,0 +1,240 @@
+"""What should be: the APIs, the bucket, the repository, the identities, the account and every role binding of a run.
+
+Each binding is on the narrowest resource that works: bucket, repository or account rather than project. The roles are
+those of Google's documentation of Vertex AI's access control, Cloud TPU and Cloud Build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from components.cloud.policies import Resource
+from components.setup_access.settings import AccessSettings
+
+DOMAIN = "iam.gserviceaccount.com"
+
+
+@dataclass(frozen=True)
+class Api:
+    """An API that the project has enabled, by its host."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The service agent of a Google service in the project.
+
+    `later`: where no call makes it, the service does, with its first job, and grants it its role itself.
+    """
+
+    service: str
+    email: str
+    reason: str
+    later: bool = False
+
+    def __str__(self) -> str:
+        return self.email
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A single-region bucket of the project with uniform access."""
+
+    name: str
+    region: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"gs://{self.name}"
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A Docker repository, by its full name."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Account:
+    """A service account of the user's own."""
+
+    email: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.email
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A member has a role on a resource, without a condition. `later`: the member is an identity of that kind."""
+
+    resource: Resource
+    role: str
+    member: str
+    reason: str
+    later: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.role} on {self.resource} for {self.member.partition(':')[2]}"
+
+
+Item = Api | Identity | Bucket | Repository | Account | Binding
+
+
+def apis(settings: AccessSettings) -> list[Api]:
+    """The APIs that have to be on."""
+    found = [
+        Api("aiplatform.googleapis.com", "runs the pipeline and the training jobs"),
+        Api("cloudresourcemanager.googleapis.com", "reads and writes the project's policy"),
+        Api("iam.googleapis.com", "holds the run-as account and who may act as it"),
+        Api("logging.googleapis.com", "keeps what the steps and replicas print"),
+        Api("storage.googleapis.com", "holds data, checkpoints and models"),
+    ]
+    if settings.repository:
+        found.append(Api("artifactregistry.googleapis.com", "holds the image"))
+    if settings.builds:
+        found.append(Api("cloudbuild.googleapis.com", "builds the image"))
+    if settings.tpu:
+        found.append(Api("tpu.googleapis.com", "lends the TPUs"))
+    return sorted(found, key=lambda api: api.name)
+
+
+def wanted(settings: AccessSettings, number: int, builder: str | None) -> list[Item]:
+    """Everything that a run needs, in the order in which it can be made.
+
+    Args:
+        settings: The project and what is to run there.
+        number: The project's number.
+        builder: The e-mail of the account that Cloud Build's builds run as; None where it is not known.
+    """
+    items: list[Item] = [*apis(settings), *identities(settings, number)]
+    if settings.account:
+        items.append(Account(settings.account, "the steps and the training run as this account"))
+    if settings.builds and settings.builder and settings.builder != settings.account:
+        items.append(Account(settings.builder, "Cloud Build's builds run as this account"))
+    items.append(Bucket(settings.bucket, settings.region, "holds data, checkpoints and models"))
+    if settings.repository:
+        items.append(Repository(settings.repository, "holds the image"))
+    return [*items, *bindings(settings, number, builder)]
+
+
+def identities(settings: AccessSettings, number: int) -> list[Identity]:
+    """The service agents that act in the project."""
+    found = [
+        Identity("aiplatform.googleapis.com", _agent(number, "gcp-sa-aiplatform"), "Vertex AI acts as it"),
+        Identity(
+            "aiplatform.googleapis.com",
+            _agent(number, "gcp-sa-aiplatform-cc"),
+            "Vertex AI pulls and starts training images as it",
+            later=True,
+        ),
+    ]
+    if settings.tpu:
+        found.append(Identity("tpu.googleapis.com", _agent(number, "cloud-tpu"), "Cloud TPU acts as it"))
+    if settings.builds:
+        found.append(
+            Identity("cloudbuild.googleapis.com", _agent(number, "gcp-sa-cloudbuild"), "Cloud Build acts as it")
+        )
+    return found
+
+
+def bindings(settings: AccessSettings, number: int, builder: str | None) -> list[Binding]:
+    """Every role that someone needs for a run."""
+    return [
+        *_agents(settings, number),
+        *_account(settings),
+        *_builder(settings, builder),
+        *(binding for member in settings.submitters for binding in _submitter(settings, member)),
+    ]
+
+
+def _agents(settings: AccessSettings, number: int) -> Iterator[Binding]:
+    project = Resource("project", settings.project)
+    vertex, custom_code = (
+        f"serviceAccount:{_agent(number, name)}" for name in ("gcp-sa-aiplatform", "gcp-sa-aiplatform-cc")
+    )
+    yield Binding(project, "roles/aiplatform.serviceAgent", vertex, "Vertex AI runs pipelines and jobs")
+    yield Binding(
+        project,
+        "roles/aiplatform.customCodeServiceAgent",
+        custom_code,
+        "Vertex AI starts training replicas",
+        later=True,
+    )
+    if settings.repository:
+        repository = Resource("repository", settings.repository)
+        reader = "roles/artifactregistry.reader"
+        why = "service agents, not the run-as account, pull the image"
+        yield Binding(repository, reader, vertex, f"{why} of the steps")
+        yield Binding(repository, reader, custom_code, f"{why} of training", later=True)
+    if settings.tpu:
+        tpu = f"serviceAccount:{_agent(number, 'cloud-tpu')}"
+        bucket = Resource("bucket", settings.bucket)
+        yield Binding(project, "roles/tpu.serviceAgent", tpu, "Cloud TPU makes the machines")
+        yield Binding(bucket, "roles/storage.objectUser", tpu, "TPUs read data and write profiles themselves")
+    if settings.builds:
+        build = f"serviceAccount:{_agent(number, 'gcp-sa-cloudbuild')}"
+        yield Binding(project, "roles/cloudbuild.serviceAgent", build, "Cloud Build starts builds")
+
+
+def _account(settings: AccessSettings) -> Iterator[Binding]:
+    if not settings.account:
+        return
+    member = f"serviceAccount:{settings.account}"
+    project, bucket = Resource("project", settings.project), Resource("bucket", settings.bucket)
+    yield Binding(project, "roles/aiplatform.user", member, "the pipeline starts jobs and registers models")
+    yield Binding(bucket, "roles/storage.objectUser", member, "the steps read data and write checkpoints and models")
+    if settings.repository:
+        repository = Resource("repository", settings.repository)
+        yield Binding(repository, "roles/artifactregistry.reader", member, "the steps find the image by its digest")
+    # Being an account does not include the right to start jobs that run as it.
+    own = Resource("account", settings.account)
+    yield Binding(own, "roles/iam.serviceAccountUser", member, "the pipeline's training jobs run as the same account")
+
+
+def _builder(settings: AccessSettings, builder: str | None) -> Iterator[Binding]:
+    if not settings.builds or not builder:
+        return
+    member = f"serviceAccount:{builder}"
+    bucket = Resource("bucket", settings.bucket)
+    yield Binding(bucket, "roles/storage.objectUser", member, "builds read their source from the bucket and log there")
+    yield Binding(
+        Resource("project", settings.project), "roles/logging.logWriter", member, "builds write to Cloud Logging"
+    )
+    if settings.repository:
+        repository = Resource("repository", settings.repository)
+        yield Binding(repository, "roles/artifactregistry.writer", member, "builds push the image")
+
+
+def _submitter(settings: AccessSettings, member: str) -> Iterator[Binding]:
+    project, bucket = Resource("project", settings.project), Resource("bucket", settings.bucket)
+    yield Binding(project, "roles/aiplatform.user", member, "submits and watches runs")
+    yield Binding(project, "roles/logging.viewer", member, "reads the replicas' logs")
+    yield Binding(bucket, "roles/storage.objectUser", member, "uploads the image's source, fetches results")
+    if settings.account:
+        own = Resource("account", settings.account)
+        yield Binding(own, "roles/iam.serviceAccountUser", member, "submits runs that run as this account")
+    if settings.repository:
+        repository = Resource("repository", settings.repository)
+        yield Binding(repository, "roles/artifactregistry.reader", member, "sees whether an image is there already")
+    if settings.builds:
+        yield Binding(project, "roles/cloudbuild.builds.editor", member, "starts builds of the image")
+    if settings.builds and settings.builder:
+        builder = Resource("account", settings.builder)
+        yield Binding(builder, "roles/iam.serviceAccountUser", member, "starts builds that run as this account")
+
+
+def _agent(number: int, name: str) -> str:
+    return f"service-{number}@{name}.{DOMAIN}"

@@ -1,0 +1,14 @@
+"""A project as Google makes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.google import PROJECT, FakeGoogle
+
+
+@pytest.fixture
+def new_project(google: FakeGoogle) -> FakeGoogle:
+    """A project as Google makes it: nothing is enabled but what is enabled everywhere."""
+    google.world.projects[PROJECT].services = {"serviceusage.googleapis.com", "storage.googleapis.com"}
+    return google

@@ -1,0 +1,23 @@
+"""The settings of a run in the fakes' project."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.setup_access.settings import AccessSettings
+from tests.fakes.google import PROJECT, REGION, FakeGoogle
+from tests.fakes.ready import BUCKET, REPOSITORY
+from tests.fakes.ready import RUNNER as ACCOUNT
+
+
+def settings(google: FakeGoogle, **fields: Any) -> AccessSettings:
+    values = {
+        "project": PROJECT,
+        "region": REGION,
+        "bucket": BUCKET,
+        "repository": REPOSITORY,
+        "account": ACCOUNT,
+        "endpoints": dict(google.endpoints),
+        **fields,
+    }
+    return AccessSettings.model_validate(values)

@@ -1,0 +1,38 @@
+"""The step in a pipeline: it verifies, and grants only where it is told to."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.setup_access.apply import apply
+from components.setup_access.component import setup_access
+from components.setup_access.ensure import ensure
+from tests.components.setup_access.project import BUCKET, settings
+from trainer.errors import UserError
+
+
+def test_it_verifies_and_changes_nothing(new_project):
+    with pytest.raises(UserError) as error:
+        ensure(settings(new_project), grant=False)
+    assert "aiplatform.googleapis.com is missing" in error.value.message
+    assert error.value.mend == "slipway setup --apply"
+    assert new_project.world.writes.total() == 0
+
+
+def test_it_grants_when_it_is_told_to(new_project):
+    granted = ensure(settings(new_project), grant=True)["granted"]
+    assert f"gs://{BUCKET}" in granted
+    after = ensure(settings(new_project), grant=False)
+    assert after["granted"] == []
+    assert after["unseen"] == []
+
+
+def test_the_step_fails_on_one_screen(new_project, capsys):
+    apply(settings(new_project))
+    new_project.world.policies[f"buckets/{BUCKET}"]["bindings"] = []
+    with pytest.raises(SystemExit):
+        setup_access.python_func(settings=settings(new_project).model_dump_json(), grant=False)
+    shown = capsys.readouterr().err
+    assert "roles/storage.objectUser on gs://slipway-test-runs" in shown
+    assert "slipway setup --apply" in shown
+    assert "Traceback" not in shown

@@ -1,0 +1,220 @@
+"""Setup: from a new project to one that runs can use, without taking anything from anyone."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.setup_access.apply import apply
+from components.setup_access.difference import blocking, difference
+from components.setup_access.found import look
+from tests.components.setup_access.project import ACCOUNT, BUCKET, REPOSITORY, settings
+from tests.fakes.errors import ServiceError
+from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
+from tests.fakes.ready import make_ready
+from trainer.errors import UserError
+
+VERTEX = f"serviceAccount:service-{NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
+CUSTOM_CODE = f"serviceAccount:service-{NUMBER}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
+TPU = f"serviceAccount:service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
+BUILD = f"serviceAccount:service-{NUMBER}@gcp-sa-cloudbuild.iam.gserviceaccount.com"
+BUILDER = f"serviceAccount:{NUMBER}-compute@developer.gserviceaccount.com"
+RUNNER = f"serviceAccount:{ACCOUNT}"
+LEGACY = "roles/storage.legacy"
+
+
+def granted(google: FakeGoogle, resource: str) -> set[tuple[str, str]]:
+    """Every (role, member) of a policy, but for those that Cloud Storage gives every new bucket."""
+    return {
+        (binding["role"], member)
+        for binding in google.world.policy(resource)["bindings"]
+        for member in binding["members"]
+        if not binding["role"].startswith(LEGACY)
+    }
+
+
+def statuses(google: FakeGoogle, **fields) -> dict[str, str]:
+    asked = settings(google, **fields)
+    return {str(line.item): line.status for line in difference(asked, look(asked))}
+
+
+def test_a_new_project_gets_all_that_a_run_needs_and_no_more(new_project):
+    world = new_project.world
+    outcomes, left = apply(settings(new_project, tpu=True, submitters=["user:ada@example.com"]))
+    assert {outcome.result for outcome in outcomes} == {"done"}
+    assert {line.status for line in left} == {"there"}
+    bucket = world.buckets[BUCKET]
+    assert (bucket["location"], bucket["locationType"]) == (REGION.upper(), "region")
+    assert bucket["iamConfiguration"]["uniformBucketLevelAccess"]["enabled"]
+    assert bucket["iamConfiguration"]["publicAccessPrevention"] == "enforced"
+    assert world.repositories[REPOSITORY]["format"] == "DOCKER"
+    assert granted(new_project, f"projects/{PROJECT}") == {
+        ("roles/aiplatform.serviceAgent", VERTEX),
+        ("roles/aiplatform.customCodeServiceAgent", CUSTOM_CODE),
+        ("roles/tpu.serviceAgent", TPU),
+        ("roles/cloudbuild.serviceAgent", BUILD),
+        ("roles/aiplatform.user", RUNNER),
+        ("roles/logging.logWriter", BUILDER),
+        ("roles/aiplatform.user", "user:ada@example.com"),
+        ("roles/logging.viewer", "user:ada@example.com"),
+        ("roles/cloudbuild.builds.editor", "user:ada@example.com"),
+    }
+    assert granted(new_project, f"buckets/{BUCKET}") == {
+        ("roles/storage.objectUser", member) for member in (RUNNER, TPU, BUILDER, "user:ada@example.com")
+    }
+    assert granted(new_project, REPOSITORY) == {
+        ("roles/artifactregistry.reader", VERTEX),
+        ("roles/artifactregistry.reader", CUSTOM_CODE),
+        ("roles/artifactregistry.reader", RUNNER),
+        ("roles/artifactregistry.reader", "user:ada@example.com"),
+        ("roles/artifactregistry.writer", BUILDER),
+    }
+    assert granted(new_project, f"projects/{PROJECT}/serviceAccounts/{ACCOUNT}") == {
+        ("roles/iam.serviceAccountUser", RUNNER),
+        ("roles/iam.serviceAccountUser", "user:ada@example.com"),
+    }
+
+
+def test_a_second_setup_finds_nothing_and_writes_nothing(new_project):
+    apply(settings(new_project))
+    before = new_project.world.writes.copy()
+    outcomes, left = apply(settings(new_project))
+    assert outcomes == []
+    assert blocking(left) == []
+    assert new_project.world.writes == before
+
+
+def test_looking_changes_nothing(new_project):
+    found = statuses(new_project)
+    assert found[f"gs://{BUCKET}"] == found[ACCOUNT] == found[REPOSITORY] == "missing"
+    assert new_project.world.writes.total() == 0
+    assert not any(call.split()[1] in ("PUT", "PATCH") for call in new_project.faults.calls)
+
+
+def test_without_tpu_cloud_build_or_repository_theirs_is_left_out(new_project):
+    apply(settings(new_project, builds=False, repository=None))
+    members = {member for _, member in granted(new_project, f"projects/{PROJECT}")}
+    assert not members & {TPU, BUILD, BUILDER}
+    assert new_project.world.projects[PROJECT].services.isdisjoint(
+        {"tpu.googleapis.com", "cloudbuild.googleapis.com", "artifactregistry.googleapis.com"}
+    )
+    assert new_project.world.repositories == {}
+
+
+def test_what_is_new_may_take_time_to_be_seen(new_project):
+    new_project.world.settling_calls = 2
+    new_project.iam.hidden = 3
+    new_project.service_usage.looks = 4
+    outcomes, left = apply(settings(new_project, tpu=True))
+    assert {outcome.result for outcome in outcomes} == {"done"}
+    assert blocking(left) == []
+
+
+def test_an_agent_that_the_first_job_makes_is_left_to_it(new_project):
+    new_project.service_usage.lazy = True
+    outcomes, left = apply(settings(new_project))
+    later = {str(outcome.line.item) for outcome in outcomes if outcome.result == "later"}
+    assert later
+    assert all("gcp-sa-aiplatform-cc" in item for item in later)
+    assert {outcome.result for outcome in outcomes if str(outcome.line.item) not in later} == {"done"}
+    assert blocking(left) == []
+    assert ("roles/aiplatform.serviceAgent", VERTEX) in granted(new_project, f"projects/{PROJECT}")
+
+
+def test_a_wider_role_is_enough(google):
+    make_ready(google)
+    name = f"buckets/{BUCKET}"
+    policy = google.world.policy(name)
+    for binding in policy["bindings"]:
+        if binding["role"] == "roles/storage.objectUser":
+            binding["role"] = "roles/storage.objectAdmin"
+    google.world.set_policy(name, policy)
+    assert set(statuses(google, builds=False).values()) == {"there"}
+
+
+def test_a_grant_under_a_condition_is_not_a_grant(google):
+    make_ready(google)
+    name = f"buckets/{BUCKET}"
+    policy = google.world.policy(name)
+    condition = {"title": "office hours", "expression": "request.time.getHours() < 18"}
+    for binding in policy["bindings"]:
+        if binding["role"] == "roles/storage.objectUser":
+            binding["condition"] = condition
+    google.world.set_policy(name, {**policy, "version": 3})
+    asked = settings(google, builds=False)
+    lines = {str(line.item): line for line in difference(asked, look(asked))}
+    line = lines[f"roles/storage.objectUser on gs://{BUCKET} for {ACCOUNT}"]
+    assert line.status == "missing"
+    assert "office hours" in line.found
+    apply(asked)
+    bindings = [b for b in google.world.policy(name)["bindings"] if b["role"] == "roles/storage.objectUser"]
+    assert sorted(bool(b.get("condition")) for b in bindings) == [False, True]
+    assert next(b for b in bindings if b.get("condition"))["condition"] == condition
+
+
+@pytest.mark.parametrize(
+    ("change", "mends"),
+    [
+        ({"location": "EU", "locationType": "multi-region"}, "vertex.bucket"),
+        ({"location": "US-CENTRAL1"}, "vertex.bucket"),
+        ({"projectNumber": "42"}, "vertex.bucket"),
+        ({"iamConfiguration": {"uniformBucketLevelAccess": {"enabled": False}}}, "--uniform-bucket-level-access"),
+    ],
+)
+def test_a_bucket_that_does_not_fit_is_left_as_it_is(google, change, mends):
+    make_ready(google)
+    google.world.buckets[BUCKET].update(change)
+    if "projectNumber" in change:
+        google.world.projects["another"] = type(google.world.projects[PROJECT])("another", 42)
+    bucket = dict(google.world.buckets[BUCKET])
+    _, left = apply(settings(google, builds=False))
+    (wrong,) = blocking(left)
+    assert (str(wrong.item), wrong.status) == (f"gs://{BUCKET}", "wrong")
+    assert mends in wrong.mend
+    assert google.world.buckets[BUCKET] == bucket
+
+
+def test_a_bucket_name_that_someone_has_taken(new_project):
+    message = "The requested bucket name is not available. The bucket namespace is shared by all users of the system."
+    new_project.faults.plan("storage POST /storage/v1/b", ServiceError(409, message))
+    outcomes, left = apply(settings(new_project))
+    failed = {str(outcome.line.item): outcome.error for outcome in outcomes if outcome.result == "failed"}
+    assert "taken by someone else" in failed[f"gs://{BUCKET}"].message
+    assert all(f"gs://{BUCKET}" in item for item in failed)
+    others = {line.status for line in left if f"gs://{BUCKET}" not in str(line.item)}
+    assert others == {"there"}
+
+
+def test_a_right_that_is_taken_away_in_between_ends_as_a_sentence(new_project):
+    denied = ServiceError(
+        403, f"Permission 'resourcemanager.projects.setIamPolicy' denied on resource projects/{PROJECT}"
+    )
+    new_project.faults.plan(":setIamPolicy", denied, times=100)
+    outcomes, left = apply(settings(new_project))
+    failed = [outcome for outcome in outcomes if outcome.result == "failed"]
+    assert failed
+    assert all(SUBMITTER in outcome.error.message for outcome in failed)
+    assert "resourcemanager.projects.setIamPolicy is missing" in failed[0].error.message
+    assert failed[0].error.mend.endswith("--role=roles/resourcemanager.projectIamAdmin")
+    # What does not take that right is done all the same.
+    assert f"gs://{BUCKET}" in {str(line.item) for line in left if line.status == "there"}
+    assert blocking(left)
+
+
+def test_a_project_that_is_not_there_is_named(new_project):
+    with pytest.raises(UserError, match="no project slipway-tset") as error:
+        look(settings(new_project, project="slipway-tset"))
+    assert error.value.setting == "vertex.project"
+
+
+def test_who_may_not_look_is_told_so_line_by_line(google):
+    make_ready(google)
+    google.world.owners.clear()
+    grant = {"role": "roles/serviceusage.serviceUsageViewer", "members": [f"serviceAccount:{SUBMITTER}"]}
+    policy = google.world.policy(f"projects/{PROJECT}")
+    google.world.set_policy(f"projects/{PROJECT}", {**policy, "bindings": [*policy["bindings"], grant]})
+    asked = settings(google, builds=False)
+    lines = difference(asked, look(asked))
+    unseen = [line for line in lines if line.status == "unseen"]
+    assert {line.kind for line in unseen} == {"identity", "account", "bucket", "repository", "binding"}
+    assert all(line.mend for line in unseen)
+    assert blocking(lines) == []

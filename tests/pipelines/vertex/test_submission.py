@@ -1,0 +1,185 @@
+"""What arrives at Vertex AI: one PipelineJob, with the pools, images, account and labels that were asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.protobuf import json_format
+
+from tests.fakes.errors import ConnectionReset, ServiceError
+from tests.fakes.google import FakeGoogle
+from tests.fakes.ready import BUCKET, RUNNER, make_ready, vertex_settings
+from tests.pipelines.vertex.conftest import CONFIGURATION, Slipway
+
+RUN = ("run", "-c", "run.yaml", "--target", "vertex")
+# By digest, or the exact release of Google's own launcher: neither is ever moved.
+NEVER_MOVED = re.compile(r"\S+@sha256:[0-9a-f]{64}|gcr\.io/ml-pipeline/google-cloud-pipeline-components:\d+\.\d+\.\d+")
+
+
+def images_in(value: Any) -> list[str]:
+    """Every image that a spec names, wherever it stands: in an executor, or as a parameter's value."""
+    if isinstance(value, dict):
+        return [image for item in value.values() for image in images_in(item)]
+    if isinstance(value, list):
+        return [image for item in value for image in images_in(item)]
+    return (
+        [value]
+        if isinstance(value, str) and re.fullmatch(r"[a-z0-9.-]*(?:docker\.pkg\.dev|gcr\.io)/\S+", value)
+        else []
+    )
+
+
+def the_job(google: FakeGoogle) -> Any:
+    (job,) = google.region.pipelines.jobs.values()
+    return job
+
+
+def specification_of(job: Any) -> dict[str, Any]:
+    return dict(json_format.MessageToDict(type(job).pb(job).pipeline_spec))
+
+
+def training_jobs(google: FakeGoogle) -> list[Any]:
+    return [job for job in google.region.jobs.jobs.values() if job.display_name == "digits"]
+
+
+def test_a_run_on_two_pools_of_gpus(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    subprocess.run(["git", "init", "-q"], check=True)
+    author = ["-c", "user.name=n", "-c", "user.email=e"]
+    subprocess.run(["git", *author, "commit", "-qm", "m", "--allow-empty"], check=True)
+    refused = slipway(*RUN, "--hardware", "l4x4*3")
+    assert refused.exit_code == 2
+    assert "can not be shared evenly by 3 replicas of 4 devices" in refused.output
+    assert not (workspace / "runs").exists()
+    more = ("--set", "train.batch_size=96", "--set", "vertex.labels={team: vision}")
+    assert slipway(*RUN, "--hardware", "l4x4*3", *more).exit_code == 0
+    job = the_job(ready_google)
+    assert job.service_account == RUNNER
+    assert job.runtime_config.gcs_output_directory == f"gs://{BUCKET}/pipelines"
+    assert job.runtime_config.failure_policy.name == "PIPELINE_FAILURE_POLICY_FAIL_FAST"
+    assert not job.runtime_config.parameter_values
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert job.labels["team"] == "vision"
+    assert job.labels["slipway-commit"].startswith(commit)
+    assert len(job.labels["slipway-configuration"]) == 16
+    (trained,) = training_jobs(ready_google)
+    pools = trained.job_spec.worker_pool_specs
+    assert [pool.replica_count for pool in pools] == [1, 2]
+    assert {(pool.machine_spec.machine_type, pool.machine_spec.accelerator_type.name) for pool in pools} == {
+        ("g2-standard-48", "NVIDIA_L4")
+    }
+    assert trained.job_spec.service_account == RUNNER
+    assert list(pools[1].container_spec.command) == ["python", "-m", "trainer"]
+    plan = json.loads(pools[0].container_spec.args[1])["plan"]
+    assert plan["replicas"] == 3
+    images = images_in(specification_of(job)) + [pool.container_spec.image_uri for pool in pools]
+    assert len(images) > 6
+    assert [image for image in images if not NEVER_MOVED.fullmatch(image)] == []
+
+
+def test_a_run_on_a_tpu_slice(google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    google.location = "us-west4"
+    make_ready(google)
+    assert google.region.name == "us-west4"
+    monkeypatch.chdir(tmp_path)
+    values = {**CONFIGURATION, "vertex": vertex_settings(google)}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
+    submit_in_process(hardware="tpu-v5e-2x4")
+    google.region.pipelines.run_to_end(the_job(google).name)
+    (trained,) = training_jobs(google)
+    (pool,) = trained.job_spec.worker_pool_specs
+    assert (pool.replica_count, pool.machine_spec.tpu_topology) == (1, "2x4")
+    assert pool.machine_spec.machine_type.startswith("ct5lp-hightpu-")
+    assert NEVER_MOVED.fullmatch(pool.container_spec.image_uri)
+
+
+def submit_in_process(hardware: str | None = None) -> Any:
+    """Submit run.yaml without watching; the run."""
+    from pipelines import runs
+    from pipelines.config import load
+    from pipelines.images import Images
+    from pipelines.platforms.vertex.run import VertexRun
+
+    config = load(Path("run.yaml"), (), hardware)
+    run = VertexRun(runs.create(config), config)
+    assert config.vertex is not None
+    image = str(config.vertex.image)
+    run.submit(Images(image, image))
+    return run
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_with_a_fifth_of_all_calls_failing_there_is_one_job_and_the_watch_ends(
+    google: FakeGoogle, workspace: Path, seed: int
+):
+    print(f"seed {seed}")
+    google.faults._random.seed(seed)
+    google.faults.share = 0.2
+    google.region.pipelines.script["custom-training-job"].looks = 20
+    run = submit_in_process()
+    record = run.watch(run.folder.read())
+    assert record.status == "succeeded"
+    assert google.world.writes["pipelineJob"] == 1
+    assert google.faults.struck.total() > 0
+
+
+@pytest.mark.parametrize("fault", [ServiceError(503, "Away."), ServiceError(429, "Slow down."), ConnectionReset()])
+def test_an_answer_that_is_lost_after_the_job_was_made_is_not_asked_for_twice(
+    google: FakeGoogle, workspace: Path, fault: Exception, monkeypatch: pytest.MonkeyPatch
+):
+    lost = [fault, fault]
+
+    def after(method: str) -> None:
+        if method == "PipelineService.CreatePipelineJob" and lost:
+            raise lost.pop()
+
+    monkeypatch.setattr(google.faults, "after", after)
+    run = submit_in_process()
+    assert google.world.writes["pipelineJob"] == 1
+    assert google.faults.calls["PipelineService.CreatePipelineJob"] == 2
+    assert run.folder.read().job == the_job(google).name
+
+
+def test_a_job_of_someone_elses_is_not_taken_for_ours(google: FakeGoogle, workspace: Path):
+    from components.cloud.retries import status_of
+    from pipelines.config import load
+    from pipelines.platforms.vertex import submission
+
+    run = submit_in_process()
+    config = load(run.folder.configuration_file)
+    job = submission.pipeline_job(config, run.folder.specification_file)
+    with pytest.raises(Exception, match="already exists") as refused:
+        submission.submit(run.connection, job, run.folder.run_id)
+    assert status_of(refused.value) == 409
+
+
+def test_no_secret_is_written_anywhere(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    key = json.loads(Path(ready_google.environment["GOOGLE_APPLICATION_CREDENTIALS"]).read_text())
+    secrets = [key["private_key"].splitlines()[1], "fake.submitter"]
+    (workspace / ".env").write_text("API_TOKEN=planted-7f3a9c\n")
+    secrets.append("planted-7f3a9c")
+    ready_google.region.pipelines.script["evaluate"].refused = ServiceError(403, "The caller does not have permission")
+    result = slipway(*RUN)
+    assert result.exit_code == 1
+    job = the_job(ready_google)
+    written = [path.read_text(errors="replace") for path in (workspace / "runs").rglob("*") if path.is_file()]
+    for text in [*written, result.output, json.dumps(specification_of(job)), str(job.labels), slipway("logs").output]:
+        assert [secret for secret in secrets if secret in text] == []
+    assert len(written) >= 3
+
+
+def test_a_refused_submission_leaves_a_record_that_says_why(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
+):
+    ready_google.faults.plan("CreatePipelineJob", ServiceError(403, "Permission 'x' denied on resource 'y'."), times=9)
+    result = slipway(*RUN)
+    assert result.exit_code == 1
+    assert "Vertex AI refused: Permission 'x' denied on resource 'y'." in result.output
+    listed = json.loads(slipway("list", "--json").output)
+    assert [run["status"] for run in listed] == ["failed"]
+    assert not ready_google.region.pipelines.jobs
