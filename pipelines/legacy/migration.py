@@ -132,7 +132,7 @@ def _vertex(job: OldJob, hardware: Hardware, notes: Notes) -> dict[str, Any]:
     old_images = sorted({replica.image for replica in job.replicas.values() if replica.image})
     if old_images:
         notes.changed.append(
-            f"{', '.join(old_images)}: images of this trainer take its place, built when the run starts (docs/images.md)"
+            f"{', '.join(old_images)}: images of this trainer take its place, built as the run starts (docs/images.md)"
         )
     notes.decisions.append("vertex.serving_image: the image that serves a SavedModel.")
     key = job.kms_key if KEY.fullmatch(job.kms_key or "") else None
