@@ -69,6 +69,10 @@ $(ENGINES_STAMP): $(LOCK) $(ENGINES_LOCK) pyproject.toml | $(STAMP)
 chaos: $(STAMP) ## Kill a training job's workers at random, and see that it ends the same (ENGINE, PROCESSES, SLIPWAY_SEED)
 	$(BIN)/python -m tests.chaos --engine $(ENGINE) --processes $(PROCESSES)
 
+.PHONY: test-containers
+test-containers: $(STAMP) ## Build images and run the pipeline in real containers, where this machine can
+	$(BIN)/python -m pytest -n 0 -ra --timeout 2400 tests/containers
+
 .PHONY: lint
 lint: $(STAMP) ## Check style, types and who imports whom
 	$(BIN)/ruff check .

@@ -134,6 +134,8 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
 def summary(record: RunRecord) -> Group:
     """What stands below the steps when a run has ended."""
     table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
     table.add_row(
         "run", f"{record.run_id}: {record.status}" + (f" after {record.seconds:.1f} s" if record.seconds else "")
     )

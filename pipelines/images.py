@@ -77,14 +77,20 @@ def wanted_images(config: RunConfig, say: Say) -> tuple[Wanted, Wanted]:
     accelerator = accelerator_of(config.parsed_hardware)
     roles = (("steps", "cpu"), ("trainer", accelerator))
     steps, trainer = (
-        wanted_image(config, role, kind, settings.build.base, settings.image_repository, say) for role, kind in roles
+        wanted_image(config, role, kind, settings.build.base, settings.image_repository, say, trains=role == "trainer")
+        for role, kind in roles
     )
     return steps, trainer
 
 
-def wanted_image(config: RunConfig, role: str, accelerator: str, base: str, repository: str, say: Say) -> Wanted:
-    """One image of a run; files that git neither tracks nor ignores are left out, which is said."""
-    kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine)
+def wanted_image(
+    config: RunConfig, role: str, accelerator: str, base: str, repository: str, say: Say, *, trains: bool = True
+) -> Wanted:
+    """One image of a run; files that git neither tracks nor ignores are left out, which is said.
+
+    `trains` says whether training runs in it: only then it depends on the engine.
+    """
+    kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine if trains else "tensorflow")
     context = make_context(SOURCE_TREE, kind, base, own_code(config))
     for name in context.left_out:
         say(f"not in the image {kind.name}, since git does not track it: {name}")
@@ -107,6 +113,7 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
     settings = _vertex(config)
     if settings.image is not None:
         return Images(settings.image, settings.image)
+    _check_builder(settings, builder or settings.build.builder)
     registry = registry_of(settings.image_repository, settings.connection)
     uris = []
     wanted = wanted_images(config, say)
@@ -190,11 +197,9 @@ def _service(settings: VertexSettings) -> CloudBuildSettings:
     )
 
 
-def _builder(settings: VertexSettings, image: Wanted, log: TextIO, builder: str | None) -> Build:
-    chosen = builder or settings.build.builder
-    if chosen != "cloud-build":
-        return build_locally(chosen, image.context.archive, log)
-    if not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
+def _check_builder(settings: VertexSettings, builder: str) -> None:
+    """Raise UserError where a builder can not push to the repository."""
+    if builder == "cloud-build" and not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
         raise UserError(
             "Cloud Build pushes to Artifact Registry.",
             setting="vertex.build.repository",
@@ -203,6 +208,12 @@ def _builder(settings: VertexSettings, image: Wanted, log: TextIO, builder: str 
             nearest="slipway",
             mend="--builder docker",
         )
+
+
+def _builder(settings: VertexSettings, image: Wanted, log: TextIO, builder: str | None) -> Build:
+    chosen = builder or settings.build.builder
+    if chosen != "cloud-build":
+        return build_locally(chosen, image.context.archive, log)
     service = _service(settings).service()
     return build_in_cloud(service, lambda: service.upload(image.context.archive(), _source_name(image)), log)
 

@@ -270,6 +270,11 @@ class TrainSettings(Settings):
         return ADAMW_WEIGHT_DECAY if self.optimizer == "adamw" else 0.0
 
     @property
+    def optimizer_kind(self) -> str:
+        """The optimizer by what it keeps for each weight: momentum makes sgd another one."""
+        return f"{self.optimizer} with momentum" if self.momentum else self.optimizer
+
+    @property
     def needs_validation(self) -> bool:
         """Whether something is decided by the validation split."""
         return self.early_stop is not None or self.export == "best"

@@ -40,7 +40,7 @@ def image_kind(source: Path, role: str, accelerator: str, engine: str = "tensorf
     Raises:
         UserError: No packages are locked for it.
     """
-    name = f"{role}-{accelerator}" + ("" if engine == "tensorflow" or role == "steps" else f"-{engine}")
+    name = f"{role}-{accelerator}" + ("" if engine == "tensorflow" else f"-{engine}")
     known = sorted(path.stem for path in (source / "requirements").glob(f"{role}-*.txt"))
     if name not in known:
         raise UserError(

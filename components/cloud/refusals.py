@@ -8,7 +8,8 @@ from components.cloud.connection import LOG_IN, Connection
 from components.cloud.retries import is_transient, status_of
 from trainer.errors import UserError
 
-PERMISSION = re.compile(r"\b([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)\b(?! ?\.(?:com|goog))")
+# Not a part of an address: of an account's e-mail, say.
+PERMISSION = re.compile(r"(?<![\w.@/-])([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)(?![\w.@-]*\w)")
 SERVICE = re.compile(r"\b([a-z]+\.googleapis\.com)")
 # The role that has a permission, for those that Slipway needs.
 ROLES = {

@@ -64,6 +64,7 @@ def _examine_cloud(subject: Subject, *, of_run: bool = False) -> list[Finding]:
         vertex.Project(view),
         vertex.Apis(view),
         vertex.ServiceAgents(view),
+        vertex.OwnRights(view),
         vertex.RunAsAccount(view),
         vertex.BucketPlace(view),
         vertex.BucketRights(view),

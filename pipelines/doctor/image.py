@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from components.build_image.registry import ArtifactRegistry, HttpRegistry
-from components.cloud.refusals import is_absent
-from components.cloud.retries import retried
+from components.cloud.refusals import is_absent, refusal
+from components.cloud.retries import retried, status_of
 from components.setup_access.settings import IMAGE, PUBLIC_PROJECT, repository_of
 from pipelines.doctor.check import NotConcernedError, Subject
 from pipelines.doctor.vertex import CloudCheck
@@ -49,6 +49,9 @@ class Image(CloudCheck):
         try:
             retried(request.execute)
         except Exception as error:
+            if status_of(error) == 403:
+                # The service agents pull it; who submits a run need not see it.
+                raise NotConcernedError(refusal(error, self.view.connection, "see the image").message) from None
             if is_absent(error):
                 return False
             raise
@@ -58,4 +61,4 @@ class Image(CloudCheck):
         path, _, digest = image.partition("@")
         repository, _, last = path.rpartition("/")
         name, _, tag = last.partition(":")
-        return HttpRegistry().digest(repository, name, digest or tag) is not None
+        return HttpRegistry("vertex.image").digest(repository, name, digest or tag) is not None

@@ -34,7 +34,7 @@ class ModelMemory:
         need = fits_memory(
             hardware,
             needed.variables,
-            config.train.optimizer,
+            config.train.optimizer_kind,
             trainable_bytes=needed.trainable,
             engine=engine,
         )

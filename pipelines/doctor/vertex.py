@@ -9,7 +9,7 @@ from components.cloud.refusals import is_absent, member_of, refusal
 from components.cloud.retries import retried
 from components.setup_access.difference import Line, blocking
 from components.setup_access.ensure import COMMAND
-from components.setup_access.wanted import Account, Binding, Bucket, Identity
+from components.setup_access.wanted import Binding, Bucket, Identity
 from pipelines.doctor.check import NotConcernedError, Subject
 from pipelines.doctor.cloud import View
 from pipelines.hardware import validate_for
@@ -17,6 +17,12 @@ from trainer.errors import UserError
 
 # As many missing things are named; setup shows them all.
 SHOWN = 3
+SUBMITTING = (
+    "aiplatform.customJobs.list",
+    "aiplatform.pipelineJobs.cancel",
+    "aiplatform.pipelineJobs.create",
+    "aiplatform.pipelineJobs.get",
+)
 ACT_AS = "iam.serviceAccounts.actAs"
 
 
@@ -104,10 +110,8 @@ class RunAsAccount(CloudCheck):
     of_run = True
 
     def look(self, subject: Subject) -> str:  # noqa: ARG002
-        account = self.view.account
-        connection = self.view.connection
-        if self.view.vertex.service_account:
-            self.refuse(lambda line: isinstance(line.item, Account) and line.item.email == account)
+        _ = self.view.number
+        account, connection = self.view.account, self.view.connection
         accounts = connection.api("iam", "v1").projects().serviceAccounts()
         request = accounts.testIamPermissions(resource=policies.account_name(account), body={"permissions": [ACT_AS]})
         try:
@@ -115,17 +119,43 @@ class RunAsAccount(CloudCheck):
         except Exception as error:
             if not is_absent(error):
                 raise
-            granted = []
+            raise self._wrong(f"The run-as account {account} does not exist.", COMMAND) from None
         if ACT_AS not in granted:
-            raise UserError(
+            raise self._wrong(
                 f"{self.view.caller() or 'Your account'} may not start jobs that run as {account}.",
-                setting="vertex.service_account",
-                value=self.view.vertex.service_account,
-                mend=f"gcloud iam service-accounts add-iam-policy-binding {account} "
-                f"--project={self.view.vertex.project} --member={member_of(connection)} "
-                "--role=roles/iam.serviceAccountUser",
+                f"gcloud iam service-accounts add-iam-policy-binding {account} --project={self.view.vertex.project} "
+                f"--member={member_of(connection)} --role=roles/iam.serviceAccountUser",
             )
+        thing = self.view.found.things.get(policies.Resource("account", account))
+        if thing is not None and thing.facts.get("disabled"):
+            raise self._wrong(f"The account {account} is disabled.", f"gcloud iam service-accounts enable {account}")
         return f"{account}, jobs may run as it"
+
+    def _wrong(self, message: str, mend: str) -> UserError:
+        value = self.view.vertex.service_account
+        return UserError(message, setting="vertex.service_account", value=value, mend=mend)
+
+
+class OwnRights(CloudCheck):
+    """The caller may submit a run and follow it."""
+
+    name = "own rights"
+    of_run = True
+
+    def look(self, subject: Subject) -> str:  # noqa: ARG002
+        _ = self.view.number
+        connection = self.view.connection
+        projects = connection.api("cloudresourcemanager", "v3").projects()
+        body = {"permissions": list(SUBMITTING)}
+        request = projects.testIamPermissions(resource=f"projects/{connection.project}", body=body)
+        missing = set(SUBMITTING) - set(retried(request.execute).get("permissions", []))
+        if missing:
+            raise UserError(
+                f"{self.view.caller() or 'Your account'} lacks {', '.join(sorted(missing))}.",
+                mend=f"gcloud projects add-iam-policy-binding {connection.project} --member={member_of(connection)} "
+                "--role=roles/aiplatform.user",
+            )
+        return "may submit and follow runs"
 
 
 class BucketPlace(CloudCheck):
@@ -231,8 +261,7 @@ class FirstJob(CloudCheck):
         missing = blocking(self.view.lines(lambda line: isinstance(line.item, Identity)))
         if missing:
             raise UserError(
-                f"No job has run in {region} yet, and the service agent {missing[0].item} is not there: the first one would "
-                "fail.",
+                f"No job has run in {region} yet, and {missing[0].item} does not exist: the first one would fail.",
                 mend=COMMAND,
             )
         return f"this will be the first in {region}; the service agents are there"

@@ -13,7 +13,7 @@ from trainer.errors import UserError
 
 GIB = 2**30
 # How many values an optimizer keeps beside each variable that it trains.
-OPTIMIZER_VALUES = {"adam": 2, "adamw": 2, "sgd": 0}
+OPTIMIZER_VALUES = {"adam": 2, "adamw": 2, "sgd": 0, "sgd with momentum": 1}
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def fits_memory(
     Args:
         hardware: What trains.
         variables_bytes: The bytes of all the built model's variables.
-        optimizer: adam, adamw or sgd.
+        optimizer: adam, adamw, sgd or sgd with momentum.
         trainable_bytes: The bytes of those that are trained; without it all are.
         engine: What executes the training step; hardware that is named in place of this runs it.
 

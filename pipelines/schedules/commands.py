@@ -76,13 +76,18 @@ def delete(
     for schedule in doomed:
         _say(f"{schedule.title}: {schedule.state_text}, {schedule.runs} runs started")
     if doomed and not yes:
-        if not sys.stdin.isatty():
+        if not is_terminal():
             raise UserError(
                 "Deleting asks first, and nobody is there to answer.", setting="--yes", value=False, mend="--yes"
             )
         if not typer.confirm(f"Delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'}?", err=True):
             raise typer.Exit(EXIT_INTERRUPTED)
     _show(work.delete(doomed), as_json=as_json)
+
+
+def is_terminal() -> bool:
+    """Whether somebody is there to answer."""
+    return sys.stdin.isatty()
 
 
 def _names(name: str | None) -> tuple[str, ...]:

@@ -24,16 +24,20 @@ def checkpoint_pointer(space: Workspace) -> bool:
 
 
 def test_a_trainer_killed_in_mid_epoch_goes_on_from_its_checkpoint(space):
-    options = ("--set", "train.epochs=60", "--set", "train.checkpoint.every_steps=50")
-    process = space.start("run", *options)
+    """By itself as often as it may, then with --resume."""
+    options = ("--set", "train.epochs=100", "--set", "train.checkpoint.every_steps=50")
+    process = space.start("run", *options, "--set", "train.restarts.at_most=1")
     wait_for(lambda: checkpoint_pointer(space))
     trainers(space.path)[0].kill()
-    output, error = process.communicate(timeout=60)
+    wait_for(lambda: "going on from the checkpoint" in space.log("train"))
+    trainers(space.path)[0].kill()
+    output, error = process.communicate(timeout=200)
+    assert "workerpool0-0 was killed by SIGKILL: all start again from the checkpoint of step" in output
     assert process.returncode == 1, output
     record = space.record()
     assert record["status"] == "failed"
     assert record["error"]["step"] == "train"
-    assert "workerpool0-0 was killed by SIGKILL" in record["error"]["message"]
+    assert "workerpool0-0 was killed by SIGKILL, for the 2nd time" in record["error"]["message"]
     assert f"slipway run --resume {record['run_id']}" in error
     prepared = record["steps"][0]
 
@@ -73,6 +77,21 @@ def test_a_stop_leaves_nothing_running_and_can_go_on(space, how):
     assert steps(record)["prepare_data"]["status"] == "succeeded"
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     assert not processes_of(space.path)
+
+
+def test_a_preempted_worker_starts_again_and_the_run_says_so(space):
+    process = space.start("run", "--set", "train.epochs=60", "--hardware", "cpu*2", "--set", "train.batch_size=32")
+    wait_for(lambda: checkpoint_pointer(space))
+    trainers(space.path)[1].terminate()
+    output, error = process.communicate(timeout=200)
+    assert process.returncode == 0, output + error
+    said = "was stopped by SIGTERM: all start again from the checkpoint of step"
+    assert said in output
+    assert "1 restart" in output
+    assert said in space.log("train")
+    (restart,) = steps(space.record())["train"]["outputs"]["restarts"]
+    assert restart["replica"] in ("workerpool0-0", "workerpool1-0")
+    assert restart["step"] > 0
 
 
 def test_a_killed_command_line_takes_its_run_along(space):

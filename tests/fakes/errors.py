@@ -65,6 +65,11 @@ class Faults:
         self.calls: Counter[str] = Counter()
         self.struck: Counter[str] = Counter()
 
+    def seed(self, seed: int) -> None:
+        """Begin the random faults anew."""
+        with self._lock:
+            self._random.seed(seed)
+
     def plan(self, method: str, error: Exception, times: int = 1) -> None:
         """Answer the next `times` calls of `method` with `error`."""
         with self._lock:

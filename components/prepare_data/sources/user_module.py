@@ -35,6 +35,7 @@ from components.prepare_data.sources.user_example import (
     split_of,
 )
 from components.prepare_data.unusable import Unusable
+from components.prepare_data.workers import Tick, Workers
 from trainer.builder import load
 from trainer.errors import UserError, nearest
 
@@ -60,7 +61,10 @@ class ModuleSource:
         self._settings = settings
         self._image = settings.image or "image"
         self._label = settings.label or "label"
-        self._kinds = self._find_kinds()
+        # Not in this process: what the user's module starts (TensorFlow's threads, say) would not survive in the
+        # processes that are forked from it later.
+        with Workers(self._find_kinds, 1) as workers:
+            ((_, self._kinds),) = workers.run([reference])
         self.features: Descriptions = {stored_name(name): kind.description for name, kind in self._kinds.items()}
         self.class_names: dict[str, list[str]] = {}
         self._group = require_feature(group_column, self._kinds)
@@ -140,7 +144,7 @@ class ModuleSource:
             error.allowed = error.allowed if ":" in (error.allowed or "") else CONTRACT
             raise
 
-    def _find_kinds(self) -> dict[str, Kind]:
+    def _find_kinds(self, task: str, tick: Tick) -> dict[str, Kind]:  # noqa: ARG002
         """The kinds of the further features: as the settings describe them, else as the first example has them."""
         described = further_kinds(self._settings)
         examples = self._examples()

@@ -14,17 +14,19 @@ from components.cloud.retries import is_transient, retried, status_of
 from pipelines.config import RunConfig, load
 from pipelines.images import Images
 from pipelines.platforms.vertex import submission
+from pipelines.platforms.vertex.experiments import list_in_experiment
 from pipelines.platforms.vertex.explanation import explain
 from pipelines.platforms.vertex.logs import LogReader
-from pipelines.platforms.vertex.tasks import RUNNING, custom_jobs, step_of, take_in
+from pipelines.platforms.vertex.tasks import RUNNING, custom_jobs, step_of, steps_of, take_in
 from pipelines.runs import ErrorRecord, RunFolder, RunRecord, StepRecord
 from trainer.errors import UserError
 
 PLATFORM = "vertex"
-STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
 POLL_SECONDS = 10.0
 ENDED = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
 
+# How often a run is looked at until it has begun, for its experiment.
+LOOKS_FOR_CONTEXT = 12
 # How long a run that Vertex AI does not know may still be on its way there.
 SUBMISSION_TIME = timedelta(minutes=10)
 
@@ -49,6 +51,11 @@ class VertexRun:
         self.config = config or load(folder.configuration_file)
         self.connection: Connection = submission.settings_of(self.config).connection
 
+    @property
+    def experiment(self) -> str | None:
+        """The experiment that the run is to be listed in."""
+        return submission.settings_of(self.config).experiment
+
     def submit(self, images: Images, earlier: RunRecord | None = None) -> RunRecord:
         """Compile the pipeline, make the job of it, and record where it is.
 
@@ -62,7 +69,8 @@ class VertexRun:
         """
         tries = earlier.tries + 1 if earlier else 1
         job_id = self.folder.run_id if tries == 1 else f"{self.folder.run_id}-{tries}"
-        names = [*(["build_image"] if images.build else []), *STEPS]
+        kept = self.folder.run_id if earlier else None
+        submission.compile_pipeline(self.config, images, self.folder.specification_file, kept)
         record = RunRecord(
             run_id=self.folder.run_id,
             name=self.config.name,
@@ -72,10 +80,8 @@ class VertexRun:
             job=f"{self.connection.parent}/pipelineJobs/{job_id}",
             console=submission.console_url(self.config, job_id),
             tries=tries,
-            steps=[StepRecord(name=name) for name in names],
+            steps=[StepRecord(name=name) for name in steps_of(self.folder.specification_file)],
         )
-        kept = self.folder.run_id if earlier else None
-        submission.compile_pipeline(self.config, images, self.folder.specification_file, kept)
         self.folder.write(record)
         try:
             job = submission.pipeline_job(self.config, self.folder.specification_file)
@@ -87,6 +93,24 @@ class VertexRun:
         take_in(record, made)
         self.folder.write(record)
         return record
+
+    def list_in_experiment(self, record: RunRecord) -> None:
+        """Put a run that has been submitted into its experiment, which takes until it has begun.
+
+        Raises:
+            UserError: It could not be; the run goes on all the same.
+        """
+        experiment = self.experiment
+        for _ in range(LOOKS_FOR_CONTEXT if experiment else 0):
+            job = self._job(record)
+            try:
+                if list_in_experiment(self.connection, str(experiment), job):
+                    return
+            except Exception as error:
+                raise self._told(error) from error
+            pause()
+        if experiment:
+            raise UserError("It has not begun yet.", setting="vertex.experiment", value=experiment)
 
     def refresh(self, record: RunRecord, tell: Tell | None = None) -> RunRecord:
         """Bring the record up to what the service says, and write it; `tell` hears of every step that has changed."""

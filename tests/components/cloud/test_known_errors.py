@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from components.cloud.known_errors import KNOWN_ERRORS, as_user_error, first_recognised, recognise
@@ -123,3 +125,14 @@ def test_an_error_that_is_not_known_keeps_the_services_words():
     error = as_user_error(RuntimeError("400 Something\n  new."), "Vertex AI refused", FACTS)
     assert error.message == "Vertex AI refused: 400 Something new."
     assert error.mend == "slipway doctor --target vertex"
+
+
+def test_the_page_about_failures_has_every_one_of_them():
+    class Named(dict[str, str]):
+        def __missing__(self, key: str) -> str:
+            return key.upper()
+
+    page = (Path(__file__).parents[3] / "docs" / "when-a-run-fails.md").read_text()
+    for known in KNOWN_ERRORS:
+        row = f"| {known.cause} | {known.sentence.format_map(Named())} | {known.mend.format_map(Named())} |"
+        assert row in page.splitlines(), f"docs/when-a-run-fails.md lacks: {row}"

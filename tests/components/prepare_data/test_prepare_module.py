@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from components.prepare_data import store
 from components.prepare_data.messages import features_of, values
 from components.prepare_data.prepare import Prepared, prepare
 from components.prepare_data.records import read_records
+from components.prepare_data.set_writer import SetWriter
 from components.prepare_data.settings import DataSettings
+from components.prepare_data.shards import ShardWriter
 from trainer.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
@@ -117,6 +120,41 @@ def test_splits_and_keys_are_its_own(write: Callable[[str], str], make_settings:
     found = stored(prepare(make_settings(source), 1))
     assert len(found) == 30
     assert all(one["split"] == {"val": "validation"}.get(key[:3], key.split("/")[0]) for key, one in found.items())
+
+
+def test_a_function_may_start_threads_of_its_own(write: Callable[[str], str], make_settings: MakeSettings) -> None:
+    """A forked process has none of its parent's threads: what the function starts is not to be started before that."""
+    source = write("""
+        global pool
+        if pool is None:
+            from concurrent.futures import ThreadPoolExecutor
+            pool = ThreadPoolExecutor(1)
+        for n in range(30):
+            yield {"image": pool.submit(image, n).result(timeout=20), "label": "a"}
+    """)
+    module = Path(f"{source.partition(':')[0]}.py")
+    module.write_text("pool = None\n" + module.read_text())
+    assert len(stored(prepare(make_settings(source), 1))) == 30
+
+
+def test_an_interrupted_run_is_gone_on_with(
+    write: Callable[[str], str], make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write("for n in range(60): yield {'image': image(n), 'label': 'ab'[n % 2], 'number': n}")
+    expected = prepare(make_settings(source, store=str(tmp_path / "other")), 2)
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(SetWriter, "_finish", raise_interrupt)
+        killed.setattr(store.shutil, "rmtree", lambda *arguments, **options: None)
+        prepare(make_settings(source), 2)
+    monkeypatch.setattr(ShardWriter, "__call__", raise_interrupt)  # no shard is written again
+    prepared = prepare(make_settings(source), 2)
+    assert {path.name: path.read_bytes() for path in prepared.folder.iterdir()} == {
+        path.name: path.read_bytes() for path in expected.folder.iterdir()
+    }
+
+
+def raise_interrupt(*arguments: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_what_can_not_be_used_is_counted_and_named(

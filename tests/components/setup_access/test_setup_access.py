@@ -10,6 +10,7 @@ from components.setup_access.found import look
 from tests.components.setup_access.project import ACCOUNT, BUCKET, REPOSITORY, settings
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
+from tests.fakes.ready import make_ready
 from trainer.errors import UserError
 
 VERTEX = f"serviceAccount:service-{NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
@@ -119,33 +120,33 @@ def test_an_agent_that_the_first_job_makes_is_left_to_it(new_project):
     assert ("roles/aiplatform.serviceAgent", VERTEX) in granted(new_project, f"projects/{PROJECT}")
 
 
-def test_a_wider_role_is_enough(new_project):
-    apply(settings(new_project))
+def test_a_wider_role_is_enough(google):
+    make_ready(google)
     name = f"buckets/{BUCKET}"
-    policy = new_project.world.policy(name)
+    policy = google.world.policy(name)
     for binding in policy["bindings"]:
         if binding["role"] == "roles/storage.objectUser":
             binding["role"] = "roles/storage.objectAdmin"
-    new_project.world.set_policy(name, policy)
-    assert set(statuses(new_project).values()) == {"there"}
+    google.world.set_policy(name, policy)
+    assert set(statuses(google, builds=False).values()) == {"there"}
 
 
-def test_a_grant_under_a_condition_is_not_a_grant(new_project):
-    apply(settings(new_project))
+def test_a_grant_under_a_condition_is_not_a_grant(google):
+    make_ready(google)
     name = f"buckets/{BUCKET}"
-    policy = new_project.world.policy(name)
+    policy = google.world.policy(name)
     condition = {"title": "office hours", "expression": "request.time.getHours() < 18"}
     for binding in policy["bindings"]:
         if binding["role"] == "roles/storage.objectUser":
             binding["condition"] = condition
-    new_project.world.set_policy(name, {**policy, "version": 3})
-    asked = settings(new_project)
+    google.world.set_policy(name, {**policy, "version": 3})
+    asked = settings(google, builds=False)
     lines = {str(line.item): line for line in difference(asked, look(asked))}
     line = lines[f"roles/storage.objectUser on gs://{BUCKET} for {ACCOUNT}"]
     assert line.status == "missing"
     assert "office hours" in line.found
     apply(asked)
-    bindings = [b for b in new_project.world.policy(name)["bindings"] if b["role"] == "roles/storage.objectUser"]
+    bindings = [b for b in google.world.policy(name)["bindings"] if b["role"] == "roles/storage.objectUser"]
     assert sorted(bool(b.get("condition")) for b in bindings) == [False, True]
     assert next(b for b in bindings if b.get("condition"))["condition"] == condition
 
@@ -159,17 +160,17 @@ def test_a_grant_under_a_condition_is_not_a_grant(new_project):
         ({"iamConfiguration": {"uniformBucketLevelAccess": {"enabled": False}}}, "--uniform-bucket-level-access"),
     ],
 )
-def test_a_bucket_that_does_not_fit_is_left_as_it_is(new_project, change, mends):
-    apply(settings(new_project))
-    new_project.world.buckets[BUCKET].update(change)
+def test_a_bucket_that_does_not_fit_is_left_as_it_is(google, change, mends):
+    make_ready(google)
+    google.world.buckets[BUCKET].update(change)
     if "projectNumber" in change:
-        new_project.world.projects["another"] = type(new_project.world.projects[PROJECT])("another", 42)
-    bucket = dict(new_project.world.buckets[BUCKET])
-    _, left = apply(settings(new_project))
+        google.world.projects["another"] = type(google.world.projects[PROJECT])("another", 42)
+    bucket = dict(google.world.buckets[BUCKET])
+    _, left = apply(settings(google, builds=False))
     (wrong,) = blocking(left)
     assert (str(wrong.item), wrong.status) == (f"gs://{BUCKET}", "wrong")
     assert mends in wrong.mend
-    assert new_project.world.buckets[BUCKET] == bucket
+    assert google.world.buckets[BUCKET] == bucket
 
 
 def test_a_bucket_name_that_someone_has_taken(new_project):
@@ -205,15 +206,24 @@ def test_a_project_that_is_not_there_is_named(new_project):
     assert error.value.setting == "vertex.project"
 
 
-def test_who_may_not_look_is_told_so_line_by_line(new_project):
-    apply(settings(new_project))
-    new_project.world.owners.clear()
+def test_who_may_not_look_is_told_so_line_by_line(google):
+    make_ready(google)
+    google.world.owners.clear()
     grant = {"role": "roles/serviceusage.serviceUsageViewer", "members": [f"serviceAccount:{SUBMITTER}"]}
-    policy = new_project.world.policy(f"projects/{PROJECT}")
-    new_project.world.set_policy(f"projects/{PROJECT}", {**policy, "bindings": [*policy["bindings"], grant]})
-    asked = settings(new_project)
+    policy = google.world.policy(f"projects/{PROJECT}")
+    google.world.set_policy(f"projects/{PROJECT}", {**policy, "bindings": [*policy["bindings"], grant]})
+    asked = settings(google, builds=False)
     lines = difference(asked, look(asked))
     unseen = [line for line in lines if line.status == "unseen"]
     assert {line.kind for line in unseen} == {"identity", "account", "bucket", "repository", "binding"}
     assert all(line.mend for line in unseen)
     assert blocking(lines) == []
+
+
+def test_an_account_of_builds_that_can_not_be_asked_for_hides_nothing(google):
+    make_ready(google)
+    google.faults.plan("defaultServiceAccount", ServiceError(403, "Permission 'cloudbuild.builds.get' denied"))
+    asked = settings(google)
+    unseen = [line for line in difference(asked, look(asked)) if line.status == "unseen"]
+    assert [str(line.item) for line in unseen] == ["the account of Cloud Build's builds"]
+    assert "cloudbuild.builds.get is missing" in unseen[0].found

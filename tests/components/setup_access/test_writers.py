@@ -80,7 +80,7 @@ def test_fifty_writers_lose_nothing(google):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_setup_ends_right_when_a_fifth_of_all_calls_fail(new_project, seed):
     print("seed", seed)
-    new_project.faults._random.seed(seed)
+    new_project.faults.seed(seed)
     new_project.faults.share = 0.2
     outcomes, left = apply(settings(new_project, tpu=True, submitters=["user:ada@example.com"]))
     assert new_project.faults.struck.total() > 0

@@ -96,6 +96,7 @@ class ModelService:
         return vertex.ListModelsResponse(models=page, next_page_token=following)
 
     def _list_versions(self, request: vertex.ListModelVersionsRequest, caller: str) -> vertex.ListModelVersionsResponse:
+        self._operations.pass_time()
         name = self._version(request.name, caller, "aiplatform.models.list").name
         passes = matcher(request.filter)
         found = [version for version in reversed(self.models[name]) if passes(_fields(version))]

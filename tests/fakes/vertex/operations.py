@@ -30,17 +30,25 @@ class Operations:
             self._running[operation.name] = (self.looks, operation, work)
             return operation
 
+    def pass_time(self) -> None:
+        """Let what is under way go on, whether or not anyone asks for it: its starter may never have heard of it."""
+        with self.world.lock:
+            for name in list(self._running):
+                self._look(name)
+
     def _get(self, request: operations_pb2.GetOperationRequest, caller: str) -> operations_pb2.Operation:
         with self.world.lock:
             if request.name not in self._running:
                 raise ServiceError(404, f"The operation {request.name} does not exist.")
-            looks, operation, work = self._running[request.name]
-            if operation.done:
-                return operation
+            return self._look(request.name)
+
+    def _look(self, name: str) -> operations_pb2.Operation:
+        looks, operation, work = self._running[name]
+        if not operation.done:
             if looks <= 1:
                 self._finish(operation, work)
-            self._running[request.name] = (looks - 1, operation, work)
-            return operation
+            self._running[name] = (looks - 1, operation, work)
+        return operation
 
     def _finish(self, operation: operations_pb2.Operation, work: Callable[[], Any]) -> None:
         operation.done = True

@@ -48,6 +48,11 @@ def test_the_engine_runs_on_what_is_named_instead():
     assert caught.value.nearest == "l4x8"
 
 
+def test_momentum_is_a_value_for_each_weight():
+    assert fits_memory(parse("t4x1"), GIB, "sgd with momentum").optimizer == GIB
+    assert fits_memory(parse("t4x1"), GIB, "sgd").optimizer == 0
+
+
 def test_an_optimizer_without_state_is_named_where_it_would_fit():
     with pytest.raises(UserError) as caught:
         fits_memory(parse("t4x1"), 5 * GIB, "adam")

@@ -1,0 +1,233 @@
+"""Steps a second, side by side with code in the manner of Google's guides: `python -m benchmarks.step_rate`.
+
+Three comparisons, each with the same network, batch size and number of processes on both sides:
+
+- dense: a small dense network (28x28 pixels, 128 units, batch 32, Adam). The TPU guide's way: Keras `fit` on
+  tf.data with map, shuffle, repeat and batch, with one step a call and with 50; and, harder to beat, both on
+  batches that are made before and cached. Against them Slipway's trainer as it runs in the pipeline, with its logs.
+- flowers: the network of the codelab on distributed training (180x180 pixels, batch 32). The codelab's way: JPEG files
+  through image_dataset_from_directory, cached, Resizing and Rescaling in the network, MirroredStrategy, `fit`. Against
+  it Slipway's trainer on the same files, prepared, in float32 as the codelab and in mixed_bfloat16, which processors
+  with such instructions are faster in. Counted from the first file that is read to the last epoch's end.
+- processes: two of Slipway's processes on two cores, against one process that is limited to one core, on the same
+  network, the same global batch.
+
+Every side of a comparison is a process of its own, and they take turns, round after round, so that other work on the
+machine hits all of them; what is printed are medians over the rounds, of the rates and of each round's ratios. Seconds
+are measured inside of the processes: imports and building the network are not in them, nor is what runs before the
+first epoch's end, except for flowers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import step_rate_sides
+
+PARTS = ("dense", "flowers", "processes")
+DENSE_BATCH, FLOWERS_BATCH = 32, step_rate_sides.FLOWERS_BATCH
+PICTURES = 8192  # of 28x28 pixels
+FLOWERS = 320  # JPEG files
+FLOWERS_EPOCHS = 3
+DENSE_EPOCHS, PROCESSES_EPOCHS = 12, 3
+RATIOS = (
+    "dense / fit 1", "dense / fit 50", "dense / fit 1, cached batches", "dense / fit 50, cached batches",
+    "flowers / codelab", "flowers in bfloat16 / codelab", "two processes / one on one core",
+)  # fmt: skip
+# What the project holds itself to.
+TARGETS = {
+    "dense / fit 1": 5.0, "dense / fit 50": 1.1, "flowers / codelab": 1.5, "two processes / one on one core": 1.5,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Measure in turns, then show."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this one (may be given again)")
+    options = parser.parse_args()
+    rates: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        sides: dict[str, Callable[[], float]] = {}
+        for part in options.part or PARTS:
+            sides |= {"dense": dense, "flowers": flowers, "processes": processes}[part](Path(folder) / part)
+        for number in range(options.rounds):
+            for name, measure in sides.items():
+                rates.setdefault(name, []).append(measure())
+                print(f"round {number + 1}: {name} {rates[name][-1]:.1f}", file=sys.stderr, flush=True)
+    show(rates)
+
+
+def dense(place: Path) -> dict[str, Callable[[], float]]:
+    """The sides of the small dense network, steps/s."""
+    step_rate_sides.make_pictures(place / "pictures", PICTURES)
+    data = prepared(place, "pictures")
+    return {
+        "fit 1": lambda: in_a_process("dense", place / "pictures", "1"),
+        "fit 50": lambda: in_a_process("dense", place / "pictures", "50"),
+        "fit 1, cached batches": lambda: in_a_process("dense", place / "pictures", "1", "cached"),
+        "fit 50, cached batches": lambda: in_a_process("dense", place / "pictures", "50", "cached"),
+        "dense": lambda: trained(data, "dense", DENSE_BATCH, DENSE_EPOCHS),
+    }
+
+
+def flowers(place: Path) -> dict[str, Callable[[], float]]:
+    """The sides of the flowers network, examples/s with reading."""
+    step_rate_sides.make_photographs(place / "photographs", FLOWERS)
+    data = prepared(place, "photographs", image_size=(180, 180))
+    return {
+        "codelab": lambda: in_a_process("flowers", place / "photographs", str(FLOWERS_EPOCHS)),
+        "flowers": lambda: trained(data, "flowers", FLOWERS_BATCH, FLOWERS_EPOCHS, from_start=True),
+        "flowers in bfloat16": lambda: trained(
+            data, "flowers", FLOWERS_BATCH, FLOWERS_EPOCHS, from_start=True, precision="mixed_bfloat16"
+        ),
+    }
+
+
+def processes(place: Path) -> dict[str, Callable[[], float]]:
+    """Two processes and one on one core, steps/s."""
+    step_rate_sides.make_pictures(place / "pictures", PICTURES // 2)
+    data = prepared(place, "pictures", replicas=2)
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    return {
+        "one on one core": lambda: trained(data, "convolutional", 128, PROCESSES_EPOCHS, cores=[cores[:1]]),
+        "two processes": lambda: trained(data, "convolutional", 128, PROCESSES_EPOCHS, cores=[cores, cores]),
+    }
+
+
+def prepared(place: Path, images: str, replicas: int = 1, **settings: Any) -> Path:
+    """The folder of the prepared set."""
+    from components.prepare_data.prepare import prepare
+    from components.prepare_data.settings import DataSettings
+
+    values = {
+        "source": f"images:{place / images}", "store": f"{place}/store", "name": images, "check": "header",
+        "duplicates": "keep", "split": {"train": 0.98, "validation": 0.01, "test": 0.01},
+    }  # fmt: skip
+    return prepare(DataSettings.model_validate({**values, **settings}), replicas=replicas).folder
+
+
+def in_a_process(*arguments: str | Path) -> float:
+    """What one of the guides' ways gives, in a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.step_rate_sides", *map(str, arguments)]
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return float(done.stdout.splitlines()[-1])
+
+
+def trained(
+    data: Path,
+    network: str,
+    batch: int,
+    epochs: int,
+    *,
+    cores: list[list[int]] | None = None,
+    from_start: bool = False,
+    precision: str = "float32",
+) -> float:
+    """Slipway's trainer, a process for each of `cores`: steps/s after the first epoch, or examples/s from the start."""
+    from trainer import manifest as manifests
+
+    cores = cores or [sorted(os.sched_getaffinity(0))]
+    steps_per_epoch = manifests.read(data).splits["train"].examples // batch
+    steps = steps_per_epoch * epochs
+    job = {
+        "data": str(data),
+        "model": {"builder": f"benchmarks.step_rate_sides:{network}"},
+        "train": {"steps": steps, "batch_size": batch, "precision": precision},
+        "plan": {
+            "replicas": len(cores), "batch_per_replica": batch // len(cores), "steps_per_epoch": steps_per_epoch,
+            "steps": steps,
+        },
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as place:
+        run_replicas(json.dumps(job), cores, Path(place))
+        history = [json.loads(line) for line in (Path(place) / "logs" / "metrics.jsonl").read_text().splitlines()]
+        started = float((Path(place) / "started").read_text())
+    at = {line["step"]: line["time"] for line in history if line["kind"] == "train"}
+    if from_start:
+        return batch * steps / (at[steps] - started)
+    return (steps - steps_per_epoch) / (at[steps] - at[steps_per_epoch])
+
+
+def run_replicas(job: str, cores: list[list[int]], place: Path) -> None:
+    """Run a process of the trainer for each of `cores`, to its end."""
+    addresses = _free_addresses(len(cores))
+    tasks = {"chief": addresses[:1], "worker": addresses[1:]}
+    running = []
+    for number, own in enumerate(cores):
+        task = {"type": "worker", "index": number - 1} if number else {"type": "chief", "index": 0}
+        environment = _environment() | {
+            "AIP_MODEL_DIR": f"{place}/model",
+            "AIP_CHECKPOINT_DIR": f"{place}/checkpoints",
+            "AIP_TENSORBOARD_LOG_DIR": f"{place}/logs",
+        }
+        if len(cores) > 1:
+            environment["TF_CONFIG"] = json.dumps({"cluster": tasks, "task": task})
+        command = [sys.executable, "-m", "benchmarks.step_rate_sides", "trainer", f"{place}/started", job]
+        running.append(
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                preexec_fn=functools.partial(os.sched_setaffinity, 0, own),
+            )
+        )
+    for process in running:
+        output, _ = process.communicate()
+        if process.returncode:
+            raise SystemExit(output)
+
+
+def _free_addresses(count: int) -> list[str]:
+    """Addresses on loopback whose ports nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+
+
+def _environment() -> dict[str, str]:
+    without = ("TF_CONFIG", "CLUSTER_SPEC")
+    kept = {name: value for name, value in os.environ.items() if name not in without}
+    return {**kept, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def show(rates: dict[str, list[float]]) -> None:
+    """The table of medians, and as the last line the ratios as JSON: each round's own, then their median."""
+    print(f"{'':40}{'a second':>12}")
+    for name, values in rates.items():
+        unit = "examples" if name in ("codelab", "flowers", "flowers in bfloat16") else "steps"
+        print(f"{name:<40}{statistics.median(values):>12,.1f} {unit}")
+    print(f"\n{'':40}{'ratio':>12}{'target':>10}   of each round")
+    ratios = {}
+    for name in RATIOS:
+        ours, _, theirs = name.partition(" / ")
+        if ours in rates:
+            each = [one / other for one, other in zip(rates[ours], rates[theirs], strict=True)]
+            ratios[name] = round(statistics.median(each), 3)
+            target = f"{TARGETS[name]:.1f}" if name in TARGETS else ""
+            print(f"{name:<40}{ratios[name]:>12.2f}{target:>10}   {' '.join(f'{ratio:.2f}' for ratio in each)}")
+    load = [round(value, 1) for value in os.getloadavg()]
+    print(f"\nload of the machine (1, 5, 15 minutes): {load}, cores: {len(os.sched_getaffinity(0))}")
+    print(json.dumps({"ratios": ratios, "targets": TARGETS, "load": load}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""What `benchmarks.step_rate` compares, each side in a process of its own; prints a rate as its last line.
+
+dense FOLDER STEPS_PER_CALL [cached]    Keras fit on small pictures, steps/s
+flowers FOLDER EPOCHS                   the codelab's way from JPEG files, examples/s
+trainer FILE JOB                        Slipway's trainer; FILE gets the time at which it begins to read
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+FLOWERS_BATCH = 32
+FLOWERS_SIZE = (180, 180)
+DENSE_BATCH = 32
+CLASSES = 5
+# Steps of `fit` that are measured, after as many as one call has.
+STEPS = {1: 1500, 50: 6000}
+
+
+def dense(image_shape: tuple[int, int, int], classes: int) -> Any:
+    """A small dense network, for both sides."""
+    import keras
+
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+def flowers(image_shape: tuple[int, int, int], classes: int) -> Any:
+    """The codelab's network without what Slipway has done before: resizing and rescaling."""
+    from trainer.models import flowers
+
+    return flowers.build(image_shape, classes)
+
+
+def convolutional(image_shape: tuple[int, int, int], classes: int) -> Any:
+    """Two convolutions of 32 filters: enough work a step that two processes can share it."""
+    import keras
+
+    layers = [keras.Input(image_shape)]
+    layers += [keras.layers.Conv2D(32, 3, activation="relu") for _ in range(2)]
+    return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(classes)])
+
+
+def make_pictures(folder: Path, count: int) -> None:
+    """Write PNG files of 28x28 grey pixels (seed 0), a folder a class."""
+    import numpy as np
+    from PIL import Image
+
+    draws = np.random.default_rng(0)
+    for number in range(count):
+        path = folder / f"class_{number % CLASSES}" / f"{number:05d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draws.integers(0, 256, (28, 28), np.uint8)).save(path)
+
+
+def make_photographs(folder: Path, count: int) -> None:
+    """Write JPEG files of 320x240 pixels cut from scikit-learn's two photographs (seed 0), a folder a class."""
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    photographs = load_sample_images().images
+    draws = np.random.default_rng(0)
+    for number in range(count):
+        pixels = photographs[number % len(photographs)]
+        top, left = draws.integers(0, pixels.shape[0] - 239), draws.integers(0, pixels.shape[1] - 319)
+        path = folder / f"class_{number % CLASSES}" / f"{number:05d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[top : top + 240, left : left + 320]).save(path, quality=90)
+
+
+def fit_dense(folder: Path, steps_per_call: int, cached: bool) -> float:
+    """Steps/s of Keras `fit` in the manner of the TPU guide; `cached`: on batches that are made already."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from PIL import Image
+
+    paths = sorted(folder.glob("*/*.png"))
+    images = np.stack([np.asarray(Image.open(path)) for path in paths])[..., np.newaxis]
+    labels = np.array([int(path.parent.name.removeprefix("class_")) for path in paths])
+
+    def scale(image: Any, label: Any) -> Any:
+        return tf.cast(image, tf.float32) / 255.0, label
+
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels)).map(scale)
+    if cached:
+        dataset = dataset.batch(DENSE_BATCH, drop_remainder=True).cache().shuffle(1000).repeat().prefetch(2)
+    else:
+        dataset = dataset.shuffle(10000).repeat().batch(DENSE_BATCH)
+    model = dense((28, 28, 1), CLASSES)
+    model.compile(
+        optimizer="adam",
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["sparse_categorical_accuracy"],
+        steps_per_execution=steps_per_call,
+    )
+    model.fit(dataset, epochs=1, steps_per_epoch=max(100, 2 * steps_per_call), verbose=0)
+    started = time.perf_counter()
+    model.fit(dataset, epochs=1, steps_per_epoch=STEPS[steps_per_call], verbose=0)
+    return STEPS[steps_per_call] / (time.perf_counter() - started)
+
+
+def fit_flowers(folder: Path, epochs: int) -> float:
+    """Examples/s of the codelab's way, from the first file to the last epoch's end."""
+    import keras
+    import tensorflow as tf
+
+    tf.data.Dataset.range(1).reduce(0, lambda one, _: one)  # TensorFlow's own start is not counted
+    started = time.perf_counter()
+    dataset = keras.utils.image_dataset_from_directory(
+        folder, validation_split=0.02, subset="training", seed=123, image_size=FLOWERS_SIZE, batch_size=FLOWERS_BATCH
+    )
+    examples = len(dataset.file_paths)
+    dataset = dataset.cache().shuffle(1000).prefetch(buffer_size=tf.data.AUTOTUNE)
+    with tf.distribute.MirroredStrategy().scope():
+        layers = [keras.layers.Resizing(*FLOWERS_SIZE), keras.layers.Rescaling(1.0 / 255)]
+        for filters in (16, 32, 64):
+            layers += [keras.layers.Conv2D(filters, 3, padding="same", activation="relu"), keras.layers.MaxPooling2D()]
+        layers += [keras.layers.Flatten(), keras.layers.Dense(128, activation="relu")]
+        model = keras.Sequential([*layers, keras.layers.Dense(CLASSES, activation="softmax")])
+        model.compile(
+            optimizer=keras.optimizers.Adam(),
+            loss=keras.losses.SparseCategoricalCrossentropy(),
+            metrics=["accuracy"],
+        )
+    model.fit(dataset, epochs=epochs, verbose=0)
+    return examples * epochs / (time.perf_counter() - started)
+
+
+def run_trainer(file: Path, job: str) -> int:
+    """Slipway's trainer; the time at which it begins to read its data goes into `file`."""
+    from trainer import __main__ as worker
+    from trainer.quick_import import import_tensorflow
+
+    import_tensorflow()
+    from trainer import data
+
+    read = data.training
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        file.write_text(str(time.time()))
+        return read(*arguments, **options)
+
+    data.training = noted  # type: ignore[assignment]
+    return worker.main(["--config", job])
+
+
+def main() -> None:
+    """One side."""
+    side, *arguments = sys.argv[1:]
+    if side == "trainer":
+        sys.exit(run_trainer(Path(arguments[0]), arguments[1]))
+    if side == "dense":
+        print(fit_dense(Path(arguments[0]), int(arguments[1]), "cached" in arguments[2:]))
+    else:
+        print(fit_flowers(Path(arguments[0]), int(arguments[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What a service refuses becomes a sentence that names who lacks what, and the command that mends it."""
+
+from __future__ import annotations
+
+import pytest
+
+from components.cloud.connection import Connection
+from components.cloud.refusals import PERMISSION, refusal, role_with
+from components.cloud.retries import retried
+from tests.fakes.errors import ServiceError
+from tests.fakes.google import PROJECT, REGION, SUBMITTER, FakeGoogle
+
+
+@pytest.mark.parametrize(
+    ("text", "permission"),
+    [
+        ("Permission 'storage.objects.get' denied on resource (or it may not exist)", "storage.objects.get"),
+        ("a@p.iam.gserviceaccount.com does not have storage.buckets.get access to the bucket.", "storage.buckets.get"),
+        ("Permission 'iam.serviceAccounts.actAs' denied on resource '//iam/p' ", "iam.serviceAccounts.actAs"),
+        ("see https://console.cloud.google.com/iam-admin", None),
+        ("service-1@gcp-sa-aiplatform.iam.gserviceaccount.com is not there", None),
+    ],
+)
+def test_the_permission_is_read_from_the_words(text, permission):
+    found = PERMISSION.search(text)
+    assert (found[1] if found else None) == permission
+
+
+def test_the_narrowest_role_that_has_it_is_named():
+    assert role_with("artifactregistry.repositories.get") == "roles/artifactregistry.reader"
+    assert role_with("artifactregistry.repositories.create") == "roles/artifactregistry.admin"
+    assert role_with("bigquery.jobs.create") is None
+
+
+def refused(google: FakeGoogle, error: ServiceError, times: int = 1):
+    google.faults.plan("GET /v3/projects", error, times)
+    connection = Connection(PROJECT, REGION, google.endpoints)
+    request = connection.api("cloudresourcemanager", "v3").projects().get(name=f"projects/{PROJECT}")
+    with pytest.raises(Exception) as caught:
+        retried(request.execute)
+    return refusal(caught.value, connection, "see the project")
+
+
+def test_a_missing_right_names_who_and_which_and_the_command(google):
+    error = refused(
+        google, ServiceError(403, "Permission 'resourcemanager.projects.get' denied on resource projects/p")
+    )
+    assert error.message == f"{SUBMITTER} may not see the project: resourcemanager.projects.get is missing."
+    assert f"--member=serviceAccount:{SUBMITTER} --role=roles/browser" in error.mend
+
+
+def test_an_api_that_is_off_is_named(google):
+    google.world.projects[PROJECT].services.clear()
+    connection = Connection(PROJECT, REGION, google.endpoints)
+    with pytest.raises(Exception) as caught:
+        connection.api("cloudresourcemanager", "v3").projects().get(name=f"projects/{PROJECT}").execute()
+    error = refusal(caught.value, connection, "see the project")
+    assert "cloudresourcemanager.googleapis.com is not enabled" in error.message
+    assert "gcloud services enable cloudresourcemanager.googleapis.com" in error.mend
+
+
+def test_what_does_not_pass_is_said_so(google):
+    error = refused(google, ServiceError(503, "The service is currently unavailable."), times=100)
+    assert "tried again and again: The service is currently unavailable." in error.message

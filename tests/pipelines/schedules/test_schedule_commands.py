@@ -1,0 +1,153 @@
+"""`slipway schedule …` as it is typed, and that a scheduled run is the very run that one starts by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.cloud import aiplatform_v1 as vertex
+from google.protobuf import json_format
+
+from tests.fakes.google import PROJECT, SUBMITTER, FakeGoogle
+from tests.fakes.ready import RUNNER, grant, take_away
+from tests.fakes.vertex.schedules import QUOTA
+from tests.pipelines.schedules.conftest import Slipway
+
+Write = Callable[..., Path]
+OUTPUT_ONLY = ("name", "create_time", "update_time", "start_time", "end_time", "state", "job_detail", "error")
+
+
+def request(job: vertex.PipelineJob) -> dict[str, Any]:
+    """What was asked for with a job that the fake has."""
+    values = json_format.MessageToDict(vertex.PipelineJob.pb(job), preserving_proto_field_name=True)
+    return {key: value for key, value in values.items() if key not in OUTPUT_ONLY}
+
+
+def test_a_scheduled_run_is_the_run_by_hand_but_for_the_schedule(
+    ready_google: FakeGoogle, write: Write, slipway: Slipway
+) -> None:
+    hardware, overrides = "l4x4*2", ["train.epochs=7", "vertex.labels.team=vision"]
+    options = [part for text in overrides for part in ("--set", text)]
+    by_hand = slipway(
+        "run", "-c", "configs/digits.yaml", "--target", "vertex", "--hardware", hardware, *options, "--no-wait"
+    )
+    assert by_hand.exit_code == 0, by_hand.output
+    write(set=overrides, hardware=hardware)
+    applied = slipway("schedule", "apply")
+    assert applied.exit_code == 0, applied.output
+    [scheduled] = ready_google.region.schedules.move(timedelta(days=1))
+    [typed] = [job for job in ready_google.region.pipelines.jobs.values() if not job.schedule_name]
+    [schedule] = ready_google.region.schedules.schedules
+    by_schedule, as_typed = request(scheduled), request(typed)
+    assert by_schedule.pop("schedule_name") == schedule
+    assert by_schedule == as_typed
+    # What is the same is not empty.
+    assert as_typed["labels"]["team"] == "vision"
+    assert as_typed["service_account"] == RUNNER
+    tasks = as_typed["pipeline_spec"]["root"]["dag"]["tasks"]
+    assert tasks["prepare-data"]["cachingOptions"] == {"enableCache": True}
+    # And the scheduled one goes as the other does.
+    assert ready_google.region.pipelines.run_to_end(scheduled.name).state.name == "PIPELINE_STATE_SUCCEEDED"
+
+
+def test_diff_changes_nothing_and_shows_field_by_field(
+    ready_google: FakeGoogle, write: Write, slipway: Slipway
+) -> None:
+    write()
+    assert "nightly: absent" in slipway("schedule", "diff").stdout
+    assert ready_google.world.writes["schedule"] == 0
+    assert "created" in slipway("schedule", "apply").stdout
+    write(cron="0 4 * * *", set=["train.epochs=7"], paused=True)
+    shown = slipway("schedule", "diff", "nightly").stdout
+    assert "cron: TZ=Europe/Berlin 0 3 * * * → TZ=Europe/Berlin 0 4 * * *" in shown
+    assert '"epochs":30.0' in shown
+    assert '"epochs":7.0' in shown
+    assert "paused: no → yes" in shown
+    [result] = json.loads(slipway("schedule", "diff", "--json").stdout)
+    assert {"field": "paused", "service": False, "file": True} in result["differences"]
+    assert ready_google.world.writes["schedule"] == 1
+    assert slipway("schedule", "apply").exit_code == 0
+    assert "as configs/schedules/nightly.yaml says" in slipway("schedule", "diff").stdout
+    assert "nothing to do" in slipway("schedule", "apply").stdout
+
+
+def test_pause_resume_and_delete(ready_google: FakeGoogle, write: Write, slipway: Slipway) -> None:
+    write()
+    service = ready_google.region.schedules
+    assert "slipway schedule apply nightly" in slipway("schedule", "pause", "nightly").stderr
+    slipway("schedule", "apply")
+    assert "active → paused" in slipway("schedule", "pause", "nightly").stdout
+    assert "paused already" in slipway("schedule", "pause", "nightly").stdout
+    service.move(timedelta(days=2))
+    assert "paused → active" in slipway("schedule", "resume", "nightly", "--catch-up").stdout
+    assert len(service.move(timedelta())) == 2
+    asked = slipway("schedule", "delete", "nightly")
+    assert (asked.exit_code, "2 runs started" in asked.stderr, "--yes" in asked.stderr) == (2, True, True)
+    assert len(service.schedules) == 1
+    assert slipway("schedule", "delete", "nightly", "--yes").exit_code == 0
+    assert not service.schedules
+    assert "no schedule nightly" in slipway("schedule", "delete", "nightly", "--yes").stderr
+
+
+def test_deleting_asks_and_takes_no_for_an_answer(
+    ready_google: FakeGoogle, write: Write, slipway: Slipway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write()
+    slipway("schedule", "apply")
+    monkeypatch.setattr("pipelines.schedules.commands.is_terminal", lambda: True)
+    answers = iter([False, True])
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: next(answers))
+    assert slipway("schedule", "delete").exit_code == 130
+    assert len(ready_google.region.schedules.schedules) == 1
+    assert slipway("schedule", "delete").exit_code == 0
+    assert not ready_google.region.schedules.schedules
+
+
+def test_a_schedule_without_its_file_is_shown_and_can_be_deleted(
+    ready_google: FakeGoogle, write: Write, slipway: Slipway
+) -> None:
+    old = write()
+    slipway("schedule", "apply")
+    old.unlink()
+    write("weekly", cron="0 3 * * 0")
+    assert "it has no file: slipway schedule delete nightly" in slipway("schedule", "diff").stdout
+    assert slipway("schedule", "delete", "nightly", "--yes").exit_code == 0
+    assert not ready_google.region.schedules.schedules
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"hardware": "a100x3"}, "setting: hardware"),
+        ({"end": "2020-01-01"}, "end is past"),
+    ],
+)
+def test_what_could_not_run_is_not_scheduled(
+    ready_google: FakeGoogle, write: Write, slipway: Slipway, settings: dict[str, Any], said: str
+) -> None:
+    write(**settings)
+    refused = slipway("schedule", "apply")
+    assert (refused.exit_code, said in refused.stderr) == (2, True), refused.output
+    assert ready_google.world.writes["schedule"] == 0
+
+
+def test_what_vertex_refuses_is_one_sentence_with_its_mend(
+    ready_google: FakeGoogle, write: Write, slipway: Slipway
+) -> None:
+    write()
+    ready_google.world.quotas[(PROJECT, ready_google.location, QUOTA)] = 0
+    quota = slipway("schedule", "apply")
+    assert (quota.exit_code, "too little quota" in quota.stderr) == (2, True), quota.output
+    ready_google.world.quotas.clear()
+    ready_google.world.owners.clear()
+    grant(ready_google, f"projects/{PROJECT}", "roles/aiplatform.user", SUBMITTER)
+    take_away(ready_google, f"projects/{PROJECT}/serviceAccounts/{RUNNER}", "roles/iam.serviceAccountUser")
+    rights = slipway("schedule", "apply")
+    assert rights.exit_code == 2
+    assert RUNNER in rights.stderr
+    assert "mend:" in rights.stderr
+    assert not ready_google.region.schedules.schedules

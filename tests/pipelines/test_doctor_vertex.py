@@ -1,0 +1,253 @@
+"""The doctor on a project: each thing that is wrong is found by its check, with its mend, and hides no other."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from google.cloud import aiplatform_v1 as vertex
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.config import RunConfig
+from pipelines.doctor import examine_all, refuse_on_failure
+from pipelines.doctor.check import Finding, Subject
+from pipelines.doctor.cloud import View, examine_side_by_side
+from pipelines.doctor.vertex import Credentials, Project
+from tests.fakes.errors import ServiceError
+from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
+from tests.fakes.ready import BUCKET, REPOSITORY, RUNNER, make_ready, take_away, vertex_settings
+from trainer.errors import UserError
+
+T4 = "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
+SCHEDULES = "aiplatform.googleapis.com/active_schedules"
+ACCOUNT = f"projects/{PROJECT}/serviceAccounts/{RUNNER}"
+TPU_AGENT = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
+
+
+@pytest.fixture
+def ready(google: FakeGoogle) -> FakeGoogle:
+    make_ready(google)
+    _ = google.region
+    methods = {"ListSchedules": (vertex.ListSchedulesRequest, lambda request, caller: vertex.ListSchedulesResponse())}
+    google.vertex.add("google.cloud.aiplatform.v1.ScheduleService", methods)
+    return google
+
+
+def subject(google: FakeGoogle, folder, hardware: str = "cpu", data=None, **place) -> Subject:
+    values = {
+        "name": "digits",
+        "hardware": hardware,
+        "data": data or {"source": "digits", "store": str(folder)},
+        "model": {"builder": "trainer.models.digits:build"},
+        "train": {"epochs": 1},
+        "vertex": vertex_settings(google, **place),
+    }
+    return Subject(RunConfig.model_validate(values), "vertex", False, folder)
+
+
+def findings(google: FakeGoogle, folder, hardware: str = "cpu", **place) -> dict[str, Finding]:
+    asked = subject(google, folder, hardware, **place)
+    return {finding.check: finding for finding in examine_all(asked)}
+
+
+def failed(found: dict[str, Finding]) -> set[str]:
+    return {name for name, finding in found.items() if finding.status == "fail"}
+
+
+def test_a_project_that_is_ready_passes(ready, tmp_path):
+    ready.world.quotas[PROJECT, REGION, T4] = 4
+    ready.service_usage.metrics = {SCHEDULES: 10}
+    found = findings(ready, tmp_path, "t4x2")
+    assert failed(found) == set()
+    assert found["project"].found == f"{PROJECT}, number {NUMBER}"
+    assert found["quota"].found == f"4 of {T4} in {REGION}, 2 needed"
+    assert found["schedule quota"].found == f"0 of 10 active in {REGION}"
+    assert "first" in found["first job"].found
+    assert ready.world.writes.total() == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "check", "says", "mends"),
+    [
+        (lambda g: take_away(g, f"buckets/{BUCKET}", "roles/storage.objectUser"), "bucket rights", RUNNER, "setup"),
+        (lambda g: g.world.buckets.clear(), "bucket", "does not exist", "slipway setup --apply"),
+        (
+            lambda g: g.world.buckets[BUCKET].update(location="EU", locationType="multi-region"),
+            "bucket",
+            "EU",
+            "create",
+        ),
+        (lambda g: g.world.buckets[BUCKET].update(location="US-CENTRAL1"), "bucket", "us-central1", "create"),
+        (lambda g: g.world.repositories.clear(), "repository", "slipway", "slipway setup --apply"),
+        (
+            lambda g: take_away(g, REPOSITORY, "roles/artifactregistry.reader"),
+            "repository",
+            "gcp-sa-aiplatform.iam",
+            "slipway setup --apply",
+        ),
+        (lambda g: g.repositories.versions.clear(), "image", "no image", "slipway build"),
+        (lambda g: take_away(g, f"projects/{PROJECT}", "roles/aiplatform.user"), "roles", RUNNER, "setup"),
+        (lambda g: g.world.projects[PROJECT].services.discard("logging.googleapis.com"), "APIs", "logging", "enable"),
+        (
+            lambda g: g.world.quotas.update({(PROJECT, REGION, T4): 1, (PROJECT, "us-central1", T4): 8}),
+            "quota",
+            "takes 2",
+            "vertex.region=us-central1",
+        ),
+    ],
+)
+def test_what_is_wrong_is_found_alone(ready, tmp_path, spoil, check, says, mends):
+    spoil(ready)
+    found = findings(ready, tmp_path, "t4x2")
+    assert failed(found) == {check} | ({"image"} if check == "repository" and not ready.world.repositories else set())
+    assert says in found[check].found
+    assert mends in found[check].mend
+
+
+def test_the_agents_that_are_not_there_before_the_first_job(ready, tmp_path):
+    for name in (f"projects/{PROJECT}", REPOSITORY):
+        policy = ready.world.policies[name]
+        policy["bindings"] = [b for b in policy["bindings"] if "gcp-sa-aiplatform" not in b["members"][0]]
+    found = findings(ready, tmp_path)
+    assert failed(found) == {"service agents", "first job", "roles", "repository"}
+    assert "No job has run" in found["first job"].found
+    assert found["first job"].mend == "slipway setup --apply"
+
+
+def test_a_tpu_asks_for_the_rights_of_its_agent(ready, tmp_path):
+    found = findings(ready, tmp_path, "tpu-v5e-2x4")
+    assert TPU_AGENT in found["bucket rights"].found
+    assert "TPU" in found["bucket rights"].found
+
+
+def test_the_bucket_of_the_data_is_looked_at_too(ready, tmp_path):
+    ready.storage.add_bucket("the-prepared", ready.world.projects[PROJECT], REGION)
+    asked = subject(ready, tmp_path, data={"source": "digits", "store": "gs://the-prepared/sets"})
+    found = {finding.check: finding for finding in examine_all(asked)}
+    assert failed(found) == {"bucket rights"}
+    assert f"roles/storage.objectUser on gs://the-prepared for {RUNNER}" in found["bucket rights"].found
+
+
+def test_who_may_not_act_as_the_account_is_told_the_command(ready, tmp_path):
+    ready.world.owners.clear()
+    found = findings(ready, tmp_path)
+    assert found["project"].status == "fail"
+    viewer = {"role": "roles/serviceusage.serviceUsageViewer", "members": [f"serviceAccount:{SUBMITTER}"]}
+    ready.world.policies[f"projects/{PROJECT}"]["bindings"].append(viewer)
+    found = findings(ready, tmp_path)
+    assert failed(found) == {"own rights", "run-as account", "first job"}
+    assert "aiplatform.pipelineJobs.create" in found["own rights"].found
+    assert found["own rights"].mend.endswith("--role=roles/aiplatform.user")
+    assert f"may not start jobs that run as {RUNNER}" in found["run-as account"].found
+    assert f"--member=serviceAccount:{SUBMITTER} --role=roles/iam.serviceAccountUser" in found["run-as account"].mend
+    # What may not be looked at is skipped, not called broken.
+    assert found["bucket rights"].status == "skipped"
+    assert "storage.buckets.getIamPolicy is missing" in found["bucket rights"].found
+
+
+def test_without_credentials_only_they_fail(ready, tmp_path, monkeypatch):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    found = findings(ready, tmp_path)
+    assert failed(found) == {"credentials"}
+    assert found["credentials"].mend == "gcloud auth application-default login"
+
+
+def test_a_project_that_is_not_there_fails_once(ready, tmp_path):
+    found = findings(ready, tmp_path, project="slipway-tset")
+    assert failed(found) == {"project"}
+    assert "slipway-tset" in found["project"].found
+
+
+def test_other_regions_with_quota_are_named_and_none_that_lacks_it(ready, tmp_path):
+    ready.world.quotas.update(
+        {(PROJECT, REGION, T4): 0, (PROJECT, "us-east1", T4): 4, (PROJECT, "europe-west2", T4): 4,
+         (PROJECT, "europe-west1", T4): 1}
+    )  # fmt: skip
+    error = findings(ready, tmp_path, "t4x2")["quota"].error
+    assert error is not None
+    assert "europe-west2" in error.allowed
+    assert "us-east1" in error.allowed
+    assert "europe-west1" not in error.allowed
+    assert error.nearest == "europe-west2"
+
+
+def test_a_full_quota_of_schedules(ready, tmp_path):
+    ready.service_usage.metrics = {SCHEDULES: 0}
+    found = findings(ready, tmp_path)
+    assert failed(found) == {"schedule quota"}
+    assert "allows 0" in found["schedule quota"].found
+
+
+def test_the_checks_before_a_submission_stop_it(ready, tmp_path):
+    asked = subject(ready, tmp_path)
+    refuse_on_failure(asked, submitting=True)
+    take_away(ready, f"buckets/{BUCKET}", "roles/storage.objectUser")
+    refuse_on_failure(asked)
+    with pytest.raises(UserError, match=r"roles/storage\.objectUser"):
+        refuse_on_failure(asked, submitting=True)
+
+
+def test_one_that_does_not_answer_fails_alone(ready, tmp_path):
+    hangs = threading.Event()
+
+    class Hanging(Project):
+        name = "hanging"
+
+        def look(self, subject: Subject) -> str:
+            hangs.wait(60)
+            return "too late"
+
+    asked = subject(ready, tmp_path)
+    view = View(asked)
+    slow, quick = examine_side_by_side([Hanging(view), Credentials(view)], view, asked, seconds=3)
+    hangs.set()
+    assert (slow.status, quick.status) == ("fail", "pass")
+    assert "not answered within 3 s" in slow.found
+
+
+def test_an_error_of_the_service_is_a_sentence(ready, tmp_path):
+    ready.faults.plan("consumerQuotaMetrics", ServiceError(500, "Internal error encountered."), times=100)
+    found = findings(ready, tmp_path)
+    assert failed(found) == {"quota", "schedule quota"}
+    assert "Internal error encountered" in found["quota"].found
+
+
+def test_a_configuration_without_a_place_is_told_once(tmp_path):
+    result = CliRunner().invoke(app, ["doctor", "--target", "vertex"])
+    assert result.exit_code == 1
+    assert result.stdout.count("✗") == 1
+
+
+def test_setup_shows_then_makes(google, tmp_path, monkeypatch):
+    import yaml
+
+    google.world.projects[PROJECT].services = {"serviceusage.googleapis.com"}
+    asked = subject(google, tmp_path, image=None)
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(asked.config.model_dump(mode="json", by_alias=True, exclude_none=True)))
+    cli = CliRunner()
+    shown = cli.invoke(app, ["setup", "-c", str(path)])
+    assert shown.exit_code == 0, shown.output
+    assert "--apply" in shown.stdout
+    assert google.world.writes.total() == 0
+    made = cli.invoke(app, ["setup", "-c", str(path), "--apply"])
+    assert made.exit_code == 0, made.output
+    assert google.world.writes["bucket"] == 1
+    again = cli.invoke(app, ["setup", "-c", str(path), "--apply", "--json"])
+    assert again.exit_code == 0
+    assert '"missing"' not in again.stdout
+    refused = cli.invoke(app, ["setup", "-c", "configs/digits.yaml"])
+    assert refused.exit_code == 2
+    assert "vertex" in refused.stderr
+
+
+def test_setup_wants_an_account_of_its_own(google, tmp_path):
+    from rich.console import Console
+
+    from pipelines.access import setup
+
+    with pytest.raises(UserError) as error:
+        setup(subject(google, tmp_path, service_account=None).config, Console(), make=True, as_json=False)
+    assert error.value.nearest == f"slipway@{PROJECT}.iam.gserviceaccount.com"
+    assert google.world.writes.total() == 0
