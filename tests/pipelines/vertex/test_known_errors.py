@@ -19,7 +19,8 @@ from tests.fakes.ready import AGENTS, BUCKET, REPOSITORY, RUNNER, take_away
 from tests.fakes.vertex.script import Failure
 from tests.pipelines.vertex.conftest import Slipway
 
-RUN = ("run", "-c", "run.yaml", "--target", "vertex", "--hardware", "l4x4*2")
+# What the doctor would find before anything is submitted goes wrong behind its back here.
+RUN = ("run", "-c", "run.yaml", "--target", "vertex", "--hardware", "l4x4*2", "--no-check")
 TRAIN = "custom-training-job"
 METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
 
@@ -90,7 +91,7 @@ TPU_AGENT = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
         (no_account, None, f"The account {RUNNER} does not exist", f"add-iam-policy-binding {RUNNER}"),
         (no_api, None, "is not enabled in the project", "slipway setup --apply"),
         (no_bucket_rights, None, f"may not use the bucket {BUCKET}", f"gs://{BUCKET} --member=serviceAccount:{RUNNER}"),
-        (no_pull_rights, "prepare_data", f"may not pull the image from {REPOSITORY}", "artifactregistry.reader"),
+        (no_pull_rights, "setup_access", f"may not pull the image from {REPOSITORY}", "artifactregistry.reader"),
         (no_quota, "train", f"too little quota in {REGION} for this hardware: {METRIC}", f"quotas?project={PROJECT}"),
         (
             refused('Accelerator "NVIDIA_TESLA_K80" is not supported for machine type "n1-standard-4"'),
