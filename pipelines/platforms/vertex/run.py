@@ -167,7 +167,11 @@ class VertexRun:
                 of = step_of(task.task_name)
                 if of is not None and step in (None, of):
                     steps |= {name.rpartition("/")[2]: of for name in custom_jobs(task)}
-            for line in reader.read(steps):
+            try:
+                lines = reader.read(steps)
+            except Exception as error:
+                raise as_user_error(error, "Cloud Logging refused", submission.facts_of(self.config)) from error
+            for line in lines:
                 yield f"{'' if step else steps[line.job] + ' '}{line.replica} | {line.text}"
             if not follow or job.state.name in ENDED:
                 return
