@@ -43,6 +43,10 @@ class NoSuchJobError(UserError):
     """Vertex AI has no pipeline job of the run's id."""
 
 
+class UnreachableError(UserError):
+    """Vertex AI does not answer; it may, later."""
+
+
 class VertexRun:
     """The run in `folder`, on Vertex AI."""
 
@@ -122,19 +126,31 @@ class VertexRun:
                 raise
             self._never_began(record, error)
             return record
-        changes = take_in(record, job)
-        if job.state.name in ENDED:
-            self._conclude(record, job)
-        self.folder.write(record)
-        for change in changes:
+        for change in take_in(record, job):
             if tell is not None:
                 tell(record, {"step": change.step.name, "event": change.event})
+        if job.state.name in ENDED:
+            try:
+                self._conclude(record, job)
+            except Exception as error:
+                # What is written is what was known before: the next look comes back to it.
+                record.status = "running"
+                raise self._told(error) from error
+        self.folder.write(record)
         return record
 
     def watch(self, record: RunRecord, tell: Tell | None = None) -> RunRecord:
-        """Refresh until the run has ended. An interruption leaves the run as it is."""
+        """Refresh until the run has ended, through times without a connection. An interruption leaves it as it is."""
+        connected = True
         while True:
-            record = self.refresh(record, tell)
+            try:
+                record = self.refresh(record, tell)
+                connected = True
+            except UnreachableError as error:
+                if connected and tell is not None:
+                    text = f"{error.message} The run goes on; trying again."
+                    tell(record, {"step": record.steps[0].name, "event": "message", "text": text})
+                connected = False
             if record.status != "running":
                 return record
             pause()
@@ -167,7 +183,11 @@ class VertexRun:
                 of = step_of(task.task_name)
                 if of is not None and step in (None, of):
                     steps |= {name.rpartition("/")[2]: of for name in custom_jobs(task)}
-            for line in reader.read(steps):
+            try:
+                lines = reader.read(steps)
+            except Exception as error:
+                raise as_user_error(error, "Cloud Logging refused", submission.facts_of(self.config)) from error
+            for line in lines:
                 yield f"{'' if step else steps[line.job] + ' '}{line.replica} | {line.text}"
             if not follow or job.state.name in ENDED:
                 return
@@ -195,8 +215,11 @@ class VertexRun:
         """An error of the service in a sentence, with its mend."""
         if isinstance(error, UserError):
             return error
-        doing = "Vertex AI could not be reached" if is_transient(error) else "Vertex AI refused"
-        return as_user_error(error, doing, submission.facts_of(self.config))
+        facts = submission.facts_of(self.config)
+        if is_transient(error):
+            told = as_user_error(error, "Vertex AI could not be reached", facts)
+            return UnreachableError(told.message, mend=told.mend)
+        return as_user_error(error, "Vertex AI refused", facts)
 
     def _conclude(self, record: RunRecord, job: Any) -> None:
         """What is kept of a run that has ended: its report, and why it failed."""

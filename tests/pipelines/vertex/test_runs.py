@@ -208,3 +208,34 @@ def test_the_report_is_brought_here(ready_google: FakeGoogle, workspace: Path, s
     assert slipway("status", "--follow").exit_code == 0
     assert (workspace / "runs" / run_id / "report.html").read_text() == "<html>about it</html>"
     assert record(workspace)["report"].endswith("report.html")
+
+
+def test_a_log_that_may_not_be_read_hides_nothing_else(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    sentence = "Permission 'logging.logEntries.list' denied on resource."
+    ready_google.faults.plan("POST /v2/entries:list", ServiceError(403, sentence), times=99)
+    ready_google.region.pipelines.script[TRAIN].failure = Failure(replica="workerpool1-0")
+    assert slipway(*RUN).exit_code == 1
+    error = record(workspace)["error"]
+    assert (error["step"], error["replica"], error["traceback"]) == ("train", "workerpool1-0", None)
+    assert f"Its log could not be read: {sentence}" in error["message"]
+    read = slipway("logs")
+    assert read.exit_code == 2
+    assert f"Cloud Logging refused: {sentence}" in read.output
+
+
+def test_a_watch_outlives_a_time_without_a_connection(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    assert slipway(*RUN, "--no-wait").exit_code == 0
+    ready_google.faults.plan("GetPipelineJob", ServiceError(503, "Away."), times=25)
+    followed = slipway("status", "--follow")
+    assert followed.exit_code == 0
+    assert followed.output.count("Vertex AI could not be reached: Away.") == 1
+    assert record(workspace)["status"] == "succeeded"
+
+
+def test_what_interrupts_the_explanation_is_made_up_for_at_the_next_look(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
+):
+    ready_google.region.pipelines.script[TRAIN].failure = Failure()
+    ready_google.faults.plan("GetCustomJob", ServiceError(503, "Away."), times=12)
+    assert slipway(*RUN).exit_code == 1
+    assert record(workspace)["error"]["replica"] == "workerpool0-0"
