@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from trainer.errors import UserError
 
 MARKS = {"there": "[green]✓[/]", "missing": "[yellow]+[/]", "wrong": "[red]✗[/]", "unseen": "[dim]?[/]"}
 RESULTS = {"done": "[green]✓[/]", "later": "[dim]–[/]", "failed": "[red]✗[/]"}
+BUCKET = re.compile(r"gs://([^/\s]+)")
 # What a line that is missing says by its mark already.
 PLAIN = ("to be enabled", "to be made", "to be granted")
 LATER = "Google makes it with the first training job, and grants its role"
@@ -34,6 +36,8 @@ def access_settings(config: RunConfig) -> AccessSettings:
         project=vertex.project,
         region=vertex.region,
         bucket=vertex.bucket.removeprefix("gs://"),
+        stores=_buckets(config.data.store, vertex.bucket),
+        sources=_buckets(config.data.source, vertex.bucket),
         repository=repository_of(vertex.image or f"{vertex.image_repository}/image"),
         account=vertex.service_account,
         submitters=tuple(vertex.submitters),
@@ -42,6 +46,12 @@ def access_settings(config: RunConfig) -> AccessSettings:
         builder=vertex.build.service_account,
         endpoints=vertex.endpoints,
     )
+
+
+def _buckets(place: str, own: str) -> tuple[str, ...]:
+    """The bucket that a setting names, where that is another than the run's."""
+    found = BUCKET.search(place)
+    return (found[1],) if found and f"gs://{found[1]}" != own else ()
 
 
 def _builds(vertex: VertexSettings) -> bool:

@@ -52,6 +52,7 @@ class Connection:
         """
         import google.auth
         from google.auth import exceptions
+        from google.oauth2.credentials import Credentials
 
         try:
             credentials, _ = google.auth.default(scopes=SCOPES, quota_project_id=None)
@@ -61,6 +62,9 @@ class Connection:
                 setting="GOOGLE_APPLICATION_CREDENTIALS",
                 mend=LOG_IN,
             ) from None
+        if isinstance(credentials, Credentials) and not credentials.quota_project_id:
+            # A person's calls are counted against a project, which several APIs want to be told.
+            credentials = credentials.with_quota_project(self.project)
         return credentials
 
     @functools.cached_property
@@ -139,6 +143,11 @@ class Connection:
     def models(self) -> Any:
         """Vertex AI's ModelServiceClient."""
         return self._vertex("ModelServiceClient")
+
+    @functools.cached_property
+    def metadata(self) -> Any:
+        """Vertex AI's MetadataServiceClient."""
+        return self._vertex("MetadataServiceClient")
 
     @property
     def parent(self) -> str:

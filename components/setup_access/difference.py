@@ -37,6 +37,7 @@ INCLUDED_IN = {
     "roles/iam.serviceAccountUser": ("roles/owner", "roles/editor"),
     "roles/logging.logWriter": ("roles/logging.admin", "roles/owner", "roles/editor"),
     "roles/logging.viewer": ("roles/logging.admin", "roles/owner", "roles/editor"),
+    "roles/storage.objectViewer": ("roles/storage.objectUser", "roles/storage.objectAdmin", "roles/storage.admin"),
     "roles/storage.objectUser": ("roles/storage.objectAdmin", "roles/storage.admin"),
 }
 
@@ -68,7 +69,10 @@ class Line:
 
 def difference(settings: AccessSettings, found: Found) -> list[Line]:
     """Every thing that should be, in the order in which it can be made, and how it is."""
-    return [_line(item, settings, found) for item in wanted(settings, found.number, found.builder)]
+    lines = [_line(item, settings, found) for item in wanted(settings, found.number, found.builder)]
+    if found.unasked is not None:
+        lines.append(_unseen(Account("the account of Cloud Build's builds", "it pushes the image"), found.unasked))
+    return lines
 
 
 def blocking(lines: Iterable[Line]) -> list[Line]:

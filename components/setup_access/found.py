@@ -42,12 +42,17 @@ class Thing:
 
 @dataclass(frozen=True)
 class Found:
-    """A project as it is. `builder` is the account that Cloud Build's builds run as; None where it can not be asked."""
+    """A project as it is.
+
+    `builder` is the account that Cloud Build's builds run as; None where that is not known, `unasked` then says why
+    unless it is only that the API is off.
+    """
 
     number: int
     enabled: frozenset[str]
     things: Mapping[Resource, Thing]
     builder: str | None = None
+    unasked: UserError | None = None
 
 
 def look(settings: AccessSettings, tries: int = 1) -> Found:
@@ -64,16 +69,17 @@ def look(settings: AccessSettings, tries: int = 1) -> Found:
     number, enabled = services(connection, [api.name for api in apis(settings)])
     wanted = resources(settings)
     with ThreadPoolExecutor(max_workers=len(wanted) + 1) as pool:
-        asked = settings.builds and not settings.builder
-        builder = pool.submit(_builder, connection) if asked else None
+        builder = pool.submit(_builder, connection) if settings.builds and not settings.builder else None
         ask = functools.partial(thing, connection, enabled=enabled, tries=tries)
         things = dict(zip(wanted, pool.map(ask, wanted), strict=True))
-    return Found(number, enabled, things, builder.result() if builder else settings.builder)
+    email, unasked = builder.result() if builder else (settings.builder, None)
+    return Found(number, enabled, things, email, unasked)
 
 
 def resources(settings: AccessSettings) -> list[Resource]:
     """The resources whose policies matter."""
-    found = [Resource("project", settings.project), Resource("bucket", settings.bucket)]
+    buckets = dict.fromkeys((settings.bucket, *settings.stores, *settings.sources))
+    found = [Resource("project", settings.project), *(Resource("bucket", name) for name in buckets)]
     if settings.repository:
         found.append(Resource("repository", settings.repository))
     accounts = {settings.account, settings.builder if settings.builds else None} - {None}
@@ -140,20 +146,19 @@ def thing(connection: Connection, resource: Resource, enabled: frozenset[str] = 
         return Thing(exists=True if facts else None, facts=facts, error=problem)
 
 
-def _builder(connection: Connection) -> str | None:
-    """The e-mail of the account that builds run as where no other is named; None where that can not be asked."""
+def _builder(connection: Connection) -> tuple[str | None, UserError | None]:
+    """The e-mail of the account that builds run as where no other is named, or why it is not known."""
     name = f"projects/{connection.project}/locations/{connection.region}/defaultServiceAccount"
 
     def ask() -> Any:
         return connection.api("cloudbuild", "v1").projects().locations().getDefaultServiceAccount(name=name).execute()
 
     try:
-        return str(retried(ask).get("serviceAccountEmail", "")).rpartition("/")[2] or None
+        return str(retried(ask).get("serviceAccountEmail", "")).rpartition("/")[2] or None, None
     except Exception as error:
-        # Known once the API is on; a caller without the right can not grant on its behalf either.
-        if status_of(error) in (403, 404):
-            return None
-        raise refusal(error, connection, "ask which account builds run as") from error
+        if is_disabled(error):
+            return None, None
+        return None, refusal(error, connection, "ask which account builds run as")
 
 
 def _bucket(connection: Connection, resource: Resource) -> Mapping[str, Any]:

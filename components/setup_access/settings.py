@@ -20,15 +20,18 @@ PUBLIC_PROJECT = "vertex-ai"
 class AccessSettings(Settings):
     """A project as runs need it.
 
-    `bucket` is a name without gs://, `repository` the full name of an Artifact Registry repository, `None` where the
-    image is elsewhere. `account` is the run-as account's e-mail, `submitters` the members of policies (user:, group:,
-    serviceAccount:) who start runs. `tpu`: whether the hardware is a TPU; `builds`: whether Cloud Build makes images,
-    as the account `builder` where that is not the project's default.
+    `bucket` is a name without gs://, `stores` and `sources` other buckets that runs write to and read from.
+    `repository` is the full name of an Artifact Registry repository, None where the image is elsewhere. `account` is
+    the run-as account's e-mail, `submitters` the members of policies (user:, group:, serviceAccount:) who start runs.
+    `tpu`: whether the hardware is a TPU; `builds`: whether Cloud Build makes images, as the account `builder` where
+    that is not the project's default.
     """
 
     project: str
     region: str
     bucket: str
+    stores: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     repository: str | None = None
     account: str | None = None
     submitters: tuple[str, ...] = ()

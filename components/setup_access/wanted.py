@@ -196,6 +196,10 @@ def _account(settings: AccessSettings) -> Iterator[Binding]:
     project, bucket = Resource("project", settings.project), Resource("bucket", settings.bucket)
     yield Binding(project, "roles/aiplatform.user", member, "the pipeline starts jobs and registers models")
     yield Binding(bucket, "roles/storage.objectUser", member, "the steps read data and write checkpoints and models")
+    for name in settings.stores:
+        yield Binding(Resource("bucket", name), "roles/storage.objectUser", member, "data.store is in this bucket")
+    for name in settings.sources:
+        yield Binding(Resource("bucket", name), "roles/storage.objectViewer", member, "data.source is in this bucket")
     if settings.repository:
         repository = Resource("repository", settings.repository)
         yield Binding(repository, "roles/artifactregistry.reader", member, "the steps find the image by its digest")

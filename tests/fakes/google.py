@@ -76,7 +76,7 @@ class FakeGoogle:
         add_logging(self.service("logging"), self.world, self.log)
         self.images = FakeImages(self.service("artifactregistry"), self.world)
         self.builds = FakeCloudBuild(self.service("cloudbuild"), self.world, self.storage, self.images)
-        self._tokens = HttpService("tokens", Faults(), lambda _headers: "")
+        self.tokens = HttpService("tokens", Faults(), lambda _headers: "")
 
     @functools.cached_property
     def region(self) -> Region:
@@ -92,8 +92,8 @@ class FakeGoogle:
         return self.http[name]
 
     def __enter__(self) -> FakeGoogle:
-        self._tokens.route("POST", "/token")(_token)
-        token_port = self._tokens.start(None)
+        self.tokens.route("POST", "/token")(_token)
+        token_port = self.tokens.start(None)
         self.endpoints["aiplatform"] = f"localhost:{self.vertex.start(self.certificates)}"
         for name, service in self.http.items():
             self.endpoints[name] = f"localhost:{service.start(self.certificates.server_context)}"
@@ -113,7 +113,7 @@ class FakeGoogle:
             service.stop()
         self.vertex.stop()
         self.storage.stop()
-        self._tokens.stop()
+        self.tokens.stop()
 
 
 def _token(request: Request) -> Any:

@@ -53,7 +53,7 @@ class HttpService:
 
     def __init__(self, name: str, faults: Faults, caller_of: Callable[[Mapping[str, str]], str]) -> None:
         self.name = name
-        self._faults = faults
+        self.faults = faults
         self._caller_of = caller_of
         self._routes: list[tuple[str, re.Pattern[str], Route]] = []
         self._server: ThreadingHTTPServer | None = None
@@ -123,7 +123,7 @@ class HttpService:
             match = pattern.fullmatch(path)
             if method == handler.command and match:
                 name = f"{self.name} {method} {path}"
-                self._faults.before(name)
+                self.faults.before(name)
                 request = Request(
                     method=method,
                     target=handler.path,
@@ -135,7 +135,7 @@ class HttpService:
                     caller=self._caller_of(handler.headers),
                 )
                 answer = function(request)
-                self._faults.after(name)
+                self.faults.after(name)
                 return answer
         raise ServiceError(404, f"{handler.command} {path} is nothing that {self.name} answers.")
 

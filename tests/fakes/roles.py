@@ -22,6 +22,7 @@ PERMISSIONS: dict[str, frozenset[str]] = {
             "aiplatform.models.get",
             "aiplatform.models.list",
             "aiplatform.models.update",
+            "aiplatform.contexts.create",
         }
     ),
     "roles/iam.serviceAccountUser": frozenset({"iam.serviceAccounts.actAs", "iam.serviceAccounts.get"}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from components.cloud.connection import Connection, check_endpoints
@@ -55,3 +57,21 @@ def test_an_endpoint_that_can_not_be_is_refused(endpoints: dict[str, str], near:
     with pytest.raises(UserError) as error:
         check_endpoints(endpoints)
     assert error.value.nearest == near
+
+
+def test_a_persons_calls_are_counted_against_the_runs_project(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    login = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
+    path = tmp_path / "login.json"
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    path.write_text(json.dumps(login))
+    assert Connection("mine", REGION).credentials.quota_project_id == "mine"
+    path.write_text(json.dumps({**login, "quota_project_id": "chosen"}))
+    assert Connection("mine", REGION).credentials.quota_project_id == "chosen"
+
+
+def test_credentials_that_google_no_longer_takes_are_named(google: FakeGoogle) -> None:
+    gone = ServiceError(400, "invalid_grant")
+    google.tokens.faults.plan("POST /token", gone, times=100)
+    with pytest.raises(UserError, match="are refused") as error:
+        _ = Connection(PROJECT, REGION, google.endpoints).caller
+    assert error.value.mend == "gcloud auth application-default login"

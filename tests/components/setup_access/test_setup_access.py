@@ -218,3 +218,12 @@ def test_who_may_not_look_is_told_so_line_by_line(google):
     assert {line.kind for line in unseen} == {"identity", "account", "bucket", "repository", "binding"}
     assert all(line.mend for line in unseen)
     assert blocking(lines) == []
+
+
+def test_an_account_of_builds_that_can_not_be_asked_for_hides_nothing(google):
+    make_ready(google)
+    google.faults.plan("defaultServiceAccount", ServiceError(403, "Permission 'cloudbuild.builds.get' denied"))
+    asked = settings(google)
+    unseen = [line for line in difference(asked, look(asked)) if line.status == "unseen"]
+    assert [str(line.item) for line in unseen] == ["the account of Cloud Build's builds"]
+    assert "cloudbuild.builds.get is missing" in unseen[0].found
