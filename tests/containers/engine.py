@@ -141,7 +141,7 @@ class Engine:
             (root / "Dockerfile").write_text("FROM scratch\nCOPY root /\n")
             self._needed("buildah", "build", "--quiet", "--tag", self.base, str(root))
             shutil.rmtree(root)
-        self._needed("buildah", "push", "--quiet", "--disable-compression", "--tls-verify=false", self.base)
+        self._needed("buildah", "push", "--quiet", "--tls-verify=false", self.base)
 
     def _needed(self, *command: str) -> None:
         done = self._run(*command)
