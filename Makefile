@@ -12,13 +12,17 @@ PYTHON ?= python3
 LOCK := requirements/development.txt
 STAMP := .venv/.installed
 BIN := .venv/bin
+ENGINES_LOCK := requirements/engines.txt
+ENGINES_STAMP := .venv-engines/.installed
+ENGINES_BIN := .venv-engines/bin
+pinned = $(shell sed -n 's/.*"\($(1)==[^"]*\)".*/\1/p' pyproject.toml)
 options = -c $(CONFIG) $(if $(HARDWARE),--hardware '$(HARDWARE)')
 
 .PHONY: help
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '  %-14s %s\n' "$$name" "$$text"; done
 	@echo
-	@echo "  variables      CONFIG=$(CONFIG) HARDWARE=$(or $(HARDWARE),as configured) TARGET=$(TARGET)"
+	@echo "  variables      CONFIG=$(CONFIG) HARDWARE=$(or $(HARDWARE),as configured) TARGET=$(TARGET) ENGINE=$(ENGINE) PROCESSES=$(PROCESSES)"
 
 .PHONY: install
 install: $(STAMP) ## Make .venv with everything that run-pipeline, test and lint need
@@ -46,6 +50,20 @@ compile: $(STAMP) ## Write spec.yaml for TARGET (CONFIG, HARDWARE)
 .PHONY: test
 test: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest
+
+.PHONY: test-engines
+test-engines: $(ENGINES_STAMP) ## Test the engines jax and pytorch, in an environment of their own
+	SLIPWAY_TEST_ENGINE=jax $(ENGINES_BIN)/python -m pytest -n 0 tests/engines
+	SLIPWAY_TEST_ENGINE=pytorch $(ENGINES_BIN)/python -m pytest -n 0 tests/engines
+
+# PyTorch comes by pip and without hashes: pip finds the build that this machine is set up for, such as the CPU's.
+$(ENGINES_STAMP): $(LOCK) $(ENGINES_LOCK) pyproject.toml | $(STAMP)
+	$(PYTHON) -m venv .venv-engines
+	$(BIN)/uv pip sync --quiet --python $(ENGINES_BIN)/python --compile-bytecode --require-hashes $(LOCK) $(ENGINES_LOCK)
+	$(ENGINES_BIN)/python -m pip --version >/dev/null 2>&1 || $(ENGINES_BIN)/python -m ensurepip >/dev/null
+	$(ENGINES_BIN)/python -m pip install --quiet '$(call pinned,torch)'
+	$(BIN)/uv pip install --quiet --python $(ENGINES_BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
 
 .PHONY: chaos
 chaos: $(STAMP) ## Kill a training job's workers at random, and see that it ends the same (ENGINE, PROCESSES, SLIPWAY_SEED)
@@ -77,8 +95,10 @@ endif
 .PHONY: lock
 lock: $(STAMP) ## Resolve the dependencies anew into requirements/
 	$(BIN)/uv pip compile --quiet --upgrade $(addprefix --extra ,training cloud beam development) --universal --generate-hashes --python-version 3.11 pyproject.toml -o $(LOCK)
+	echo '$(call pinned,jax)' | $(BIN)/uv pip compile --quiet - --constraints $(LOCK) --universal --generate-hashes --python-version 3.11 -o $(ENGINES_LOCK)
+
 	cd requirements && for image in *.in; do ../$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-package kfp-server-api --python-version 3.11 --python-platform x86_64-manylinux_2_31 $$image -o $${image%.in}.txt; done
 
 .PHONY: clean
 clean: ## Remove caches and the virtual environment; runs, datasets and models stay
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-engines build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -98,14 +98,14 @@ def run(
             return
         configuration = load(folder.configuration_file)
         record = _resumable(folder.read())
+        _check_runner(runner, Runner(record.runner), f"the run {record.run_id}")
     else:
         configuration = load(config, overrides or (), hardware)
+        _check_runner(runner, runner if target is Target.local else Runner.process, f"a run on {target.value}")
         _check(configuration, target, submitting=check)
         if elsewhere := remote(target.value):
             _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
-        if runner is Runner.docker:
-            _check_containers()
         folder = runs.create(configuration)
         record = launch.new_record(folder, configuration, rehearsal=False, runner=runner.value)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
@@ -150,12 +150,17 @@ def _check(configuration: Any, target: Target, *, rehearsal: bool = False, submi
     refuse_on_failure(subject, submitting=submitting)
 
 
-def _check_containers() -> None:
-    """See that a Docker API answers, before anything is started."""
-    from pipelines.platforms.local.containers import docker_client
+def _check_runner(asked: Runner, taken: Runner, what: str) -> None:
+    """Refuse a runner that would not be the run's, and see that a Docker API answers where one is needed."""
+    if asked is Runner.docker and taken is not Runner.docker:
+        raise UserError(
+            f"--runner is for new runs on this machine, not for {what}.", setting="--runner", value="docker"
+        )
+    if taken is Runner.docker:
+        from pipelines.platforms.local.containers import docker_client
 
-    with docker_client():
-        pass
+        with docker_client():
+            pass
 
 
 def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, require_promotion: bool) -> None:

@@ -113,6 +113,7 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
     settings = _vertex(config)
     if settings.image is not None:
         return Images(settings.image, settings.image)
+    _check_builder(settings, builder or settings.build.builder)
     registry = registry_of(settings.image_repository, settings.connection)
     uris = []
     wanted = wanted_images(config, say)
@@ -196,11 +197,9 @@ def _service(settings: VertexSettings) -> CloudBuildSettings:
     )
 
 
-def _builder(settings: VertexSettings, image: Wanted, log: TextIO, builder: str | None) -> Build:
-    chosen = builder or settings.build.builder
-    if chosen != "cloud-build":
-        return build_locally(chosen, image.context.archive, log)
-    if not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
+def _check_builder(settings: VertexSettings, builder: str) -> None:
+    """Raise UserError where a builder can not push to the repository."""
+    if builder == "cloud-build" and not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
         raise UserError(
             "Cloud Build pushes to Artifact Registry.",
             setting="vertex.build.repository",
@@ -209,6 +208,12 @@ def _builder(settings: VertexSettings, image: Wanted, log: TextIO, builder: str 
             nearest="slipway",
             mend="--builder docker",
         )
+
+
+def _builder(settings: VertexSettings, image: Wanted, log: TextIO, builder: str | None) -> Build:
+    chosen = builder or settings.build.builder
+    if chosen != "cloud-build":
+        return build_locally(chosen, image.context.archive, log)
     service = _service(settings).service()
     return build_in_cloud(service, lambda: service.upload(image.context.archive(), _source_name(image)), log)
 

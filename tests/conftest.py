@@ -13,6 +13,11 @@ from tests.fakes.google import FakeGoogle
 @pytest.fixture
 def google(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGoogle]:
     """A fresh project on loopback, which this process's clients trust and have credentials for."""
+    from google.auth import credentials
+
+    # Credentials ask Google's public address where they may be used, on a thread of their own: tests stay on loopback.
+    asks = credentials.CredentialsWithRegionalAccessBoundary
+    monkeypatch.setattr(asks, "_is_regional_access_boundary_lookup_required", lambda _self: False)
     folder: Path = tmp_path_factory.mktemp("google")
     with FakeGoogle(folder) as fake:
         for name, value in fake.environment.items():

@@ -61,7 +61,7 @@ def registry_of(repository: str, connection: Connection | None) -> Registry:
     """The registry that a repository is in."""
     if ARTIFACT_REGISTRY.fullmatch(repository) and connection is not None:
         return ArtifactRegistry(connection)
-    return HttpRegistry()
+    return HttpRegistry("containers.repository" if connection is None else "vertex.build.repository")
 
 
 def find(request: ImageRequest, registry: Registry) -> str | None:

@@ -91,7 +91,13 @@ class ArtifactRegistry:
 
 
 class HttpRegistry:
-    """Any other registry, by the HTTP interface that all of them have; over plain HTTP on this machine only."""
+    """Any other registry, by the HTTP interface that all of them have; over plain HTTP on this machine only.
+
+    `setting` is the one that names it.
+    """
+
+    def __init__(self, setting: str) -> None:
+        self._setting = setting
 
     def digest(self, repository: str, name: str, tag: str) -> str | None:
         """See Registry."""
@@ -105,9 +111,9 @@ class HttpRegistry:
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
-            raise _unreachable(repository, f"it answers {error.code} {error.reason}") from None
+            raise self._unreachable(repository, f"it answers {error.code} {error.reason}") from None
         except (OSError, urllib.error.URLError) as error:
-            raise _unreachable(repository, str(getattr(error, "reason", error))) from None
+            raise self._unreachable(repository, str(getattr(error, "reason", error))) from None
         return str(found)
 
     def _open(self, request: urllib.request.Request, host: str) -> Any:
@@ -120,6 +126,17 @@ class HttpRegistry:
                 raise
         request.add_header("Authorization", _authorization(challenge, _stored_login(host)))
         return urllib.request.urlopen(request, timeout=SECONDS)
+
+    def _unreachable(self, repository: str, why: str) -> UserError:
+        host = repository.partition("/")[0]
+        port = host.partition(":")[2] or "80"
+        start = f"docker run --detach --publish 127.0.0.1:{port}:5000 docker.io/library/registry:2"
+        return UserError(
+            f"The registry {host} can not be asked for images: {why}.",
+            setting=self._setting,
+            value=repository,
+            mend=start if is_loopback(host) else f"docker login {host}",
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -153,15 +170,3 @@ def _stored_login(host: str) -> tuple[str, str] | None:
     if not login or ("username" not in login and "Username" not in login):
         return None
     return login.get("username") or login["Username"], login.get("password") or login["Password"]
-
-
-def _unreachable(repository: str, why: str) -> UserError:
-    host = repository.partition("/")[0]
-    port = host.partition(":")[2] or "80"
-    start = f"docker run --detach --publish 127.0.0.1:{port}:5000 docker.io/library/registry:2"
-    return UserError(
-        f"The registry {host} can not be asked for images: {why}.",
-        setting="containers.repository",
-        value=repository,
-        mend=start if is_loopback(host) else f"docker login {host}",
-    )

@@ -144,6 +144,11 @@ class Connection:
         """Vertex AI's ModelServiceClient."""
         return self._vertex("ModelServiceClient")
 
+    @functools.cached_property
+    def metadata(self) -> Any:
+        """Vertex AI's MetadataServiceClient."""
+        return self._vertex("MetadataServiceClient")
+
     @property
     def parent(self) -> str:
         """The resource name under which Vertex AI keeps this project's things in this region."""

@@ -214,7 +214,7 @@ def as_user_error(error: BaseException, doing: str, facts: Mapping[str, Any] | N
         doing: What was asked for: "Vertex AI refused".
         facts: As `recognise` takes them.
     """
-    words = getattr(error, "message", None) or str(error)
+    words = getattr(error, "message", None) or getattr(error, "reason", None) or str(error)
     found = recognise(str(words), facts)
     if found is None:
         return UserError(f"{doing}: {' '.join(str(words).split())}", mend="slipway doctor --target vertex")

@@ -42,6 +42,7 @@ def prepare(settings: DataSettings, replicas: int) -> Prepared:
     known = store.recall(listing_name(source, settings))
     if known is not None and (prepared := reusable(store, Target.of(source, known, settings, replicas, store.name))):
         return prepared
+    beam_for(settings, source, 0)  # where it is to write sets of any size, its mistakes are found before the listing
     with store_errors_named(store, 0), store.work_folder() as scratch:
         listing = list_source(source, settings, scratch)
         refuse_unlisted(listing, settings)

@@ -61,4 +61,4 @@ class Image(CloudCheck):
         path, _, digest = image.partition("@")
         repository, _, last = path.rpartition("/")
         name, _, tag = last.partition(":")
-        return HttpRegistry().digest(repository, name, digest or tag) is not None
+        return HttpRegistry("vertex.image").digest(repository, name, digest or tag) is not None

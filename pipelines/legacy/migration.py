@@ -127,12 +127,13 @@ def _vertex(job: OldJob, hardware: Hardware, notes: Notes) -> dict[str, Any]:
         "project": project,
         "region": region,
         "bucket": _bucket(job, notes),
-        "image": f"{repository}/trainer:1",
         "serving_image": f"{repository}/serving:1",
     }
     old_images = sorted({replica.image for replica in job.replicas.values() if replica.image})
-    built = f"It was {', '.join(old_images)}; build one from it that has this trainer too." if old_images else ""
-    notes.decisions.append(f"vertex.image: the image with the steps and the trainer. {built}".rstrip())
+    if old_images:
+        notes.changed.append(
+            f"{', '.join(old_images)}: images of this trainer take its place, built as the run starts (docs/images.md)"
+        )
     notes.decisions.append("vertex.serving_image: the image that serves a SavedModel.")
     key = job.kms_key if KEY.fullmatch(job.kms_key or "") else None
     if job.kms_key and key is None:

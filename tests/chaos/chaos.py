@@ -30,7 +30,8 @@ from trainer.config import ModelSettings, RestartSettings, TrainSettings
 KEEP = 3
 # Within this many seconds the whole of it has to be over: a hang is a failure.
 LIMIT_SECONDS = 1200.0
-_CLOCK = ("time", "steps_per_second", "examples_per_second")
+# What of a line of the history the training decides, and not the clock.
+DECIDED = ("kind", "step", "epoch", "loss", "accuracy", "learning_rate")
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,7 @@ def _differences(calm: Path, attacked: Path) -> list[str]:
 
     def history(output: Path) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in (output / "model" / "metrics.jsonl").read_text().splitlines()]
-        return [{name: value for name, value in line.items() if name not in _CLOCK} for line in lines]
+        return [{name: line.get(name) for name in DECIDED} for line in lines]
 
     problems = []
     if weights(calm) != weights(attacked):

@@ -17,6 +17,7 @@ from tests.chaos.chaos import Chaos, Ended, _differences, _lost_checkpoints, pla
 from trainer.checkpoints import Checkpoint, Checkpoints
 
 
+@pytest.mark.timeout(900)  # half a minute on a machine that has nothing else to do
 def test_killed_a_few_times_a_job_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
     seed = int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31))
     print(f"seed {seed}")

@@ -148,3 +148,41 @@ def test_a_step_that_fails_shows_its_error_as_without_containers(slipway: Slipwa
     assert done.returncode == 1
     assert "setting: train.batch_size" in done.stderr
     assert steps(record_of(slipway.folder))["plan_training"]["status"] == "failed"
+
+
+VERTEX = ("vertex.project=p", "vertex.region=europe-west4", "vertex.bucket=gs://p-b")
+LISTED = """
+import importlib, importlib.metadata, json, os, pkgutil, trainer
+names = [found.name for found in pkgutil.walk_packages(trainer.__path__, "trainer.")]
+for name in names:
+    if not any(part in name for part in ("jax", "pytorch", "states", "__main__")):
+        importlib.import_module(name)
+packages = sorted({found.metadata["Name"].lower() for found in importlib.metadata.distributions()})
+print(json.dumps({"packages": packages, "user": os.getuid(), "code": sorted(os.listdir("/app"))}))
+"""
+
+
+def test_the_trainers_image_imports_the_trainer_and_knows_no_cloud(
+    slipway: Slipway, containers: dict[str, Any]
+) -> None:
+    import docker
+
+    repository = f"{slipway.engine.registry}/vertex"
+    settings = (*VERTEX, f"vertex.build.base={slipway.engine.base}", f"vertex.build.repository={repository}")
+    options = [part for setting in settings for part in ("--set", setting)]
+    done = slipway("build", "--builder", "buildah", "--no-push", "--json", *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    images = json.loads(done.stdout)
+    client = docker.DockerClient(base_url=slipway.environment["DOCKER_HOST"])
+    found = {}
+    for role, image in images.items():
+        command = ["sh", "-c", 'exec python -c "$0" 2>/dev/null', LISTED]
+        found[role] = json.loads(client.containers.run(image, command, remove=True).decode().splitlines()[-1])
+        print(image, f"{client.images.get(image).attrs['Size'] / 1e9:.2f} GB")
+    client.close()
+    cloud = {"kfp", "google-cloud-aiplatform", "google-cloud-pipeline-components", "google-api-python-client", "pip"}
+    assert cloud & set(found["trainer"]["packages"]) == set()
+    assert cloud & set(found["steps"]["packages"]) == cloud - {"google-cloud-pipeline-components", "pip"}
+    assert [name for name in found["steps"]["packages"] if name.startswith("nvidia")] == []
+    assert (found["trainer"]["code"], found["steps"]["code"]) == (["trainer"], ["components", "trainer"])
+    assert found["trainer"]["user"] == 65534

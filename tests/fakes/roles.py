@@ -22,6 +22,7 @@ PERMISSIONS: dict[str, frozenset[str]] = {
             "aiplatform.models.get",
             "aiplatform.models.list",
             "aiplatform.models.update",
+            "aiplatform.contexts.create",
             "resourcemanager.projects.get",
         }
     ),

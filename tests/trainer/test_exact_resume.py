@@ -19,14 +19,15 @@ from trainer import cluster as clusters
 from trainer import manifest as manifests
 from trainer.checkpoints import Checkpoints
 from trainer.config import JobConfig
-from trainer.engines import Measured, State, StepFigures
+from trainer.engines import Measured, State, StepFigures, Work
 from trainer.resume import identity, resume
 from trainer.share import Share
 from trainer.stopping import StopRequest
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
-CLOCK = ("time", "steps_per_second", "examples_per_second")
+CLOCK = ("time", "steps_per_second", "examples_per_second", "examples_per_second_per_device", "waiting_for_input",
+         "share_of_peak")  # fmt: skip
 
 
 class Killed(BaseException):
@@ -52,6 +53,9 @@ class ChainEngine:
     def __init__(self, fuse: Fuse) -> None:
         self.fuse = fuse
         self.weight, self.draws = 1, 7
+
+    def work(self) -> Work:
+        return Work("CPU", 1, "float32", None)
 
     def run(self, _data: Any, step: int, rates: Any) -> StepFigures:
         losses = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,7 @@ class Devices:
     """All devices of the job. Arrays are given to `whole` and `split`, the same calls on every process."""
 
     def __init__(self, cluster: Cluster) -> None:
+        logging.getLogger("jax").setLevel(logging.WARNING)  # it lists the accelerators that are not there
         # TensorFlow reads the data; it would take all of the accelerators' memory.
         for kind in ("GPU", "TPU"):
             with contextlib.suppress(ValueError, RuntimeError):
@@ -87,9 +89,10 @@ class Devices:
         return jax.make_array_from_single_device_arrays(shape, self.layout(0), copies)
 
     def leave(self) -> None:
-        """End the connection to the other processes, which do the same."""
+        """End the connection to the other processes, which do the same after a barrier."""
         if self.cluster.replicas > 1:
-            jax.distributed.shutdown()
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the chief's end of it may be closed already
+                jax.distributed.shutdown()
 
 
 def _join(cluster: Cluster) -> None:

@@ -33,6 +33,7 @@ from trainer.engines import (
     StepFigures,
     Work,
     keras_model,
+    states,
     tensorflow_devices,
     tensorflow_tpu,
     tensorflow_work,
@@ -181,11 +182,9 @@ class TensorFlowEngine:
 
     def load_state(self, state: State) -> None:
         variables = self._variables()
-        expected = {name: (variable.shape, tf.as_dtype(variable.dtype).name) for name, variable in variables.items()}
-        found = {name: (array.shape, array.dtype.name) for name, array in state.items()}
-        for name in [*expected, *found]:
-            if expected.get(name) != found.get(name):
-                raise _other_state(name, found.get(name), expected.get(name))
+        states.verify(
+            state, {name: (tuple(each.shape), tf.as_dtype(each.dtype).name) for name, each in variables.items()}
+        )
         for name, variable in variables.items():
             variable.assign(state[name])
 
@@ -313,14 +312,3 @@ def _peers() -> Iterator[None]:
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
         cause = re.search(r"Collective ops is aborted by: (.*)", error.message)
         raise PeerLost(cause[1] if cause else error.message.partition("\n")[0]) from error
-
-
-def _other_state(name: str, found: Any, expected: Any) -> UserError:
-    def words(entry: Any) -> str:
-        return "nothing" if entry is None else f"{entry[1]} {list(entry[0])}"
-
-    return UserError(
-        f"The checkpoint is another network's: for {name} it has {words(found)}, the network {words(expected)}.",
-        setting="model.builder",
-        mend="train with the settings that the checkpoint was made with, or start anew in an empty checkpoint folder",
-    )

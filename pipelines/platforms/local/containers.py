@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,30 @@ def run_arguments(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     return arguments
 
 
+def run_container(client: Any, image: str, command: list[str], volumes: dict[str, Any], **arguments: Any) -> int:
+    """Run a container to its end, its output going to stdout; its exit code. What kfp's own of this name does.
+
+    That one lets the server remove the container when it ends, and takes one that is gone for one that succeeded; a
+    short step is often gone before its output was asked for.
+    """
+    from docker import errors
+
+    try:
+        client.images.get(image)
+    except errors.ImageNotFound:
+        print(f"pulling {image}", flush=True)
+        client.images.pull(image)
+    container = client.containers.create(image=image, command=command, volumes=volumes, **arguments)
+    try:
+        container.start()
+        for chunk in container.logs(stream=True, follow=True):
+            sys.stdout.write(chunk.decode(errors="replace"))
+        sys.stdout.flush()
+        return int(container.wait()["StatusCode"])
+    finally:
+        container.remove(force=True)
+
+
 def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
     """The folders that the steps read and write: where the command is given, and those elsewhere that settings name."""
     named = [Path(config.data.store), Path(config.register_.registry)]
@@ -106,12 +131,14 @@ def stop_containers(run_id: str) -> None:
     with contextlib.suppress(UserError), docker_client() as client:
         from docker import errors
 
-        for container in client.containers.list(filters={"label": f"{RUN_LABEL}={run_id}"}):
+        for container in client.containers.list(all=True, filters={"label": f"{RUN_LABEL}={run_id}"}):
             with contextlib.suppress(errors.APIError):
                 # The first process is a shell, which would not pass a signal on.
                 container.exec_run(["sh", "-c", "kill -TERM -1"])
             with contextlib.suppress(errors.APIError):
                 container.stop(timeout=STOP_SECONDS)
+            with contextlib.suppress(errors.APIError):
+                container.remove(force=True)
 
 
 def _user(client: Any) -> dict[str, Any]:

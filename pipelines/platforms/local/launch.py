@@ -247,7 +247,7 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
     if evaluation.status == "succeeded":
         shutil.copyfile(evaluation.outputs["report"], folder.report_file)
         record.report = str(folder.report_file)
-    # DockerRunner takes a container that is gone without a word for one that has succeeded.
+    # A step that has not said that it finished has not, whatever became of its process or container.
     if finished and not any(step.status == "running" for step in record.steps):
         record.status = "succeeded"
         for step in record.steps:

@@ -44,6 +44,10 @@ def _submit(run: VertexRun, earlier: RunRecord | None, shown: Console) -> tuple[
     record = run.submit(images, earlier)
     say(f"run {record.run_id} on {record.hardware} in {run.connection.region}, submitted")
     say(f"  console: {record.console}")
+    try:
+        run.list_in_experiment(record)
+    except UserError as error:
+        say(f"  not in the experiment {run.experiment}: {error.message}")
     return run.folder, record
 
 

@@ -26,11 +26,12 @@ FAILED = "JOB_STATE_FAILED"
 
 @dataclass(frozen=True)
 class _FailedJob:
-    """A custom job that failed: its resource name, what the service says of it, its log."""
+    """A custom job that failed: its resource name, what the service says of it, its log or why that is not read."""
 
     name: str
     message: str
     lines: list[LogLine]
+    unread: str | None = None
 
 
 def explain(connection: Connection, job: Any, run_id: str, facts: Mapping[str, Any]) -> ErrorRecord:
@@ -59,6 +60,8 @@ def explain(connection: Connection, job: Any, run_id: str, facts: Mapping[str, A
         message, mend = str(UserError.from_dict({**told.as_dict(), "mend": None})), told.mend or mend
     elif found is not None:
         message, mend = found.sentence, found.mend
+    if failed is not None and failed.unread:
+        message += f"\nIts log could not be read: {failed.unread}"
     return ErrorRecord(
         step=step,
         message=message,
@@ -87,11 +90,21 @@ def _failed_job(connection: Connection, names: Iterable[str]) -> _FailedJob | No
             if status_of(error) == 404:
                 continue
             raise
-        lines = reader.read([name])
-        candidates.append(_FailedJob(name, job.error.message, lines))
+        lines, unread = _log(reader, name)
+        candidates.append(_FailedJob(name, job.error.message, lines, unread))
         if job.state.name == FAILED:
             return candidates[-1]
     return next((found for found in candidates if found.lines), None)
+
+
+def _log(reader: LogReader, job: str) -> tuple[list[LogLine], str | None]:
+    """A job's log, or where it may not be read, the service's sentence."""
+    try:
+        return reader.read([job]), None
+    except Exception as error:
+        if status_of(error) not in (401, 403):
+            raise
+        return [], _plain(str(getattr(error, "reason", None) or error))
 
 
 def _replica(message: str, lines: list[LogLine]) -> str | None:

@@ -14,17 +14,19 @@ from components.cloud.retries import is_transient, retried, status_of
 from pipelines.config import RunConfig, load
 from pipelines.images import Images
 from pipelines.platforms.vertex import submission
+from pipelines.platforms.vertex.experiments import list_in_experiment
 from pipelines.platforms.vertex.explanation import explain
 from pipelines.platforms.vertex.logs import LogReader
-from pipelines.platforms.vertex.tasks import RUNNING, custom_jobs, step_of, take_in
+from pipelines.platforms.vertex.tasks import RUNNING, custom_jobs, step_of, steps_of, take_in
 from pipelines.runs import ErrorRecord, RunFolder, RunRecord, StepRecord
 from trainer.errors import UserError
 
 PLATFORM = "vertex"
-STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
 POLL_SECONDS = 10.0
 ENDED = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
 
+# How often a run is looked at until it has begun, for its experiment.
+LOOKS_FOR_CONTEXT = 12
 # How long a run that Vertex AI does not know may still be on its way there.
 SUBMISSION_TIME = timedelta(minutes=10)
 
@@ -41,6 +43,10 @@ class NoSuchJobError(UserError):
     """Vertex AI has no pipeline job of the run's id."""
 
 
+class UnreachableError(UserError):
+    """Vertex AI does not answer; it may, later."""
+
+
 class VertexRun:
     """The run in `folder`, on Vertex AI."""
 
@@ -48,6 +54,11 @@ class VertexRun:
         self.folder = folder
         self.config = config or load(folder.configuration_file)
         self.connection: Connection = submission.settings_of(self.config).connection
+
+    @property
+    def experiment(self) -> str | None:
+        """The experiment that the run is to be listed in."""
+        return submission.settings_of(self.config).experiment
 
     def submit(self, images: Images, earlier: RunRecord | None = None) -> RunRecord:
         """Compile the pipeline, make the job of it, and record where it is.
@@ -62,7 +73,8 @@ class VertexRun:
         """
         tries = earlier.tries + 1 if earlier else 1
         job_id = self.folder.run_id if tries == 1 else f"{self.folder.run_id}-{tries}"
-        names = [*(["build_image"] if images.build else []), *STEPS]
+        kept = self.folder.run_id if earlier else None
+        submission.compile_pipeline(self.config, images, self.folder.specification_file, kept)
         record = RunRecord(
             run_id=self.folder.run_id,
             name=self.config.name,
@@ -72,10 +84,8 @@ class VertexRun:
             job=f"{self.connection.parent}/pipelineJobs/{job_id}",
             console=submission.console_url(self.config, job_id),
             tries=tries,
-            steps=[StepRecord(name=name) for name in names],
+            steps=[StepRecord(name=name) for name in steps_of(self.folder.specification_file)],
         )
-        kept = self.folder.run_id if earlier else None
-        submission.compile_pipeline(self.config, images, self.folder.specification_file, kept)
         self.folder.write(record)
         try:
             job = submission.pipeline_job(self.config, self.folder.specification_file)
@@ -88,6 +98,24 @@ class VertexRun:
         self.folder.write(record)
         return record
 
+    def list_in_experiment(self, record: RunRecord) -> None:
+        """Put a run that has been submitted into its experiment, which takes until it has begun.
+
+        Raises:
+            UserError: It could not be; the run goes on all the same.
+        """
+        experiment = self.experiment
+        for _ in range(LOOKS_FOR_CONTEXT if experiment else 0):
+            job = self._job(record)
+            try:
+                if list_in_experiment(self.connection, str(experiment), job):
+                    return
+            except Exception as error:
+                raise self._told(error) from error
+            pause()
+        if experiment:
+            raise UserError("It has not begun yet.", setting="vertex.experiment", value=experiment)
+
     def refresh(self, record: RunRecord, tell: Tell | None = None) -> RunRecord:
         """Bring the record up to what the service says, and write it; `tell` hears of every step that has changed."""
         try:
@@ -98,19 +126,31 @@ class VertexRun:
                 raise
             self._never_began(record, error)
             return record
-        changes = take_in(record, job)
-        if job.state.name in ENDED:
-            self._conclude(record, job)
-        self.folder.write(record)
-        for change in changes:
+        for change in take_in(record, job):
             if tell is not None:
                 tell(record, {"step": change.step.name, "event": change.event})
+        if job.state.name in ENDED:
+            try:
+                self._conclude(record, job)
+            except Exception as error:
+                # What is written is what was known before: the next look comes back to it.
+                record.status = "running"
+                raise self._told(error) from error
+        self.folder.write(record)
         return record
 
     def watch(self, record: RunRecord, tell: Tell | None = None) -> RunRecord:
-        """Refresh until the run has ended. An interruption leaves the run as it is."""
+        """Refresh until the run has ended, through times without a connection. An interruption leaves it as it is."""
+        connected = True
         while True:
-            record = self.refresh(record, tell)
+            try:
+                record = self.refresh(record, tell)
+                connected = True
+            except UnreachableError as error:
+                if connected and tell is not None:
+                    text = f"{error.message} The run goes on; trying again."
+                    tell(record, {"step": record.steps[0].name, "event": "message", "text": text})
+                connected = False
             if record.status != "running":
                 return record
             pause()
@@ -143,7 +183,11 @@ class VertexRun:
                 of = step_of(task.task_name)
                 if of is not None and step in (None, of):
                     steps |= {name.rpartition("/")[2]: of for name in custom_jobs(task)}
-            for line in reader.read(steps):
+            try:
+                lines = reader.read(steps)
+            except Exception as error:
+                raise as_user_error(error, "Cloud Logging refused", submission.facts_of(self.config)) from error
+            for line in lines:
                 yield f"{'' if step else steps[line.job] + ' '}{line.replica} | {line.text}"
             if not follow or job.state.name in ENDED:
                 return
@@ -171,8 +215,11 @@ class VertexRun:
         """An error of the service in a sentence, with its mend."""
         if isinstance(error, UserError):
             return error
-        doing = "Vertex AI could not be reached" if is_transient(error) else "Vertex AI refused"
-        return as_user_error(error, doing, submission.facts_of(self.config))
+        facts = submission.facts_of(self.config)
+        if is_transient(error):
+            told = as_user_error(error, "Vertex AI could not be reached", facts)
+            return UnreachableError(told.message, mend=told.mend)
+        return as_user_error(error, "Vertex AI refused", facts)
 
     def _conclude(self, record: RunRecord, job: Any) -> None:
         """What is kept of a run that has ended: its report, and why it failed."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from pipelines.runs import RunRecord, Status, StepRecord
 
@@ -29,6 +32,8 @@ RUN_STATUS: dict[str, Status] = {
     "PIPELINE_STATE_CANCELLED": "cancelled",
 }
 SPLITS = ("train", "validation", "test")
+# The one in C, where there is one, is ten times as fast.
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 RESOURCES = "output:gcp_resources"
 
 
@@ -79,6 +84,14 @@ def custom_jobs(task: Any) -> list[str]:
     own = task.executor_detail.custom_job_detail
     named = [*made, own.job, *own.failed_jobs, container.main_job, *container.failed_main_jobs]
     return list(dict.fromkeys(name for name in named if name))
+
+
+def steps_of(specification: Path) -> list[str]:
+    """The steps of a compiled pipeline, in their order."""
+    components = yaml.load(specification.read_text(), Loader=YAML_LOADER)
+    dags = [components["root"], *components["components"].values()]
+    tasks = {task for component in dags for task in component.get("dag", {}).get("tasks", {})}
+    return [step for step, names in STEP_TASKS.items() if names[-1] in tasks]
 
 
 def step_of(task: str) -> str | None:

@@ -88,12 +88,12 @@ def test_another_registry_is_asked_with_the_stored_login(
     (folder / "config.json").write_text(f'{{"auths": {{"localhost:{other.port}": {{"auth": "{login}"}}}}}}')
     monkeypatch.setenv("DOCKER_CONFIG", str(folder))
     repository = f"localhost:{other.port}/team/slipway"
-    assert HttpRegistry().digest(repository, "trainer-cpu", "abc") == DIGEST
-    assert HttpRegistry().digest(repository, "trainer-cpu", "abd") is None
+    assert HttpRegistry("containers.repository").digest(repository, "trainer-cpu", "abc") == DIGEST
+    assert HttpRegistry("containers.repository").digest(repository, "trainer-cpu", "abd") is None
     assert other.asked == [f"Basic {login}"] * 2
 
 
 def test_a_registry_that_is_away_is_named_with_the_command_that_starts_one() -> None:
     with pytest.raises(UserError, match="localhost:1 can not be asked") as error:
-        HttpRegistry().digest("localhost:1/slipway", "trainer-cpu", "abc")
+        HttpRegistry("containers.repository").digest("localhost:1/slipway", "trainer-cpu", "abc")
     assert "--publish 127.0.0.1:1:5000" in str(error.value.mend)

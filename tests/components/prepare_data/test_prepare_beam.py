@@ -184,9 +184,9 @@ def test_what_workers_elsewhere_can_not_reach_is_refused(change: dict[str, str],
 
 
 def test_options_that_are_not_there_are_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
-    settings = make_settings(make_folder({"a": 9}), beam={**HERE, "options": {"machine_typ": "n2"}})
+    settings = make_settings(make_folder({"a": 1}), beam={**HERE, "options": {"machine_typ": "n2"}})
     with pytest.raises(UserError, match="no option 'machine_typ'") as error:
-        prepare(settings, 1)
+        prepare(settings, 1)  # too few images, which is found when they are listed
     assert (error.value.setting, error.value.nearest) == ("data.beam.options.machine_typ", "machine_type")
 
 

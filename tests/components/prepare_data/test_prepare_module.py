@@ -123,7 +123,7 @@ def test_splits_and_keys_are_its_own(write: Callable[[str], str], make_settings:
 
 
 def test_a_function_may_start_threads_of_its_own(write: Callable[[str], str], make_settings: MakeSettings) -> None:
-    """A forked process has none of its parent's threads: what the function starts must not be started before the fork."""
+    """A forked process has none of its parent's threads: what the function starts is not to be started before that."""
     source = write("""
         global pool
         if pool is None:

@@ -16,6 +16,7 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import ComponentSpec, PipelineSpec, Pip
 
 from tests.fakes.errors import ServiceError
 from tests.fakes.vertex.jobs import ENDED, JobService
+from tests.fakes.vertex.metadata import STORE, MetadataService
 from tests.fakes.vertex.pipeline_checks import parameters_of, specification_of
 from tests.fakes.vertex.script import Script, StepScript
 from tests.fakes.vertex.slipway_steps import artifacts_of, outputs_of
@@ -54,9 +55,11 @@ class _Task:
 class Execution:
     """One pipeline job's way. `look` lets it go on; who holds the job sees the new states in it."""
 
-    def __init__(self, job: vertex.PipelineJob, jobs: JobService, script: Script) -> None:
+    def __init__(self, job: vertex.PipelineJob, jobs: JobService, metadata: MetadataService, script: Script) -> None:
         self.job = job
         self._jobs = jobs
+        self._metadata = metadata
+        self._context: vertex.Context | None = None
         self._script = script
         self._specification: PipelineSpec = specification_of(job)
         self._executors = json_format.MessageToDict(self._specification.deployment_spec)["executors"]
@@ -78,6 +81,9 @@ class Execution:
             return
         if self.job.state == Pipeline.PIPELINE_STATE_PENDING:
             self.job.state, self.job.start_time = Pipeline.PIPELINE_STATE_RUNNING, datetime.now(UTC)
+            place, _, identity = self.job.name.partition("/pipelineJobs/")
+            self._context = self._metadata.add(f"{place}{STORE}/contexts/{identity}", "system.PipelineRun")
+            self._detail()
             return
         for task in [task for task in self._tasks.values() if task.detail.state == Task.RUNNING]:
             self._advance(task)
@@ -89,7 +95,12 @@ class Execution:
         if all(task.detail.state in TASK_ENDED for task in self._tasks.values()):
             self._conclude(failed)
         self.job.update_time = datetime.now(UTC)
-        self.job.job_detail = vertex.PipelineJobDetail(task_details=[task.detail for task in self._tasks.values()])
+        self._detail()
+
+    def _detail(self) -> None:
+        self.job.job_detail = vertex.PipelineJobDetail(
+            pipeline_run_context=self._context, task_details=[task.detail for task in self._tasks.values()]
+        )
 
     def _add(self, scope: tuple[str, ...], component: ComponentSpec) -> None:
         for name, spec in component.dag.tasks.items():
@@ -275,7 +286,7 @@ class Execution:
                 if task.job:
                     self._jobs.end(task.job, cancelled=True)
         self.job.state, self.job.end_time = Pipeline.PIPELINE_STATE_CANCELLED, datetime.now(UTC)
-        self.job.job_detail = vertex.PipelineJobDetail(task_details=[task.detail for task in self._tasks.values()])
+        self._detail()
 
 
 def custom_job_of(arguments: list[str], inputs: Mapping[str, Any]) -> vertex.CustomJob:

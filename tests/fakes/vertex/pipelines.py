@@ -14,6 +14,7 @@ from tests.fakes.filters import matcher
 from tests.fakes.paging import page_of
 from tests.fakes.vertex.execution import PIPELINE_ENDED, Execution
 from tests.fakes.vertex.jobs import JobService
+from tests.fakes.vertex.metadata import MetadataService
 from tests.fakes.vertex.pipeline_checks import check_pipeline_job
 from tests.fakes.vertex.script import Script
 from tests.fakes.vertex.shapes import project_of
@@ -25,13 +26,14 @@ State = vertex.PipelineState
 class PipelineService:
     """Pipeline jobs by name. `script` says how those that are made from now on go."""
 
-    def __init__(self, world: World, region: str, jobs: JobService) -> None:
+    def __init__(self, world: World, region: str, jobs: JobService, metadata: MetadataService) -> None:
         self.world = world
         self.region = region
         self.jobs: dict[str, vertex.PipelineJob] = {}
         self.script = Script()
         self._executions: dict[str, Execution] = {}
         self._custom_jobs = jobs
+        self._metadata = metadata
 
     def methods(self) -> dict[str, tuple[Any, Any]]:
         return {
@@ -63,7 +65,7 @@ class PipelineService:
             made.create_time = made.update_time = datetime.now(UTC)
             made.state = State.PIPELINE_STATE_PENDING
             self.jobs[name] = made
-            self._executions[name] = Execution(made, self._custom_jobs, self.script)
+            self._executions[name] = Execution(made, self._custom_jobs, self._metadata, self.script)
             self.world.writes["pipelineJob"] += 1
         return made
 

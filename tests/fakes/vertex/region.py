@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.logging import Log
 from tests.fakes.vertex.jobs import JobService
+from tests.fakes.vertex.metadata import MetadataService
 from tests.fakes.vertex.models import ModelService
 from tests.fakes.vertex.operations import Operations
 from tests.fakes.vertex.pipelines import PipelineService
@@ -22,11 +23,13 @@ class Region:
         self.name = name
         self.operations = Operations(world)
         self.jobs = JobService(world, name, log)
-        self.pipelines = PipelineService(world, name, self.jobs)
+        self.metadata = MetadataService(world, name)
+        self.pipelines = PipelineService(world, name, self.jobs, self.metadata)
         self.models = ModelService(world, name, self.operations)
         self.schedules = ScheduleService(world, name, self.pipelines, self.operations)
         server.add(f"{PACKAGE}.JobService", self.jobs.methods())
         server.add(f"{PACKAGE}.PipelineService", self.pipelines.methods())
         server.add(f"{PACKAGE}.ModelService", self.models.methods())
         server.add(f"{PACKAGE}.ScheduleService", self.schedules.methods())
+        server.add(f"{PACKAGE}.MetadataService", self.metadata.methods())
         server.add("google.longrunning.Operations", self.operations.methods())

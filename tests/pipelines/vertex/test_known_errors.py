@@ -1,13 +1,18 @@
-"""What goes wrong on the service's side is explained on the terminal, with its mend: injected through the fakes."""
+"""What goes wrong on the service's side is explained on the terminal, with its mend: injected through the fakes.
+
+What the doctor would have found goes wrong after it has looked, as when a right is taken away in between.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipelines import doctor
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import AGENTS, BUCKET, REPOSITORY, RUNNER, take_away
@@ -148,8 +153,15 @@ def test_it_ends_as_a_sentence_with_its_mend(
     step: str | None,
     sentence: str,
     mend: str,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    damage(ready_google)
+    look = doctor.refuse_on_failure
+
+    def look_then_damage(*arguments: Any, **options: Any) -> None:
+        look(*arguments, **options)
+        damage(ready_google)
+
+    monkeypatch.setattr(doctor, "refuse_on_failure", look_then_damage)
     result = slipway(*RUN)
     assert result.exit_code == 1, result.output
     assert sentence in result.output
@@ -161,3 +173,15 @@ def test_it_ends_as_a_sentence_with_its_mend(
     explained = slipway("explain").output
     assert sentence in explained
     assert mend in explained
+
+
+@pytest.mark.parametrize("damage", [no_account, no_api, no_bucket_rights, no_pull_rights, no_quota])
+def test_what_the_doctor_sees_is_refused_before_anything_is_sent(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway, damage: Damage
+):
+    damage(ready_google)
+    result = slipway(*RUN)
+    assert result.exit_code == 2, result.output
+    assert "mend: " in result.output
+    assert not (workspace / "runs").exists()
+    assert not ready_google.region.pipelines.jobs

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.google import FakeGoogle
+from components.cloud.connection import Connection
+from tests.fakes.errors import ServiceError
+from tests.fakes.google import PROJECT, REGION, FakeGoogle
+from tests.fakes.ready import BUCKET
 from tests.fakes.vertex.script import Failure
 from tests.pipelines.vertex.conftest import Slipway
 
@@ -24,7 +27,14 @@ def test_a_run_is_submitted_watched_and_recorded(ready_google: FakeGoogle, works
     result = slipway(*RUN, "--hardware", "l4x4*2")
     assert result.exit_code == 0, result.output
     lines = [line.split()[:2] for line in result.output.splitlines() if line.startswith("✓")]
-    assert [name for _, name in lines] == ["prepare_data", "plan_training", "train", "evaluate", "register_model"]
+    assert [name for _, name in lines] == [
+        "setup_access",
+        "prepare_data",
+        "plan_training",
+        "train",
+        "evaluate",
+        "register_model",
+    ]
     assert "60,000 train, 10,000 test examples" in result.output
     assert "validation accuracy 0.9812" in result.output
     assert "https://console.cloud.google.com/vertex-ai/locations/europe-west4/pipelines/runs/digits-" in result.output
@@ -168,3 +178,64 @@ def test_a_failed_run_goes_on_in_its_own_folder(ready_google: FakeGoogle, worksp
     ]
     assert first == second
     assert slipway("run", "--resume", "latest").exit_code == 2
+
+
+def test_a_run_is_listed_in_its_experiment(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    for _ in range(2):
+        assert slipway(*RUN, "--no-wait", "--set", "vertex.experiment=digit-runs").exit_code == 0
+    contexts = ready_google.region.metadata.contexts
+    (experiment,) = [context for context in contexts.values() if context.schema_title == "system.Experiment"]
+    assert experiment.name.endswith("/contexts/digit-runs")
+    runs = [context for context in contexts.values() if context.schema_title == "system.PipelineRun"]
+    assert [list(run.parent_contexts) for run in runs] == [[experiment.name]] * 2
+
+
+def test_what_keeps_a_run_from_its_experiment_does_not_keep_it_from_running(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
+):
+    ready_google.faults.plan("CreateContext", ServiceError(403, "Permission 'aiplatform.contexts.create' denied."))
+    result = slipway(*RUN, "--set", "vertex.experiment=digit-runs")
+    assert result.exit_code == 0
+    assert "not in the experiment digit-runs: Vertex AI refused: Permission" in result.output
+
+
+def test_the_report_is_brought_here(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    assert slipway(*RUN, "--no-wait").exit_code == 0
+    run_id = record(workspace)["run_id"]
+    connection = Connection(PROJECT, REGION, ready_google.endpoints)
+    blob = connection.storage.bucket(BUCKET).blob(f"pipelines/{run_id}/evaluate/report")
+    blob.upload_from_string("<html>about it</html>")
+    assert slipway("status", "--follow").exit_code == 0
+    assert (workspace / "runs" / run_id / "report.html").read_text() == "<html>about it</html>"
+    assert record(workspace)["report"].endswith("report.html")
+
+
+def test_a_log_that_may_not_be_read_hides_nothing_else(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    sentence = "Permission 'logging.logEntries.list' denied on resource."
+    ready_google.faults.plan("POST /v2/entries:list", ServiceError(403, sentence), times=99)
+    ready_google.region.pipelines.script[TRAIN].failure = Failure(replica="workerpool1-0")
+    assert slipway(*RUN).exit_code == 1
+    error = record(workspace)["error"]
+    assert (error["step"], error["replica"], error["traceback"]) == ("train", "workerpool1-0", None)
+    assert f"Its log could not be read: {sentence}" in error["message"]
+    read = slipway("logs")
+    assert read.exit_code == 2
+    assert f"Cloud Logging refused: {sentence}" in read.output
+
+
+def test_a_watch_outlives_a_time_without_a_connection(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    assert slipway(*RUN, "--no-wait").exit_code == 0
+    ready_google.faults.plan("GetPipelineJob", ServiceError(503, "Away."), times=25)
+    followed = slipway("status", "--follow")
+    assert followed.exit_code == 0
+    assert followed.output.count("Vertex AI could not be reached: Away.") == 1
+    assert record(workspace)["status"] == "succeeded"
+
+
+def test_what_interrupts_the_explanation_is_made_up_for_at_the_next_look(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
+):
+    ready_google.region.pipelines.script[TRAIN].failure = Failure()
+    ready_google.faults.plan("GetCustomJob", ServiceError(503, "Away."), times=12)
+    assert slipway(*RUN).exit_code == 1
+    assert record(workspace)["error"]["replica"] == "workerpool0-0"

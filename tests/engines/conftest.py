@@ -1,0 +1,105 @@
+"""One engine a process, which SLIPWAY_TEST_ENGINE names (make test-engines); without it these tests are skipped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.conftest import NETWORKS, DataSets, Workers, job
+from trainer import cluster as clusters
+from trainer import manifest as manifests
+from trainer.config import JobConfig
+from trainer.share import Share
+
+ENGINE = os.environ.get("SLIPWAY_TEST_ENGINE", "")
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is for another engine."""
+    for item in items:
+        if HERE not in item.path.parents:
+            continue
+        only = item.get_closest_marker("engine")
+        if not ENGINE:
+            item.add_marker(pytest.mark.skip(reason="engines have a job of their own: make test-engines"))
+        elif only and ENGINE not in only.args:
+            item.add_marker(pytest.mark.skip(reason=f"for {' and '.join(only.args)}"))
+
+
+class Bench:
+    """An engine in this process, alone, and what to train it on."""
+
+    def __init__(self, data: Path) -> None:
+        self.data, self.manifest = data, manifests.read(data)
+        self.share = Share(data, self.manifest, 0, 1)
+        self._engine: Any = None
+
+    def job(self, **settings: Any) -> JobConfig:
+        return job(self.data, **{"steps": 100, "steps_per_epoch": 75, "engine": ENGINE, **settings})
+
+    def engine(self, config: JobConfig) -> Any:
+        """The engine with that network, new; there is one a process."""
+        from trainer import engines
+
+        if self._engine is None:
+            self._engine = engines.load(ENGINE)
+            self._engine.open(clusters.read({}))
+        self._engine.build(config, self.manifest)
+        return self._engine
+
+    def training(self, config: JobConfig, budget: int = 10**9) -> Any:
+        from trainer import data
+
+        plan = config.plan
+        return data.training(self.share, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed, budget=budget)
+
+    def validation(self, batch: int) -> Any:
+        from trainer import data
+
+        return data.evaluation(self.share, "validation", batch)
+
+    def probabilities(self, images: Any) -> Any:
+        """What the engine's network gives for images float32 in [0, 1], by itself: [n, classes]."""
+        if ENGINE == "pytorch":
+            import torch
+
+            with torch.no_grad():
+                logits = self._engine._network.eval()(torch.from_numpy(images)).numpy()
+        else:
+            self._engine._into_model()
+            logits = np.asarray(self._engine._model(images, training=False))
+        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 training examples in 4 shards of different sizes, 50 of validation in 2."""
+    from trainer.quick_import import import_tensorflow
+
+    import_tensorflow(ENGINE)
+    folder = tmp_path_factory.mktemp("data") / "tiny"
+    DataSets().write(folder, train=[150, 149, 151, 150], validation=[26, 24])
+    return folder
+
+
+_benches: dict[Path, Bench] = {}
+
+
+@pytest.fixture
+def bench(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.syspath_prepend(str(NETWORKS))
+    monkeypatch.syspath_prepend(str(HERE / "networks"))
+    return _benches.setdefault(tiny, Bench(tiny))
+
+
+@pytest.fixture
+def workers() -> Any:
+    workers = Workers()
+    yield workers
+    workers.stop()

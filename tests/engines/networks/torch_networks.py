@@ -1,0 +1,47 @@
+"""Networks of PyTorch's own, good and bad, as a user might write them."""
+
+import torch
+from torch import nn
+
+
+def dropout(image_shape, classes, width=4):
+    height, wide, channels = image_shape
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(width * height * wide, classes),
+    )
+
+
+class Half(nn.Module):
+    """Looks at the images' left half only: channels first, height, width."""
+
+    def __init__(self, image_shape, classes):
+        super().__init__()
+        height, self.width, channels = image_shape
+        self.linear = nn.Linear(channels * height * self.width // 2, classes)
+
+    def forward(self, images):
+        return self.linear(images[:, :, :, : self.width // 2].flatten(1))
+
+
+def normalized(image_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))
+
+
+def channels_last(image_shape, classes):
+    return nn.Sequential(nn.Conv2d(8, 4, 3), nn.Flatten(), nn.LazyLinear(classes))
+
+
+def too_many(image_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes + 1))
+
+
+def softmax(image_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes), nn.Softmax(dim=-1))
+
+
+def no_network(image_shape, classes):
+    return torch.zeros(3)

@@ -1,0 +1,244 @@
+"""The engine in this process: what a step is, exact resume, evaluation, the settings, the exported model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engines.conftest import ENGINE, Bench
+from trainer.errors import UserError
+from trainer.share import Share
+
+ALL_CHANGES = {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2}
+
+
+def rates(count: int, rate: float = 0.01) -> Any:
+    return np.full(count, rate, np.float32)
+
+
+def kernel_and_bias(state: Any) -> tuple[Any, Any]:
+    kernel, bias = (state[name] for name in state if name.startswith("model") and name.endswith(("kernel", "bias")))
+    return kernel, bias
+
+
+def by_hand(images: Any, labels: Any, kernel: Any, bias: Any, weights: Any) -> tuple[float, Any, Any]:
+    """The mean loss of a network without hidden layer, and its gradients."""
+    pixels = images.reshape(len(labels), -1)
+    logits = pixels @ kernel + bias
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    factors = weights[labels]
+    loss = -(factors * np.log(probabilities[np.arange(len(labels)), labels])).mean()
+    difference = (probabilities - np.eye(3)[labels]) * factors[:, None] / len(labels)
+    return float(loss), pixels.T @ difference, difference.sum(axis=0)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_a_step_is_the_optimizers_step_on_the_mean_loss(bench: Bench, accumulation: int) -> None:
+    """Against the gradient worked out by hand, with each step's own learning rate, class weights and weight decay."""
+    config = bench.job(
+        builder="sample_networks:linear",
+        optimizer="sgd",
+        weight_decay=0.1,
+        class_weights={"left": 3.0, "both": 0.5},
+        accumulation=accumulation,
+    )
+    engine, data = bench.engine(config), bench.training(config)
+    kernel, bias = kernel_and_bias(engine.state())
+    losses = []
+    for step, rate in enumerate((0.5, 0.125)):
+        chosen = data.order(step, 1)[0]
+        images, labels = data.images[chosen] / np.float32(255), data.labels[chosen]
+        loss, of_kernel, of_bias = by_hand(images, labels, kernel, bias, np.array([3.0, 1.0, 0.5]))
+        losses.append(loss)
+        kernel = kernel * (1 - rate * 0.1) - rate * of_kernel  # the bias does not decay
+        bias = bias - rate * of_bias
+    figures = engine.run(data, 0, np.array([0.5, 0.125], np.float32))
+    np.testing.assert_allclose(figures.losses, losses, rtol=1e-5)
+    found_kernel, found_bias = kernel_and_bias(engine.state())
+    np.testing.assert_allclose(found_kernel, kernel, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found_bias, bias, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_clipped_to_the_global_norm(bench: Bench) -> None:
+    config = bench.job(builder="sample_networks:linear", optimizer="sgd", clip_norm=0.25)
+    engine, data = bench.engine(config), bench.training(config)
+    before = kernel_and_bias(engine.state())
+    engine.run(data, 0, rates(1, 1.0))
+    after = kernel_and_bias(engine.state())
+    norm = np.sqrt(sum(((new - old) ** 2).sum() for new, old in zip(after, before, strict=True)))
+    assert norm == pytest.approx(0.25, rel=1e-4)
+
+
+def test_momentum_goes_on_from_step_to_step(bench: Bench) -> None:
+    """At rate r the second step is -r (m g1 + g2)."""
+    plain = bench.job(builder="sample_networks:linear", optimizer="sgd", momentum=0.5)
+    engine, data = bench.engine(plain), bench.training(plain)
+    kernel, bias = kernel_and_bias(engine.state())
+    moved, moved_bias = np.zeros_like(kernel), np.zeros_like(bias)
+    for step in range(3):
+        chosen = data.order(step, 1)[0]
+        images, labels = data.images[chosen] / np.float32(255), data.labels[chosen]
+        _, of_kernel, of_bias = by_hand(images, labels, kernel, bias, np.ones(3))
+        moved, moved_bias = 0.5 * moved + of_kernel, 0.5 * moved_bias + of_bias
+        kernel, bias = kernel - 0.25 * moved, bias - 0.25 * moved_bias
+    engine.run(data, 0, rates(3, 0.25))
+    np.testing.assert_allclose(kernel_and_bias(engine.state())[0], kernel, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("builder", ["sample_networks:dropout", "sample_networks:dense"])
+def test_one_call_of_many_steps_is_many_calls_of_one(bench: Bench, builder: str) -> None:
+    config = bench.job(builder=builder)
+    data = bench.training(config)
+    engine = bench.engine(config)
+    figures = engine.run(data, 0, rates(80))  # across an epoch's end, and more than steps_per_call
+    checksum = engine.weights_checksum()
+    engine = bench.engine(config)
+    losses = [engine.run(data, step, rates(1)).losses[0] for step in range(80)]
+    assert figures.losses.tolist() == losses
+    assert engine.weights_checksum() == checksum
+    assert (
+        bench.engine(bench.job(builder=builder, seed=1)).weights_checksum() != bench.engine(config).weights_checksum()
+    )
+
+
+BUILDERS = ["sample_networks:dropout", *(["torch_networks:dropout"] if ENGINE == "pytorch" else [])]
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize(("budget", "augment"), [(10**9, {}), (10**9, ALL_CHANGES), (0, ALL_CHANGES)])
+def test_restored_it_goes_on_bit_by_bit(bench: Bench, builder: str, budget: int, augment: Any) -> None:
+    config = bench.job(builder=builder, augment=augment)
+    engine = bench.engine(config)
+    engine.run(bench.training(config, budget), 0, rates(40))
+    state = {name: array.copy() for name, array in engine.state().items()}
+    engine = bench.engine(config)
+    engine.run(bench.training(config, budget), 0, rates(3))  # other draws and steps must not matter
+    engine = bench.engine(config)
+    engine.load_state(state)
+    engine.run(bench.training(config, budget), 40, rates(30))
+    resumed = engine.weights_checksum()
+    engine = bench.engine(config)
+    losses = engine.run(bench.training(config, budget), 0, rates(70)).losses
+    assert engine.weights_checksum() == resumed
+    assert losses[-10:].mean() < losses[:10].mean()
+
+
+def test_another_networks_state_is_refused(bench: Bench) -> None:
+    wide = dict(bench.engine(bench.job(arguments={"units": 20})).state())
+    engine = bench.engine(bench.job())
+    with pytest.raises(UserError, match=r"float32 \[64, 20\], the network float32 \[64, 16\]"):
+        engine.load_state(wide)
+    plain = dict(bench.engine(bench.job(optimizer="sgd")).state())
+    engine = bench.engine(bench.job())
+    with pytest.raises(UserError, match="another network"):
+        engine.load_state(plain)
+
+
+@pytest.mark.parametrize("batch", [7, 50, 64])
+def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(bench: Bench, batch: int) -> None:
+    config = bench.job()
+    engine = bench.engine(config)
+    engine.run(bench.training(config), 0, rates(3))
+    validation = bench.validation(batch)
+    measured = engine.evaluate(validation)
+    images, labels = validation.decoded
+    probabilities = bench.probabilities(images / np.float32(255))
+    assert measured.examples == 50
+    assert measured.accuracy == pytest.approx((probabilities.argmax(1) == labels).mean())
+    assert measured.loss == pytest.approx(-np.log(probabilities[np.arange(50), labels]).mean(), rel=1e-5)
+    assert 0 < measured.accuracy < 1
+
+
+def test_regularization_is_part_of_the_loss(bench: Bench) -> None:
+    config = bench.job(builder="sample_networks:linear")
+    plain = bench.engine(config).run(bench.training(config), 0, rates(1)).losses[0]
+    config = bench.job(builder="sample_networks:linear", arguments={"regularization": 0.1}, accumulation=2)
+    engine = bench.engine(config)
+    kernel, _ = kernel_and_bias({name: array.copy() for name, array in engine.state().items()})
+    regularized = engine.run(bench.training(config), 0, rates(1)).losses[0]
+    assert regularized == pytest.approx(plain + 0.1 * (kernel**2).sum(), rel=1e-5)
+
+
+def test_augmentation_is_of_the_training_only(bench: Bench) -> None:
+    """A network that sees one pixel only tells where the images were moved to."""
+    plain, moved = (bench.job(builder="sample_networks:linear", augment={"shift": shift}) for shift in (0, 3))
+    images_of = bench.training(plain)
+    plain_losses = bench.engine(plain).run(images_of, 0, rates(5, 0.0)).losses
+    measured = bench.engine(plain).evaluate(bench.validation(50))
+    moved_losses = bench.engine(moved).run(images_of, 0, rates(5, 0.0)).losses
+    assert bench.engine(moved).evaluate(bench.validation(50)) == measured
+    assert not np.isclose(plain_losses, moved_losses).any()
+    again = bench.engine(moved).run(images_of, 0, rates(5, 0.0)).losses
+    assert again.tolist() == moved_losses.tolist()
+
+
+def test_mixed_precision_learns(bench: Bench) -> None:
+    config = bench.job(precision="mixed_bfloat16")
+    engine = bench.engine(config)
+    losses = engine.run(bench.training(config), 0, rates(75)).losses
+    assert losses[-10:].mean() < 0.7 * losses[:10].mean()
+    assert {array.dtype.name for name, array in engine.state().items() if "kernel" in name} == {"float32"}
+    assert engine.work().precision == "mixed_bfloat16"
+    single = bench.engine(bench.job()).run(bench.training(config), 0, rates(75)).losses
+    assert losses.tolist() != single.tolist()
+
+
+def test_agreeing_alone_changes_nothing(bench: Bench) -> None:
+    assert bench.engine(bench.job()).agree([0.0, -1.0, 123456789.0]) == [0.0, -1.0, 123456789.0]
+
+
+def test_a_steps_operations_are_counted(bench: Bench) -> None:
+    """A dense layer's multiplications and additions, forwards and for the gradients of its kernel; images have none."""
+    engine = bench.engine(bench.job(builder="sample_networks:linear"))
+    work = engine.work()
+    assert work.devices == 1
+    assert work.step_flops == pytest.approx(2 * 2 * 8 * 64 * 3, rel=0.3)
+
+
+def test_the_exported_model_is_the_network(bench: Bench, tmp_path: Path) -> None:
+    """From encoded images to the probabilities that the engine's own network gives, to 1e-4."""
+    from components.evaluate import serving
+
+    config = bench.job(builder=BUILDERS[-1])
+    engine = bench.engine(config)
+    engine.run(bench.training(config), 0, rates(100))
+    engine.export(tmp_path, config, bench.manifest)
+    description = {"classes": bench.manifest.classes, "image_size": [8, 8], "channels": 1}
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    check_agreement(bench, serving.load(tmp_path, bench.manifest), bench.share, "validation")
+
+
+def check_agreement(bench: Bench, serve: Any, share: Share, split: str) -> None:
+    import tensorflow as tf
+
+    from trainer import data
+
+    features = {"image": tf.io.FixedLenFeature([], tf.string)}
+    records = list(tf.data.TFRecordDataset(share.paths(split)))
+    encoded = tf.stack([tf.io.parse_single_example(record, features)["image"] for record in records])
+    classes, served = serve(encoded)
+    images, labels = data._decode_all(share, split)
+    own = bench.probabilities(images / np.float32(255))
+    assert list(classes) == share.manifest.classes
+    np.testing.assert_allclose(served, own, atol=1e-4)
+    assert (own.argmax(axis=1) == labels).mean() > 0.8
+    first = serve(encoded[:1])[1]
+    np.testing.assert_allclose(first, own[:1], atol=1e-4)
+
+
+def test_a_network_that_is_none_is_refused(bench: Bench) -> None:
+    for builder, message in (("returns_nothing", "returned NoneType"), ("too_few_outputs", "has 3 classes")):
+        with pytest.raises(UserError, match=message):
+            bench.engine(bench.job(builder=f"sample_networks:{builder}"))
+    with pytest.raises(UserError, match="softmax"):
+        bench.engine(bench.job(builder="sample_networks:probabilities"))
+
+
+def test_a_batch_that_does_not_divide_is_refused(bench: Bench) -> None:
+    with pytest.raises(UserError, match="8 examples a step") as caught:
+        bench.engine(bench.job(accumulation=3))
+    assert int(caught.value.nearest or 0) % 3 == 0

@@ -1,0 +1,69 @@
+"""What a user types, with --set train.engine=…"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.workspace import Workspace, steps
+from tests.engines.conftest import ENGINE, Bench
+from tests.engines.test_engine import check_agreement
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("workspace"))
+
+
+def test_the_digits_are_learnt_and_served(workspace: Workspace) -> None:
+    result = workspace.slipway("run", "--set", f"train.engine={ENGINE}")
+    assert result.returncode == 0, result.stdout + result.stderr
+    record = workspace.record()
+    assert record["metrics"]["accuracy"] >= 0.97
+    assert steps(record)["train"]["outputs"]["engine"] == ENGINE
+    assert Path(record["model"] if Path(record["model"]).is_absolute() else workspace.path / record["model"]).is_dir()
+
+
+def test_the_digits_exported_model_is_the_trained_one(workspace: Workspace, bench: Bench) -> None:
+    """The checkpoint in the engine, and the model that the run registered, on the test split: to 1e-4."""
+    from components.evaluate import serving
+    from trainer import checkpoints
+
+    (data,) = [path.parent for path in workspace.path.glob("datasets/digits/*/manifest.json")]
+    (run,) = workspace.runs()
+    (saved,) = {path.parent for path in run.rglob("checkpoints/latest")}
+    own = Bench(data)
+    own._engine = bench.engine(bench.job()) and bench._engine
+    config = own.job(batch=64, builder="trainer.models.digits:build")
+    engine = own.engine(config)
+    newest = checkpoints.Checkpoints(saved, 3).newest()
+    assert newest is not None
+    engine.load_state(newest.state)
+    check_agreement(own, serving.load(workspace.path / "models" / "digits" / "1", own.manifest), own.share, "test")
+
+
+def test_two_replicas_end_with_the_same_weights(workspace: Workspace) -> None:
+    result = workspace.slipway("rehearse", "--hardware", "cpu*2", "--steps", "6", "--set", f"train.engine={ENGINE}")
+    assert result.returncode == 0, result.stdout + result.stderr
+    checksums = dict(re.findall(r"\[(workerpool\d-\d)\] .*weights checksum ([0-9a-f]+)", workspace.log("train")))
+    assert set(checksums) == {"workerpool0-0", "workerpool1-0"}
+    assert len(set(checksums.values())) == 1
+
+
+@pytest.mark.engine("jax")
+def test_a_cloud_layout_is_rehearsed_with_virtual_devices(workspace: Workspace) -> None:
+    result = workspace.slipway("rehearse", "--hardware", "t4x2*2", "--steps", "4", "--set", "train.engine=jax")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "2 of CPU here, 4 in 2 processes" in workspace.log("train")
+    assert len(set(re.findall(r"weights checksum ([0-9a-f]+)", workspace.log("train")))) == 1
+
+
+@pytest.mark.engine("pytorch")
+def test_several_devices_a_replica_are_refused(workspace: Workspace) -> None:
+    before = workspace.runs()
+    result = workspace.slipway("rehearse", "--hardware", "t4x2*2", "--set", "train.engine=pytorch")
+    assert result.returncode == 2
+    assert "one device a replica; t4x2*2 has 2" in result.stderr
+    assert workspace.runs() == before

@@ -1,0 +1,84 @@
+"""Whole runs of `python -m trainer` on the engine: stopped, killed, two together, on virtual devices."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engines.conftest import ENGINE, Bench
+from trainer.stopping import PEER_LOST_EXIT_CODE
+
+SAVING = {"checkpoint": {"every_steps": 150, "every_seconds": None}}
+# Seconds long, so that it can be stopped in the middle.
+LONG = {"steps": 9000, "steps_per_epoch": 150, "batch": 4, "builder": "sample_networks:dropout", **SAVING}
+
+
+def last_line(place: Path) -> dict[str, Any]:
+    return json.loads((place / "model" / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_stopped_then_killed_it_ends_with_the_same_weights(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    config = bench.job(**LONG)
+    whole = workers.start(config, tmp_path / "whole")
+    first = workers.start(config, tmp_path)
+    first.wait_for_checkpoint(150)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait().status == 143
+    saved = int((tmp_path / "checkpoints" / "latest").read_text().removeprefix("step-"))
+    assert 150 <= saved < 9000
+
+    second = workers.start(config, tmp_path)
+    second.wait_for_checkpoint(saved + 150)
+    second.process.kill()
+    assert second.wait().status == -signal.SIGKILL
+
+    end = workers.start(config, tmp_path).wait()
+    assert end.status == 0, end.errors
+    assert "going on from the checkpoint at step" in end.output
+    assert end.checksum == whole.wait().checksum
+    assert last_line(tmp_path)["accuracy"] > 0.9
+
+
+def test_two_replicas_end_with_the_same_weights_also_when_killed(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    config = bench.job(steps=900, steps_per_epoch=75, replicas=2, builder="sample_networks:dropout", **SAVING)
+    whole = [worker.wait() for worker in workers.start_two(config, tmp_path / "whole")]
+    assert [end.status for end in whole] == [0, 0], whole
+    assert whole[0].checksum == whole[1].checksum
+    assert last_line(tmp_path / "whole")["accuracy"] > 0.9
+
+    for victim, survivor in ((1, 0), (0, 1)):  # also the chief, at whose address they meet
+        pair = workers.start_two(config, tmp_path / "killed")
+        pair[0].wait_for_checkpoint(150 if victim else 450)
+        pair[victim].process.kill()
+        lost = pair[survivor].wait()
+        assert lost.status == PEER_LOST_EXIT_CODE, lost
+        assert "another replica is gone" in lost.output, lost
+        assert "Traceback" not in lost.errors
+
+    resumed = [worker.wait() for worker in workers.start_two(config, tmp_path / "killed")]
+    assert [end.checksum for end in resumed] == [whole[0].checksum] * 2, resumed
+
+
+@pytest.mark.engine("jax")
+def test_virtual_devices_train_as_one_would(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    config = bench.job(steps=100, steps_per_epoch=10, augment={})  # a log point each step
+    four = workers.start(config, tmp_path, SLIPWAY_VIRTUAL_DEVICES="4")
+    losses = bench.engine(config).run(bench.training(config), 0, np.full(100, 0.01, np.float32)).losses
+    end = four.wait()
+    assert end.status == 0, end.errors
+    assert "4 of CPU here" in end.output
+    lines = [json.loads(line) for line in (tmp_path / "model" / "metrics.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose([line["loss"] for line in lines if line["kind"] == "train"], losses, rtol=1e-3)
+
+
+@pytest.mark.engine("pytorch")
+def test_several_devices_of_one_replica_are_refused(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    end = workers.start(bench.job(), tmp_path, SLIPWAY_VIRTUAL_DEVICES="4").wait()
+    assert end.status == 1
+    assert "one device a replica, and this one has 4" in end.user_error["message"]
+    assert ENGINE in end.user_error["value"]

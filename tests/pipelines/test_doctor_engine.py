@@ -1,0 +1,61 @@
+"""The check of the engine, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from pipelines.config import RunConfig
+from pipelines.doctor import engine
+from pipelines.doctor.check import Subject
+from trainer.errors import UserError
+
+
+def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vertex", **train: object) -> Subject:
+    config = RunConfig.model_validate(
+        {
+            "name": "digits",
+            "data": {"source": "digits"},
+            "model": {"builder": "trainer.models.digits:build"},
+            "train": {"epochs": 1, "engine": name, **train},
+            "hardware": hardware,
+        }
+    )
+    return Subject(config, target, rehearsal=True, folder=Path.cwd())
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware"),
+    [("tensorflow", "t4x2"), ("jax", "tpu-v5e-2x4"), ("jax", "l4x8*4"), ("pytorch", "l4x1*4"), ("pytorch", "cpu*2")],
+)
+def test_an_engine_on_its_hardware_passes(name: str, hardware: str) -> None:
+    assert name in engine.TrainingEngine().look(subject(name, hardware))
+
+
+def test_hardware_that_the_engine_does_not_run_on_is_refused() -> None:
+    with pytest.raises(UserError, match=r"tensorflow does not run on .*v6e") as caught:
+        engine.TrainingEngine().look(subject("tensorflow", "tpu-v6e-2x4"))
+    assert "train.engine=jax" in (caught.value.mend or "")
+
+
+def test_several_devices_a_replica_are_refused_for_pytorch() -> None:
+    with pytest.raises(UserError, match="one device a replica; l4x4 has 4"):
+        engine.TrainingEngine().look(subject("pytorch", "l4x4"))
+
+
+def test_what_the_engine_can_not_do_is_refused() -> None:
+    with pytest.raises(UserError) as caught:
+        engine.TrainingEngine().look(subject("jax", "cpu", xla=False))
+    assert caught.value.setting == "train.xla"
+
+
+def test_only_a_local_run_needs_it_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise UserError(f"{name} is not installed")
+
+    monkeypatch.setattr(engine.installed, "verify", refuse)
+    engine.TrainingEngine().look(subject("jax", "cpu"))
+    with pytest.raises(UserError, match="jax is not installed"):
+        engine.TrainingEngine().look(subject("jax", "cpu", "local"))

@@ -1,0 +1,101 @@
+"""What a container of a local run is given, and what is refused before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.config import RunConfig, load
+from pipelines.platforms.local import containers
+
+DIGITS = Path(__file__).parents[2] / "configs/digits.yaml"
+
+
+def configuration(*overrides: str) -> RunConfig:
+    return load(DIGITS, overrides)
+
+
+def test_only_where_the_command_is_given_is_mounted_by_default(tmp_path: Path) -> None:
+    assert containers.mounted_folders(configuration(), tmp_path) == [tmp_path]
+    assert not (tmp_path / "datasets").exists()
+
+
+@pytest.mark.parametrize(
+    "source", ["images:{}/pictures", "csv:{}/pictures/all.csv", "tfrecord:{}/pictures/*/a-*.tfrecord"]
+)
+def test_folders_elsewhere_that_settings_name_are_mounted_too(tmp_path: Path, source: str) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    (elsewhere / "pictures").mkdir(parents=True)
+    here.mkdir()
+    config = configuration(
+        f"data.source={source.format(elsewhere)}", f"data.store={elsewhere}/store", "register.registry=../models"
+    )
+    assert containers.mounted_folders(config, here) == [
+        here, elsewhere / "store", tmp_path / "models", elsewhere / "pictures"
+    ]  # fmt: skip
+
+
+def client(security: list[str], component: str) -> Any:
+    return SimpleNamespace(
+        info=lambda: {"SecurityOptions": security}, version=lambda: {"Components": [{"Name": component}]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("security", "component", "expected"),
+    [
+        (["name=seccomp"], "Engine", {"user": "1000:1001"}),
+        (["name=rootless"], "Engine", {"user": "0:0"}),
+        (["name=rootless"], "Podman Engine", {"user": "1000:1001", "userns_mode": "keep-id"}),
+    ],
+)
+def test_what_a_container_writes_is_the_users_own(
+    monkeypatch: pytest.MonkeyPatch, security: list[str], component: str, expected: dict[str, str]
+) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    monkeypatch.setattr("os.getgid", lambda: 1001)
+    assert containers._user(client(security, component)) == expected
+
+
+def test_without_a_docker_api_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["run", "-c", str(DIGITS), "--runner", "docker"])
+    assert result.exit_code == 2
+    assert "setting: DOCKER_HOST" in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_runner_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
+    values = yaml.safe_load(DIGITS.read_text())
+    image = "europe-docker.pkg.dev/p/r/x@sha256:" + "0" * 64
+    place = {"project": "p", "region": "europe-west4", "bucket": "gs://p-b", "image": image, "serving_image": image}
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(values | {"vertex": place}))
+    result = CliRunner().invoke(app, ["run", "-c", str(path), "--target", "vertex", "--runner", "docker"])
+    assert result.exit_code == 2
+    assert "not for a run on vertex" in result.stderr
+
+
+def test_a_step_that_vanished_has_not_succeeded(tmp_path: Path) -> None:
+    from pipelines import runs
+    from pipelines.platforms.local import launch
+
+    config = configuration()
+    folder = runs.create(config, tmp_path / "runs")
+    record = launch.new_record(folder, config, rehearsal=False, runner="docker")
+    assert record.steps[0].name == "build_image"
+    for step in record.steps:
+        step.status = "succeeded"
+    record.step("evaluate").status = "pending"
+    record.step("register_model").status = "running"
+    launch._conclude(folder, record, finished=True)
+    assert record.status == "failed"
+    assert record.error is not None
+    assert (record.error.step, "killed" in record.error.message) == ("register_model", True)
