@@ -22,7 +22,7 @@ options = -c $(CONFIG) $(if $(HARDWARE),--hardware '$(HARDWARE)')
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '  %-14s %s\n' "$$name" "$$text"; done
 	@echo
-	@echo "  variables      CONFIG=$(CONFIG) HARDWARE=$(or $(HARDWARE),as configured) TARGET=$(TARGET)"
+	@echo "  variables      CONFIG=$(CONFIG) HARDWARE=$(or $(HARDWARE),as configured) TARGET=$(TARGET) ENGINE=$(ENGINE) PROCESSES=$(PROCESSES)"
 
 .PHONY: install
 install: $(STAMP) ## Make .venv with everything that run-pipeline, test and lint need

@@ -235,7 +235,7 @@ class Loop:
         figure = agreed_figure(train, measured, self._engine, self._cluster)
         if selection.take(train, figure, self._step) and self._best:
             self._best.keep(self._engine, self._step)
-        if train.early_stop and selection.ends(train):
+        if selection.ends(train) and self._step < self._plan.steps:
             text = f"ending early at step {self._step} of {self._plan.steps}: the validation {train.monitor} made no "
             text += f"progress in {selection.waited} validations; its best was {selection.best:.4f} at step "
             text += f"{selection.best_step}"

@@ -28,6 +28,7 @@ def import_tensorflow(engine: str = "tensorflow") -> None:
     the environment or ~/.keras says. The packages that are left out stay importable afterwards.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     backend, library = _BACKENDS[engine]
     if "keras" in sys.modules:
         _check_backend(backend)

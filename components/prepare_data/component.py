@@ -9,7 +9,7 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
     """Prepare the data set, or find that it is there already.
 
     Args:
-        settings: DataSettings as JSON.
+        settings: DataSettings as JSON; with an empty store the set is kept in the artifact's own place.
         replicas: How many replicas will read it: the training split has at least as many shards.
         dataset: The prepared set's folder or gs:// URI.
         statistics: Its statistics page.
@@ -23,7 +23,8 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
     from components.step import step
 
     with step("prepare_data") as outcome:
-        prepared = prepare(DataSettings.model_validate_json(settings), replicas)
+        asked = DataSettings.model_validate_json(settings)
+        prepared = prepare(asked if asked.store else asked.model_copy(update={"store": dataset.uri}), replicas)
         examples = {name: split.examples for name, split in prepared.manifest.splits.items()}
         dataset.uri = prepared.uri
         dataset.metadata.update(fingerprint=prepared.manifest.fingerprint, examples=examples)

@@ -81,8 +81,10 @@ def blocking(lines: Iterable[Line]) -> list[Line]:
 
 
 def _line(item: Item, settings: AccessSettings, found: Found) -> Line:
+    if isinstance(item, Api) and found.enabled is None:
+        return Line(item, "unseen", "which APIs are enabled can not be seen: serviceusage.services.get is missing")
     if isinstance(item, Api):
-        enabled = item.name in found.enabled
+        enabled = item.name in (found.enabled or ())
         return Line(item, "there", "enabled") if enabled else Line(item, "missing", "to be enabled")
     if isinstance(item, Identity):
         return _identity(item, found)
@@ -101,7 +103,7 @@ def _identity(item: Identity, found: Found) -> Line:
     if any(member in _members(thing.policy) for thing in found.things.values()):
         return Line(item, "there", "named in a policy")
     unread = next((t.error for r, t in found.things.items() if r.kind == "project" and t.policy is None), None)
-    if item.service in found.enabled and unread is not None:
+    if unread is not None and (found.enabled is None or item.service in found.enabled):
         return Line(item, "unseen", unread.message, unread.mend)
     return Line(item, "missing", "named in no policy: to be made, if it is not there")
 
@@ -170,7 +172,7 @@ def _binding(item: Binding, settings: AccessSettings, found: Found) -> Line:
 
 def _is_off(resource: Resource, found: Found) -> bool:
     """Whether the API that holds a resource's policy is off: then nobody has been granted anything yet."""
-    return HOSTS[resource.kind] not in found.enabled
+    return found.enabled is not None and HOSTS[resource.kind] not in found.enabled
 
 
 def _condition(policy: policies.Policy | None, item: Binding) -> str | None:

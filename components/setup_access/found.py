@@ -42,14 +42,14 @@ class Thing:
 
 @dataclass(frozen=True)
 class Found:
-    """A project as it is.
+    """A project as it is. `enabled` is None where the caller may not see which APIs are.
 
     `builder` is the account that Cloud Build's builds run as; None where that is not known, `unasked` then says why
     unless it is only that the API is off.
     """
 
     number: int
-    enabled: frozenset[str]
+    enabled: frozenset[str] | None
     things: Mapping[Resource, Thing]
     builder: str | None = None
     unasked: UserError | None = None
@@ -86,8 +86,8 @@ def resources(settings: AccessSettings) -> list[Resource]:
     return [*found, *(Resource("account", str(account)) for account in sorted(map(str, accounts)))]
 
 
-def services(connection: Connection, names: list[str]) -> tuple[int, frozenset[str]]:
-    """The project's number, and which of the APIs are enabled.
+def services(connection: Connection, names: list[str]) -> tuple[int, frozenset[str] | None]:
+    """The project's number, and which of the APIs are enabled; None where the caller may not see that.
 
     Raises:
         UserError: There is no such project, or it can not be seen.
@@ -102,25 +102,33 @@ def services(connection: Connection, names: list[str]) -> tuple[int, frozenset[s
 
     try:
         answers = retried(ask)["services"]
-    except UserError:
-        raise
     except Exception as error:
         if status_of(error) in (403, 404) and not is_disabled(error):
-            raise UserError(
-                f"There is no project {connection.project}, or {connection.caller or 'your account'} may not see it.",
-                setting="vertex.project",
-                value=connection.project,
-                allowed="the id of a project that you may use",
-                mend="gcloud projects list shows yours: --set vertex.project=PROJECT",
-            ) from error
+            # Who may run jobs may see the project, and need not see its services.
+            return _number(connection), None
         raise refusal(error, connection, f"see the project {connection.project}") from error
     number = int(answers[0]["parent"].partition("/")[2])
-    return number, frozenset(
-        answer["name"].rpartition("/")[2] for answer in answers if answer.get("state") == "ENABLED"
-    )
+    return number, frozenset(answer["name"].rpartition("/")[2] for answer in answers if answer["state"] == "ENABLED")
 
 
-def thing(connection: Connection, resource: Resource, enabled: frozenset[str] = frozenset(), tries: int = 1) -> Thing:
+def _number(connection: Connection) -> int:
+    projects = connection.api("cloudresourcemanager", "v3").projects()
+    request = projects.get(name=f"projects/{connection.project}")
+    try:
+        return int(retried(request.execute)["name"].partition("/")[2])
+    except Exception as error:
+        if status_of(error) not in (403, 404) or is_disabled(error):
+            raise refusal(error, connection, f"see the project {connection.project}") from error
+        raise UserError(
+            f"There is no project {connection.project}, or {connection.caller or 'your account'} may not see it.",
+            setting="vertex.project",
+            value=connection.project,
+            allowed="the id of a project that you may use",
+            mend="gcloud projects list shows yours: --set vertex.project=PROJECT",
+        ) from error
+
+
+def thing(connection: Connection, resource: Resource, enabled: frozenset[str] | None = None, tries: int = 1) -> Thing:
     """One resource: whether it is there, what it is, who may do what with it. `tries` are for APIs in `enabled`."""
     facts: Mapping[str, Any] = {}
     seen = 0
@@ -128,7 +136,7 @@ def thing(connection: Connection, resource: Resource, enabled: frozenset[str] = 
     def settles(error: BaseException) -> bool:
         nonlocal seen
         seen += 1
-        return is_disabled(error) and HOSTS[resource.kind] in enabled and seen < tries
+        return is_disabled(error) and HOSTS[resource.kind] in (enabled or ()) and seen < tries
 
     try:
         facts = retried(lambda: FACTS[resource.kind](connection, resource), also=settles, tries=max(tries, TRIES))

@@ -18,7 +18,8 @@ def train(
 
     Args:
         worker_pool_specs: As plan_training gives them.
-        output: The base output directory, a folder or a URI: model, checkpoints and logs are written below it.
+        output: The base output directory, a folder or a URI: model, checkpoints and logs are written below it. Where it
+            is "", it is what holds the artifact `model`.
         virtual_devices: How many virtual devices each replica is given in place of accelerators; 0 for none.
         restarts: RestartSettings as JSON.
         dataset: The prepared data set that the pools' commands name: where it lies in an object store, the platform
@@ -36,6 +37,7 @@ def train(
     from trainer.places import local_path
 
     with step("train") as outcome:
+        output = output or model.uri.rpartition("/")[0]
         restarted = run_local_cluster(
             whole_numbers(worker_pool_specs),
             local_path(output),

@@ -11,12 +11,20 @@ from components.step import WorkFailed
 from trainer.export import SAVED_MODEL_FILE
 
 # What of model.json goes along with the model as its metadata.
-METADATA = ("engine", "steps", "weights_checksum", "data_fingerprint", "variables_bytes", "trainable_bytes")
+METADATA = (
+    "engine",
+    "steps",
+    "weights_step",
+    "weights_checksum",
+    "data_fingerprint",
+    "variables_bytes",
+    "trainable_bytes",
+)
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model's folder, its metadata, and the last validation's loss and accuracy."""
+    """A model's folder, its metadata, and its loss and accuracy on the validation split."""
 
     folder: Path
     metadata: dict[str, Any]
@@ -40,14 +48,15 @@ def trained_model(output: Path) -> TrainedModel:
             ) from None
         description = {}
     metadata = {key: description[key] for key in METADATA if key in description}
-    return TrainedModel(folder, metadata, _last_validation(folder / "metrics.jsonl"))
+    return TrainedModel(folder, metadata, _validation(folder / "metrics.jsonl", description.get("weights_step")))
 
 
-def _last_validation(path: Path) -> dict[str, float]:
+def _validation(path: Path, step: int | None) -> dict[str, float]:
+    """What was measured of the weights after `step` steps; of the last ones where that is not known."""
     last: dict[str, float] = {}
     if path.is_file():
         for line in path.read_text().splitlines():
             record = json.loads(line)
-            if record["kind"] == "validation":
+            if record["kind"] == "validation" and step in (None, record["step"]):
                 last = {"loss": record["loss"], "accuracy": record["accuracy"]}
     return last

@@ -91,8 +91,8 @@ class View:
         """
         return self._caller()
 
-    def services(self) -> tuple[int, frozenset[str]]:
-        """The project's number and the APIs that are enabled.
+    def services(self) -> tuple[int, frozenset[str] | None]:
+        """The project's number and the APIs that are enabled, None where that can not be seen.
 
         Raises:
             UserError: There is no such project.
@@ -104,11 +104,6 @@ class View:
     def number(self) -> int:
         """The project's number."""
         return self._after(self.services, "the project can not be seen")[0]
-
-    @property
-    def enabled(self) -> frozenset[str]:
-        """The APIs that are enabled."""
-        return self._after(self.services, "the project can not be seen")[1]
 
     @property
     def found(self) -> Found:

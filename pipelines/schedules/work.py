@@ -124,7 +124,8 @@ def apply(names: Sequence[str], log: TextIO, say: Say) -> list[Result]:
     results = []
     for file in read_all(names):
         _check_end(file)
-        refuse_on_failure(Subject(file.config, "vertex", rehearsal=False, folder=Path.cwd()))
+        subject = Subject(file.config, "vertex", rehearsal=False, folder=Path.cwd())
+        refuse_on_failure(subject, submitting=True)
         settings = settings_of(file.config)
         with _refusals(file.config, f"Vertex AI refused the schedule {file.name}"):
             want = request_of(file, ensure_images(file.config, log, say))

@@ -23,6 +23,7 @@ PERMISSIONS: dict[str, frozenset[str]] = {
             "aiplatform.models.list",
             "aiplatform.models.update",
             "aiplatform.contexts.create",
+            "resourcemanager.projects.get",
         }
     ),
     "roles/iam.serviceAccountUser": frozenset({"iam.serviceAccounts.actAs", "iam.serviceAccounts.get"}),

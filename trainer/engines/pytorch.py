@@ -108,7 +108,7 @@ class PyTorchEngine:
         # With find_unused_parameters the order in which gradients are summed up never changes, so that a resumed run's
         # sums are the same as an undisturbed one's. Buffers are equal everywhere: BatchNorm is refused.
         return torch.nn.parallel.DistributedDataParallel(
-            self._network, find_unused_parameters=True, broadcast_buffers=False
+            self._network, find_unused_parameters=True, forward_sync_buffers=False
         )
 
     def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:

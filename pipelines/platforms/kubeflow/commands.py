@@ -39,8 +39,7 @@ def _submitted(folder: RunFolder, record: RunRecord, shown: Console) -> tuple[Ru
     say(f"run {record.run_id} on {record.hardware} at {settings.host}, submitted")
     say(f"  console: {record.console}")
     if not settings.registers:
-        output = launch.parameters_of(settings, record.run_id)["output"]
-        say(f"  no model is registered, as kubeflow.volume is not set: it is left in {output}/model")
+        say("  no model is registered, as kubeflow.volume is not set: it is the artifact `model` of the step train")
     return folder, record
 
 

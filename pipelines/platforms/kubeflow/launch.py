@@ -105,8 +105,8 @@ def compile_to(path: Path, config: RunConfig) -> None:
 
 
 def parameters_of(settings: KubeflowSettings, run_id: str) -> dict[str, Any]:
-    """The values of the pipeline's parameters."""
-    return {"run_id": run_id, "output": f"{settings.place('runs')}/{run_id}"}
+    """The values of the pipeline's parameters; without a volume the output directory is left to the step train."""
+    return {"run_id": run_id, "output": settings.place(f"runs/{run_id}")}
 
 
 def refresh(folder: RunFolder) -> RunRecord:

@@ -27,9 +27,10 @@ class KubeflowSettings(Settings):
 
     What is to stay (data sets, checkpoints, models, the registry) has one of two places. `volume` is a
     PersistentVolumeClaim of the namespace, which every step mounts at `folder`; it must be ReadWriteMany where steps
-    may run on several nodes. Without it all lies below `pipeline_root`, an object store's gs://, s3:// or minio:// URI
-    that the server has the keys of: Kubeflow Pipelines copies it into each step and out again, and no model is
-    registered. With a volume `pipeline_root` may still say where reports and metrics go.
+    may run on several nodes. Without it data and model are the run's artifacts below `pipeline_root`, an object store's
+    gs://, s3:// or minio:// URI that the server has the keys of: Kubeflow Pipelines copies them into each step and out
+    again, checkpoints do not outlive their pod, and no model is registered. With a volume `pipeline_root` says where
+    reports and metrics go.
 
     `cpu` and `memory` are Kubernetes quantities, the limits of each step that works. `accelerator` is the resource by
     which the cluster hands out GPUs; `node_selector` are the labels of the nodes that train.
@@ -75,10 +76,8 @@ class KubeflowSettings(Settings):
         return self.volume is not None
 
     def place(self, path: str) -> str:
-        """Where `path` lies: in the volume's folder, or below the pipeline root; absolute paths stay what they are."""
-        if self.volume is None:
-            return f"{str(self.pipeline_root).rstrip('/')}/{posixpath.basename(path.rstrip('/'))}"
-        return posixpath.join(self.folder, path)
+        """Where `path` lies in the volume's folder, an absolute one where it says; "" where there is no volume."""
+        return posixpath.join(self.folder, path) if self.volume else ""
 
 
 def settings_of(config: RunConfig) -> KubeflowSettings:

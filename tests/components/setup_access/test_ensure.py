@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from components.setup_access.apply import apply
 from components.setup_access.component import setup_access
 from components.setup_access.ensure import ensure
 from tests.components.setup_access.project import BUCKET, settings
+from tests.fakes.ready import RUNNER, make_ready, take_away
 from trainer.errors import UserError
 
 
@@ -36,3 +40,18 @@ def test_the_step_fails_on_one_screen(new_project, capsys):
     assert "roles/storage.objectUser on gs://slipway-test-runs" in shown
     assert "slipway setup --apply" in shown
     assert "Traceback" not in shown
+
+
+def test_the_run_as_account_verifies_with_no_more_than_its_own_roles(google, tmp_path, monkeypatch):
+    make_ready(google)
+    google.world.owners.clear()
+    key = json.loads(Path(google.environment["GOOGLE_APPLICATION_CREDENTIALS"]).read_text())
+    (tmp_path / "runner.json").write_text(json.dumps({**key, "client_email": RUNNER}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "runner.json"))
+    found = ensure(settings(google), grant=False)
+    assert found["granted"] == []
+    assert f"gs://{BUCKET}" in found["unseen"]
+    # It may not see the bucket's policy, and learns all the same that it is not in it.
+    take_away(google, f"buckets/{BUCKET}", "roles/storage.objectUser")
+    with pytest.raises(UserError, match=r"it lacks storage\.objects\.create"):
+        ensure(settings(google), grant=False)

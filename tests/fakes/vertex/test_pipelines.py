@@ -189,5 +189,5 @@ def test_an_image_that_the_agent_may_not_pull_fails_the_task(ready_google, speci
     take_away(ready_google, REPOSITORY, "roles/artifactregistry.reader")
     job, _ = run(ready_google, specification(vertex_settings(ready_google)))
     failed = [task for task in job.job_detail.task_details if task.state.name == "FAILED"]
-    assert {"prepare-data", "find-champion"} <= {task.task_name for task in failed}
+    assert {"prepare-data", "find-champion", "setup-access"} <= {task.task_name for task in failed}
     assert "does not have permission to access Artifact Registry repository" in failed[0].error.message

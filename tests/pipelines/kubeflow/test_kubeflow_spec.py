@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from typer.testing import CliRunner
 from components.register_model.registration import champion_folder
 from pipelines.cli import app
 from pipelines.config import RunConfig
+from pipelines.platforms.kubeflow.launch import parameters_of
+from pipelines.platforms.kubeflow.settings import settings_of
 from tests.pipelines.kubeflow.conftest import DIGITS, configuration
 from trainer.errors import UserError
 
@@ -72,11 +75,12 @@ def test_on_a_volume_every_step_mounts_it_and_all_that_stays_is_on_it(tmp_path: 
 
 
 def test_on_an_object_store_nothing_is_registered_and_train_is_brought_the_data(tmp_path: Path) -> None:
-    specification, pods = compiled(tmp_path, configuration(pipeline_root="minio://mlpipeline/slipway/"))
+    config = configuration(pipeline_root="minio://mlpipeline/slipway/")
+    settings = settings_of(config)
+    specification, pods = compiled(tmp_path, config)
     assert not pods
-    assert json.loads(inputs(specification, "prepare-data")["settings"])["store"] == (
-        "minio://mlpipeline/slipway/datasets"
-    )
+    assert json.loads(inputs(specification, "prepare-data")["settings"])["store"] == ""
+    assert parameters_of(settings, "r1") == {"run_id": "r1", "output": ""}
     assert not any("register" in name or "champion" in name for name in specification["components"])
     train = specification["root"]["dag"]["tasks"]["train"]["inputs"]
     assert train["artifacts"]["dataset"]["taskOutputArtifact"]["producerTask"] == "prepare-data"
@@ -126,6 +130,8 @@ def test_without_a_cluster_the_missing_section_is_named(tmp_path: Path) -> None:
     assert "add a section kubeflow:" in result.stderr
 
 
+# The step's processes find this source tree from whatever folder.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path.cwd())}
 EXECUTE = """
 import sys
 from pathlib import Path
@@ -153,6 +159,20 @@ def test_its_steps_run_and_leave_all_on_the_volume(tmp_path: Path) -> None:
     # What the next run's step find_champion_folder gives, and the gate is measured against.
     assert champion_folder(str(volume / "models"), "digits") == str(volume / "models/digits/1")
     assert champion_folder(str(volume / "models"), "letters") == ""
+
+
+def test_without_a_volume_its_steps_keep_all_in_their_artifacts(tmp_path: Path) -> None:
+    config = configuration(pipeline_root="minio://mlpipeline/slipway")
+    brief = {"train": config.train.model_copy(update={"epochs": 1}), "evaluate": _no_minimum(config)}
+    (tmp_path / "run.yaml").write_text(config.model_copy(update=brief).as_yaml())
+    root = tmp_path / "artifacts"
+    command = [sys.executable, "-c", EXECUTE, str(tmp_path / "run.yaml"), str(root), "first"]
+    subprocess.run(command, check=True, capture_output=True, timeout=200, cwd=tmp_path, env=ENVIRONMENT)
+    # Below each step's own artifact, or Kubeflow Pipelines would refuse to store it.
+    assert len(list(root.glob("*/prepare-data/dataset/digits/*/manifest.json"))) == 1
+    assert len(list(root.glob("*/train/model/saved_model.pb"))) == 1
+    assert len(list(root.glob("*/evaluate/report"))) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifacts", "run.yaml"]
 
 
 def _no_minimum(config: RunConfig) -> Any:

@@ -12,8 +12,9 @@ import pytest
 from google.cloud import aiplatform_v1 as vertex
 from google.protobuf import json_format
 
-from tests.fakes.google import PROJECT, SUBMITTER, FakeGoogle
-from tests.fakes.ready import RUNNER, grant, take_away
+from tests.fakes.errors import ServiceError
+from tests.fakes.google import PROJECT, FakeGoogle
+from tests.fakes.ready import RUNNER
 from tests.fakes.vertex.schedules import QUOTA
 from tests.pipelines.schedules.conftest import Slipway
 
@@ -124,6 +125,7 @@ def test_a_schedule_without_its_file_is_shown_and_can_be_deleted(
     [
         ({"hardware": "a100x3"}, "setting: hardware"),
         ({"end": "2020-01-01"}, "end is past"),
+        ({"set": ["vertex.image=europe-west4-docker.pkg.dev/slipway-test/slipway/none:1"]}, "There is no image"),
     ],
 )
 def test_what_could_not_run_is_not_scheduled(
@@ -143,9 +145,8 @@ def test_what_vertex_refuses_is_one_sentence_with_its_mend(
     quota = slipway("schedule", "apply")
     assert (quota.exit_code, "too little quota" in quota.stderr) == (2, True), quota.output
     ready_google.world.quotas.clear()
-    ready_google.world.owners.clear()
-    grant(ready_google, f"projects/{PROJECT}", "roles/aiplatform.user", SUBMITTER)
-    take_away(ready_google, f"projects/{PROJECT}/serviceAccounts/{RUNNER}", "roles/iam.serviceAccountUser")
+    act_as = f"You do not have permission to act as service account: {RUNNER}. (or it may not exist)."
+    ready_google.faults.plan("CreateSchedule", ServiceError(403, act_as))
     rights = slipway("schedule", "apply")
     assert rights.exit_code == 2
     assert RUNNER in rights.stderr

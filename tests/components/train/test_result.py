@@ -1,0 +1,33 @@
+"""What is collected of a finished job: Slipway's own model, or what a training module of the user's own has left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from components.step import WorkFailed
+from components.train.result import trained_model
+
+
+def write(folder: Path, weights_step: int) -> None:
+    folder.mkdir(parents=True)
+    (folder / "model.json").write_text(json.dumps({"engine": "jax", "weights_step": weights_step}))
+    lines = [{"kind": "validation", "step": step, "loss": 1 / step, "accuracy": step / 100} for step in (10, 20, 30)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_its_figures_are_those_of_the_weights_that_were_exported(tmp_path: Path) -> None:
+    write(tmp_path / "model", 20)
+    found = trained_model(tmp_path)
+    assert found.validation == {"loss": 0.05, "accuracy": 0.2}
+    assert found.metadata == {"engine": "jax", "weights_step": 20}
+
+
+def test_a_saved_model_is_enough_and_nothing_is_not(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(WorkFailed, match="AIP_MODEL_DIR"):
+        trained_model(tmp_path)
+    (tmp_path / "model" / "saved_model.pb").write_bytes(b"")
+    assert trained_model(tmp_path).metadata == {}
