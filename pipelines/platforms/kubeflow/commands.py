@@ -10,7 +10,7 @@ from rich.markup import escape
 from pipelines import display
 from pipelines.config import RunConfig, load
 from pipelines.platforms.kubeflow import launch
-from pipelines.platforms.kubeflow.settings import settings_of
+from pipelines.platforms.kubeflow.checks import settings_of
 from pipelines.runs import RunFolder, RunRecord
 from trainer.errors import UserError
 
