@@ -184,10 +184,12 @@ def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, requ
 
 def _watch_and_exit(folder: Any, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
     """Show a run on another platform until it has ended, and exit with the code that tells how it went."""
+    from pipelines import display
+
     elsewhere: Any = remote(folder.read().platform)
     record = elsewhere.watch(folder, shown)
     if record is None:
-        shown.print(elsewhere.how_to_go_on(folder.read()), highlight=False, soft_wrap=True)
+        shown.print(display.how_to_watch_on(folder.read()), highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED)
     if as_json:
         sys.stdout.write(folder.record_file.read_text())

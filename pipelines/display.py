@@ -195,6 +195,15 @@ def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
     return "\n".join(lines)
 
 
+def how_to_watch_on(record: RunRecord) -> str:
+    """What to type after the watching was interrupted."""
+    return (
+        f"The run {record.run_id} goes on without being watched.\n"
+        f"  watch:  slipway status --follow {record.run_id}\n"
+        f"  stop:   slipway cancel {record.run_id}"
+    )
+
+
 def run_table(records: list[RunRecord]) -> Table:
     """The list of runs, the newest first; their ids tell when they were started."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")

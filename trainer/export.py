@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from trainer.config import JobConfig
 from trainer.engines import Engine
 from trainer.manifest import Manifest
 from trainer.metrics import FILE_NAME as METRICS_FILE
+from trainer.places import is_mounted
 
 RECORD_FILE = "model.json"
 # What serves: a SavedModel, or a program of torch.export.
@@ -51,10 +53,10 @@ def export(
     if _read_record(folder) == record:
         logger.info("the model in %s has these weights already", folder)
         return
-    with _whole(folder) as beside:
-        engine.export(beside, job, manifest)
-        shutil.copyfile(metrics, beside / METRICS_FILE)
-        (beside / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n")
+    with _new_content(folder) as place:
+        engine.export(place, job, manifest)
+        shutil.copyfile(metrics, place / METRICS_FILE)
+        (place / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n")
     logger.info("model written to %s", folder)
 
 
@@ -89,8 +91,30 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` to write into, which takes its place at the end; nothing is left of it on an error."""
+def _new_content(folder: Path) -> Iterator[Path]:
+    """A folder to write into, whose content takes the place of `folder`'s at the end; nothing is left on an error."""
+    with _copied(folder) if is_mounted(folder) else _renamed(folder) as place:
+        yield place
+
+
+@contextlib.contextmanager
+def _copied(folder: Path) -> Iterator[Path]:
+    """For a bucket: without model.json the folder is no model, so that goes first and comes last."""
+    with tempfile.TemporaryDirectory() as place:
+        yield Path(place)
+        (folder / RECORD_FILE).unlink(missing_ok=True)
+        written = {path.relative_to(place) for path in Path(place).rglob("*") if path.is_file()}
+        for name in sorted(written, key=lambda name: (name == Path(RECORD_FILE), name)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(place / name, folder / name)
+        for path in [path for path in folder.rglob("*") if path.is_file()]:
+            if path.relative_to(folder) not in written:
+                path.unlink()
+
+
+@contextlib.contextmanager
+def _renamed(folder: Path) -> Iterator[Path]:
+    """On a disk: a folder beside it takes its place."""
     beside = folder.with_name(f".{folder.name}.new")
     earlier = folder.with_name(f".{folder.name}.old")
     for leftover in (beside, earlier):

@@ -35,6 +35,11 @@ def local_path(uri: str) -> Path:
     return Path(uri)
 
 
+def is_mounted(path: Path) -> bool:
+    """Whether `path` lies in a mounted bucket, where a folder is not renamed in one go."""
+    return any(path.is_relative_to(mount) for mount in MOUNTS.values())
+
+
 def places(environment: Mapping[str, str]) -> Places:
     """The folders that the environment names.
 

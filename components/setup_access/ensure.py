@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from components.cloud.refusals import refusal
+from components.cloud.retries import retried
 from components.setup_access.apply import apply
 from components.setup_access.difference import Line, blocking, difference
 from components.setup_access.found import look
@@ -12,6 +14,7 @@ from components.setup_access.settings import AccessSettings
 from trainer.errors import UserError
 
 COMMAND = "slipway setup --apply"
+OBJECTS = tuple(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list"))
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,8 @@ def ensure(settings: AccessSettings, *, grant: bool) -> dict[str, Any]:
         logger.info("%s: %s %s: %s (%s)", line.status, line.kind, line.item, line.found, line.item.reason)
     if blocking(lines):
         raise failed[0] if failed else lacking(blocking(lines))
+    if settings.account and settings.connection.caller == settings.account:
+        check_own_rights(settings)
     return {
         "there": sum(line.status == "there" for line in lines),
         "granted": granted,
@@ -54,3 +59,25 @@ def lacking(lines: list[Line]) -> UserError:
         f"{first.item} {found}{more}. It is needed because: {first.item.reason}.",
         mend=first.mend or COMMAND,
     )
+
+
+def check_own_rights(settings: AccessSettings) -> None:
+    """See that the caller may use the bucket: of its own rights anyone may ask, also who may not see the policy.
+
+    Raises:
+        UserError: It may not.
+    """
+    connection = settings.connection
+    bucket = connection.storage.bucket(settings.bucket)
+    try:
+        granted = retried(lambda: bucket.test_iam_permissions(list(OBJECTS), retry=None))
+    except Exception as error:
+        raise refusal(error, connection, f"look at gs://{settings.bucket}") from error
+    missing = sorted(set(OBJECTS) - set(granted))
+    if missing:
+        raise UserError(
+            f"{connection.caller} may not use the bucket gs://{settings.bucket}: it lacks {', '.join(missing)}.",
+            setting="vertex.bucket",
+            value=f"gs://{settings.bucket}",
+            mend=COMMAND,
+        )

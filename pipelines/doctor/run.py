@@ -14,7 +14,7 @@ from components.register_model.registry import Registry
 from pipelines.config import no_place_on_vertex
 from pipelines.doctor.check import NotConcernedError, Subject
 from pipelines.hardware import validate_for
-from pipelines.platforms.kubeflow.settings import settings_of
+from pipelines.platforms.kubeflow.checks import settings_of
 from trainer.errors import UserError, nearest
 
 

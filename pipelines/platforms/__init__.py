@@ -11,6 +11,6 @@ REMOTE = ("vertex", "kubeflow")
 def remote(platform: str) -> Any | None:
     """What the command line does with runs of a platform that is not this machine; None where it is.
 
-    A module with `start`, `resume`, `watch`, `how_to_go_on`, `current`, `log_lines` and `cancel`.
+    A module with `start`, `resume`, `watch`, `current`, `log_lines` and `cancel`.
     """
     return importlib.import_module(f"pipelines.platforms.{platform}.commands") if platform in REMOTE else None

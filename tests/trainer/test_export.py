@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainer import manifest as manifests
+from trainer import places
 from trainer.engines import ModelSize
 from trainer.export import export
 
@@ -66,3 +68,31 @@ def test_a_failure_leaves_the_folder_as_it_was(tiny: Path, tmp_path: Path, make_
         write(WritingEngine(fails=True), tiny, tmp_path, make_job, checksum="c2")
     assert listing(tmp_path) == ["metrics.jsonl", "model"]
     assert json.loads((tmp_path / "model" / "model.json").read_text())["weights_checksum"] == "c1"
+
+
+def test_in_a_bucket_the_record_goes_first_and_comes_last(
+    tiny: Path, tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(places.MOUNTS, "gs://", str(tmp_path))
+    monkeypatch.setattr(Path, "rename", None)  # a mounted bucket has no renaming of folders
+    write(WritingEngine(), tiny, tmp_path, make_job)
+    (tmp_path / "model" / "variables").mkdir()
+    (tmp_path / "model" / "variables" / "stale").touch()
+    copied: list[str] = []
+    copy = shutil.copyfile
+
+    def copyfile(source: Path, target: Path) -> None:
+        if target.parent == tmp_path / "model":
+            copied.append(target.name)
+            assert not (tmp_path / "model" / "model.json").exists()
+        copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", copyfile)
+    with pytest.raises(OSError, match="No space"):
+        write(WritingEngine(fails=True), tiny, tmp_path, make_job, checksum="c2")
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["weights_checksum"] == "c1"
+    write(WritingEngine(), tiny, tmp_path, make_job, checksum="c2")
+    assert copied == ["metrics.jsonl", "saved_model.pb", "model.json"]
+    found = [path.name for path in (tmp_path / "model").rglob("*") if path.is_file()]
+    assert sorted(found) == ["metrics.jsonl", "model.json", "saved_model.pb"]
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["weights_checksum"] == "c2"

@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
 from trainer.cluster import Cluster
 from trainer.engines import OutOfMemory, PeerLost
 
-VIRTUAL_DEVICES_VARIABLE = "SLIPWAY_VIRTUAL_DEVICES"
 # Everything is laid out along one axis: a batch's examples are split along it, all else is whole on each device.
 AXIS = "examples"
 # A process that is silent for so long is given up by the others.

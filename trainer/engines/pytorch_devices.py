@@ -13,11 +13,11 @@ import tensorflow as tf
 import torch
 import torch.distributed as distributed
 
+from trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
 from trainer.cluster import Cluster
 from trainer.engines import OutOfMemory, PeerLost, pytorch_tpu
 from trainer.errors import UserError
 
-VIRTUAL_DEVICES_VARIABLE = "SLIPWAY_VIRTUAL_DEVICES"
 # The longest that a process waits in a collective: the chief may be exporting meanwhile.
 COLLECTIVE_MINUTES = 10
 # What gloo, NCCL and the store say where another process is gone.

@@ -10,7 +10,7 @@ from rich.markup import escape
 from pipelines import display
 from pipelines.config import RunConfig, load
 from pipelines.platforms.kubeflow import launch
-from pipelines.platforms.kubeflow.settings import settings_of
+from pipelines.platforms.kubeflow.checks import settings_of
 from pipelines.runs import RunFolder, RunRecord
 from trainer.errors import UserError
 
@@ -50,15 +50,6 @@ def watch(folder: RunFolder, shown: Console) -> RunRecord | None:
             return launch.watch(folder, folder.read(), watcher)
     except KeyboardInterrupt:
         return None
-
-
-def how_to_go_on(record: RunRecord) -> str:
-    """What to type after the watching was interrupted."""
-    return (
-        f"The run {record.run_id} goes on without being watched.\n"
-        f"  watch:  slipway status --follow {record.run_id}\n"
-        f"  stop:   slipway cancel {record.run_id}"
-    )
 
 
 def current(folder: RunFolder, warn: Console) -> RunRecord:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipelines.config import RunConfig, load
+from pipelines.platforms.kubeflow.checks import settings_of
 from pipelines.platforms.kubeflow.server import Server
-from pipelines.platforms.kubeflow.settings import KubeflowSettings, settings_of
+from pipelines.platforms.kubeflow.settings import KubeflowSettings
 from pipelines.runs import ErrorRecord, RunFolder, RunRecord, Status, StepRecord, create
 from trainer.errors import UserError
 

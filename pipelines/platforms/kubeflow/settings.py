@@ -1,18 +1,12 @@
-"""Where a run lives on a Kubeflow cluster, and what such a cluster can not do."""
+"""Where a run lives on a Kubeflow cluster."""
 
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING
 
 from pydantic import Field, field_validator, model_validator
 
-from pipelines.hardware.choice import Hardware, base_text
 from trainer.config import Settings
-from trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from pipelines.config import RunConfig
 
 QUANTITY = r"^[1-9]\d*(\.\d+)?(m|Ki|Mi|Gi|Ti|K|M|G|T)?$"
 LABEL_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
@@ -78,53 +72,3 @@ class KubeflowSettings(Settings):
     def place(self, path: str) -> str:
         """Where `path` lies in the volume's folder, an absolute one where it says; "" where there is no volume."""
         return posixpath.join(self.folder, path) if self.volume else ""
-
-
-def settings_of(config: RunConfig) -> KubeflowSettings:
-    """The configuration's section kubeflow, once it is sure that such a cluster can run the configuration.
-
-    Raises:
-        UserError: There is no such section, or the hardware is none of a Kubeflow cluster.
-    """
-    if config.kubeflow is None:
-        raise UserError(
-            "The configuration does not say on which Kubeflow cluster to run.",
-            setting="kubeflow",
-            value=None,
-            allowed="host, image, and volume or pipeline_root; see docs/kubeflow.md",
-            mend="add a section kubeflow: with these keys to the configuration",
-        )
-    check_hardware(config.parsed_hardware)
-    return config.kubeflow
-
-
-def check_hardware(hardware: Hardware) -> None:
-    """Raise UserError for hardware that a task of Kubeflow Pipelines can not have.
-
-    A cluster has no custom jobs: training is one container, on GPUs that a node has.
-    """
-    base = base_text(hardware.accelerator_row, hardware.count, hardware.topology)
-    if hardware.is_tpu:
-        problem, near = "Training on TPUs is not offered on Kubeflow: its tasks ask for GPUs only.", "cpu"
-    elif hardware.replicas > 1:
-        problem = (
-            f"On Kubeflow, training is one container, and this hardware is {hardware.replicas} replicas: "
-            "Kubeflow Pipelines has no jobs of several."
-        )
-        near = base
-    elif str(hardware) != base:
-        problem = (
-            "On Kubeflow, the cluster chooses the machine: machine types, Spot, disks, reservations and times are "
-            "Vertex AI's. kubeflow.node_selector, cpu and memory say which nodes and how much of them."
-        )
-        near = base
-    else:
-        return
-    raise UserError(
-        problem,
-        setting="hardware",
-        value=str(hardware),
-        allowed="cpu, or one replica's GPUs, such as t4x1 or a100x8",
-        nearest=near,
-        mend=f"--hardware {near}, or --target vertex",
-    )

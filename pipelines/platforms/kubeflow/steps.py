@@ -15,7 +15,8 @@ from components.register_model.component import find_champion_folder, register_m
 from components.register_model.registration import NONE_ASKED
 from components.train.component import train
 from pipelines.config import RunConfig
-from pipelines.platforms.kubeflow.settings import KubeflowSettings, settings_of
+from pipelines.platforms.kubeflow.checks import settings_of
+from pipelines.platforms.kubeflow.settings import KubeflowSettings
 from pipelines.training import training_steps
 
 

@@ -61,15 +61,6 @@ def watch(folder: RunFolder, shown: Console) -> RunRecord | None:
         return None
 
 
-def how_to_go_on(record: RunRecord) -> str:
-    """What to type after the watching was interrupted."""
-    return (
-        f"The run {record.run_id} goes on without being watched.\n"
-        f"  watch:  slipway status --follow {record.run_id}\n"
-        f"  stop:   slipway cancel {record.run_id}"
-    )
-
-
 def current(folder: RunFolder, warn: Console) -> RunRecord:
     """A run's record, brought up to date where the run is still going on Vertex AI; else, said aloud, as it was."""
     record = folder.read()

@@ -11,7 +11,7 @@ from components.setup_access.apply import apply
 from components.setup_access.component import setup_access
 from components.setup_access.ensure import ensure
 from tests.components.setup_access.project import BUCKET, settings
-from tests.fakes.ready import RUNNER, make_ready
+from tests.fakes.ready import RUNNER, make_ready, take_away
 from trainer.errors import UserError
 
 
@@ -51,3 +51,7 @@ def test_the_run_as_account_verifies_with_no_more_than_its_own_roles(google, tmp
     found = ensure(settings(google), grant=False)
     assert found["granted"] == []
     assert f"gs://{BUCKET}" in found["unseen"]
+    # It may not see the bucket's policy, and learns all the same that it is not in it.
+    take_away(google, f"buckets/{BUCKET}", "roles/storage.objectUser")
+    with pytest.raises(UserError, match=r"it lacks storage\.objects\.create"):
+        ensure(settings(google), grant=False)

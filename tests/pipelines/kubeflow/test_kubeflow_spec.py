@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from components.register_model.registration import champion_folder
 from pipelines.cli import app
 from pipelines.config import RunConfig
+from pipelines.platforms.kubeflow.checks import settings_of
 from pipelines.platforms.kubeflow.launch import parameters_of
-from pipelines.platforms.kubeflow.settings import settings_of
 from tests.pipelines.kubeflow.conftest import DIGITS, configuration
 from trainer.errors import UserError
 
