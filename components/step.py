@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import resource
 import signal
 import sys
@@ -116,7 +117,17 @@ def step(name: str) -> Iterator[Outcome]:
 def _peak_memory_bytes() -> int:
     """The most memory that the largest process of this step has had: its own, or one that it started and waited for."""
     unit = 1 if sys.platform == "darwin" else 1024
-    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    children = unit * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return max(_own_peak_memory_bytes(unit), children)
+
+
+def _own_peak_memory_bytes(unit: int) -> int:
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux's getrusage counts what the process was before its exec: a copy of who started it
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+        if found:
+            return int(found[1]) * 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _internal(error: Exception) -> dict[str, Any]:

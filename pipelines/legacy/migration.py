@@ -22,7 +22,15 @@ STAND_IN_MODEL = {"builder": "trainer.models.digits:build"}
 STAND_IN_EPOCHS = 10
 USUAL_BATCH = 64
 PROJECT = "your-project"
-KEY = re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+")
+# What VertexSettings takes, so that what it would refuse is said here.
+FORMS = {
+    "service_account": (re.compile(r"[^@\s/:]+@[^@\s/:]+"), "account's e-mail address"),
+    "network": (re.compile(r"projects/[0-9]+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?"), "network's full name"),
+    "encryption_key": (
+        re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+"),
+        "key's full name",
+    ),
+}
 BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]*[a-z0-9]")
 
 
@@ -135,14 +143,17 @@ def _vertex(job: OldJob, hardware: Hardware, notes: Notes) -> dict[str, Any]:
             f"{', '.join(old_images)}: images of this trainer take its place, built as the run starts (docs/images.md)"
         )
     notes.decisions.append("vertex.serving_image: the image that serves a SavedModel.")
-    key = job.kms_key if KEY.fullmatch(job.kms_key or "") else None
-    if job.kms_key and key is None:
-        notes.dropped.append(f"encryptionConfig.kmsKeyName {job.kms_key}: it is no key's full name")
-    carried = {"service_account": job.service_account, "network": job.network, "encryption_key": key}
-    for setting, value in carried.items():
-        if value is not None:
+    for setting, old_name, value in (
+        ("service_account", "serviceAccount", job.service_account),
+        ("network", "network", job.network),
+        ("encryption_key", "encryptionConfig.kmsKeyName", job.kms_key),
+    ):
+        form, words = FORMS[setting]
+        if value and form.fullmatch(value):
             vertex[setting] = value
             notes.changed.append(f"{value} is vertex.{setting}")
+        elif value:
+            notes.dropped.append(f"{old_name} {value}: it is no {words}")
     if job.labels:
         vertex["labels"] = job.labels
         notes.changed.append("the labels are vertex.labels")

@@ -112,14 +112,22 @@ def test_every_example_of_the_guides(example):
 
 def test_what_comes_out_passes_the_doctor(tmp_path):
     from pipelines.config import load
-    from pipelines.doctor import Subject, examine_all
+    from pipelines.doctor import CHECKS, Subject, examine
 
     for example, (text, _) in EXAMPLES.items():
         file = tmp_path / "run.yaml"
         file.write_text(migrate(text, source="config.yaml").yaml)
         subject = Subject(load(file), "vertex", rehearsal=False, folder=Path.cwd())
-        failed = [finding for finding in examine_all(subject) if finding.status == "fail"]
+        failed = [finding for check in CHECKS if (finding := examine(check, subject)).status == "fail"]
         assert not failed, (example, failed)
+
+
+def test_a_network_that_vertex_would_refuse_is_left_out():
+    good = migrate("network: projects/12/global/networks/own", source="config.yaml")
+    assert check(good).vertex.network == "projects/12/global/networks/own"
+    bad = migrate("network: projects/name/global/networks/own", source="config.yaml")
+    assert check(bad).vertex.network is None
+    assert said(bad.dropped, "network projects/name/global/networks/own")
 
 
 def test_a_retired_gpu_is_a_decision_with_its_alternatives():

@@ -99,7 +99,7 @@ def test_a_worker_names_the_one_that_the_chief_misses() -> None:
 
     def wait(rank: int) -> None:
         with pytest.raises(UserError) as caught:
-            peers.meet(cluster(addresses, rank), 1.0 if rank else 3.0)
+            peers.meet(cluster(addresses, rank), 3.0 if rank else 6.0)
         errors.append(caught.value)
 
     threads = [threading.Thread(target=wait, args=(rank,)) for rank in (0, 1)]
