@@ -20,7 +20,7 @@ from trainer import manifest as manifests
 from trainer.checkpoints import Checkpoints
 from trainer.cluster import Cluster
 from trainer.config import JobConfig
-from trainer.engines import PeerLost
+from trainer.engines import Engine, PeerLost
 from trainer.errors import UserError, report
 from trainer.export import export
 from trainer.metrics import Metrics
@@ -32,6 +32,9 @@ from trainer.selection import BestWeights, no_validation
 from trainer.share import Share, verify
 from trainer.stopping import PEER_LOST_EXIT_CODE, Stopped, StopRequest
 from trainer.summary import table
+
+# How long the chief waits for the others to leave; a replica that does not is not worth more.
+FAREWELL_SECONDS = 10.0
 
 logger = logging.getLogger("trainer")
 
@@ -77,14 +80,17 @@ def _work(config: str, stop: StopRequest) -> None:
     import_tensorflow(job.train.engine)
     watch = peers.meet(cluster, peers.seconds_to_wait(os.environ))
     try:
-        _train(job, where, cluster, share, stop)
+        engine = _train(job, where, cluster, share, stop)
     except Stopped:
         watch.close()
         raise
+    if cluster.is_chief:  # it leaves last: the others are connected to it, and some are aborted when it goes first
+        watch.wait_for_farewells(FAREWELL_SECONDS)
+    engine.close()
     watch.close()
 
 
-def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: StopRequest) -> None:
+def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: StopRequest) -> Engine:
     from trainer import data, engines, loop  # only now: they import TensorFlow
 
     engine = engines.load(job.train.engine)
@@ -119,8 +125,9 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
             events.message(line)
         metrics.close()
         export(engine, job, share.manifest, checksum, metrics.path, where.model, steps, weights_step)
-    engine.close()
+    engine.agree([0.0])  # all wait for all: who watches the job may look at the chief only
     logger.info("weights checksum %s", checksum)
+    return engine
 
 
 def _job(config: str) -> JobConfig:

@@ -221,6 +221,12 @@ class Watch:
         if connections:
             self._thread.start()
 
+    def wait_for_farewells(self, seconds: float) -> None:
+        """Return when the replicas at the other ends have ended well, or after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not all(each.said_bye for each in self._connections.values()):
+            time.sleep(0.02)
+
     def close(self) -> None:
         """Say farewell: this replica ends, and all is well."""
         self._closed.set()

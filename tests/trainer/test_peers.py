@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import socket
@@ -160,3 +161,17 @@ def test_when_one_dies_or_freezes_all_others_end_with_the_code_for_another_try(s
         for replica in replicas:
             replica.kill()
             replica.communicate()
+
+
+def test_the_chief_sees_when_the_others_have_left() -> None:
+    addresses = free_addresses(2)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        chief, worker = pool.map(lambda rank: peers.meet(cluster(addresses, rank), 10.0), range(2))
+    started = time.monotonic()
+    chief.wait_for_farewells(0.3)
+    assert time.monotonic() - started >= 0.3
+    worker.close()
+    chief.wait_for_farewells(60.0)
+    assert time.monotonic() - started < 30
+    assert chief.lost is None
+    chief.close()

@@ -152,7 +152,7 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """Leave the cluster, together."""
+        """Leave the cluster, once all have agreed that they are done; the chief leaves last."""
 
 
 def load(name: str) -> Engine:

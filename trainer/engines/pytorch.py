@@ -230,5 +230,4 @@ class PyTorchEngine:
         pytorch_export.write(folder, network, manifest)
 
     def close(self) -> None:
-        self.agree([0.0])
         self._devices.leave()

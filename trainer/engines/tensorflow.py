@@ -223,7 +223,7 @@ class TensorFlowEngine:
         model.save(folder / "model.keras")
 
     def close(self) -> None:
-        self.agree([0.0])
+        """Nothing: TensorFlow's server goes with the process."""
 
     # Measuring
 
