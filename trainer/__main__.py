@@ -30,7 +30,7 @@ from trainer.resume import identity, resume
 from trainer.selection import FOLDER as BEST_FOLDER
 from trainer.selection import BestWeights, no_validation
 from trainer.share import Share, verify
-from trainer.stopping import PEER_LOST_EXIT_CODE, Stopped, StopRequest
+from trainer.stopping import EXIT_CODE, PEER_LOST_EXIT_CODE, Stopped, StopRequest
 from trainer.summary import table
 
 # How long the chief waits for the others to leave; a replica that does not is not worth more.
@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return PEER_LOST_EXIT_CODE
     except Exception:
         traceback.print_exc()
-        return 1
+        # A library can turn the SystemExit of a stop into an error of its own; any other error comes again.
+        return EXIT_CODE if stop.requested else 1
     return 0
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from trainer import __main__ as worker
 from trainer.stopping import StopRequest
 
 PROGRAM = """
@@ -78,3 +79,16 @@ def test_at_once_ends_at_once_also_when_the_request_came_earlier() -> None:
             raise AssertionError("not reached")
         assert caught.value.code == 143
         stop._handle(15, None)  # deferred again
+
+
+@pytest.mark.parametrize(("asked", "status"), [(True, 143), (False, 1)])
+def test_a_stop_that_a_library_turned_into_an_error_is_a_stop(
+    monkeypatch: pytest.MonkeyPatch, asked: bool, status: int
+) -> None:
+    def work(_config: str, stop: StopRequest) -> None:
+        stop.requested = asked
+        raise RuntimeError("original UnavailableError replaced by SystemExit: 143")
+
+    monkeypatch.setattr(worker, "_work", work)
+    monkeypatch.setattr(StopRequest, "install", lambda _stop: None)
+    assert worker.main(["--config", "{}"]) == status
