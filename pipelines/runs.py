@@ -37,7 +37,7 @@ class StepRecord(BaseModel):
 
 
 class ErrorRecord(BaseModel):
-    """Why a run failed: in which step, in one sentence, and what mends it; a traceback unless the user erred.
+    """Why a run failed: in which step, in one sentence, and what mends it; the traceback of what raised, if any.
 
     `job` is the custom job that failed, `replica` the one in it (workerpool0-0), on Vertex AI.
     """

@@ -29,6 +29,16 @@ class Platform(Protocol):
     def register_model(self, config: RunConfig, trained: Any, evaluation: Any, run_id: Any, champion: Any) -> Any: ...
 
 
+def plan_arguments(config: RunConfig) -> dict[str, Any]:
+    """What plan_training is told of a configuration on every platform."""
+    return {
+        "pools": config.parsed_hardware.worker_pools(),
+        "devices": config.parsed_hardware.accelerators_per_replica,
+        "model": config.model.model_dump_json() if config.model else "",
+        "train": config.train.model_dump_json(exclude_none=True),
+    }
+
+
 def training_steps(config: RunConfig, platform: Platform, run_id: Any, output: Any, champion: Any) -> None:
     """The steps, to be called while a pipeline is being defined.
 

@@ -23,6 +23,7 @@ from trainer.config import JobConfig
 from trainer.engines import Engine, PeerLost
 from trainer.errors import UserError, report
 from trainer.export import export
+from trainer.failures import bad_image
 from trainer.metrics import Metrics
 from trainer.places import Places, local_path, places
 from trainer.quick_import import import_tensorflow
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _work(options.config, stop)
     except UserError as error:
         if error.__cause__ is not None:  # what the user's own code raised
-            traceback.print_exception(error.__cause__)
+            error.traceback = "".join(traceback.format_exception(error.__cause__))
         report(error)
         return 1
     except SystemExit as request:
@@ -61,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PeerLost as error:
         logger.error("another replica is gone (its log says why); this one can not go on alone: %s", error)
         return PEER_LOST_EXIT_CODE
-    except Exception:
+    except Exception as error:
+        if (told := bad_image(error)) is not None:
+            report(told)
+            return 1
         traceback.print_exc()
         # A library can turn the SystemExit of a stop into an error of its own; any other error comes again.
         return EXIT_CODE if stop.requested else 1

@@ -35,7 +35,7 @@ def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: i
             setting="model.arguments" if settings.arguments else "model.builder",
             value=settings.arguments or settings.builder,
             allowed=_CONTRACT,
-            mend="mend the function, whose traceback is above, or choose other model.arguments",
+            mend="mend the function, or choose other model.arguments",
         ) from error
 
 
@@ -89,7 +89,7 @@ def _import_failed(builder: str, module_name: str, error: Exception) -> UserErro
         f"The module {module_name} can not be imported: {type(error).__name__}: {error}",
         setting="model.builder",
         value=builder,
-        mend="mend the module, whose traceback is above, or install what it needs",
+        mend="mend the module, or install what it needs",
     )
 
 

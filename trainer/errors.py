@@ -26,6 +26,7 @@ class UserError(Exception):
         allowed: What would be accepted, in words.
         nearest: The valid value nearest to what was given.
         mend: The command or the change that mends it.
+        traceback: Of what the user's own code raised, where that was it.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class UserError(Exception):
         allowed: str | None = None,
         nearest: str | None = None,
         mend: str | None = None,
+        traceback: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -45,6 +47,7 @@ class UserError(Exception):
         self.allowed = allowed
         self.nearest = nearest
         self.mend = mend
+        self.traceback = traceback
 
     def __str__(self) -> str:
         lines = [self.message]
@@ -65,6 +68,7 @@ class UserError(Exception):
             "allowed": self.allowed,
             "nearest": self.nearest,
             "mend": self.mend,
+            "traceback": self.traceback,
         }
 
     @classmethod
@@ -75,7 +79,7 @@ class UserError(Exception):
 
 def report(error: UserError) -> None:
     """Print a user's mistake on stderr: the screen for people, then the line for programs."""
-    print(f"{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}", file=sys.stderr, flush=True)
+    print(f"{error.traceback or ''}{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}", file=sys.stderr, flush=True)
 
 
 def nearest(value: str, candidates: Iterable[str]) -> str | None:

@@ -1,8 +1,9 @@
-"""What ends a training and can be mended by a setting: a loss that is no number, a memory that is too small."""
+"""What ends a training and can be mended: a loss that is no number, a memory that is too small, a bad image."""
 
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 
@@ -58,4 +59,20 @@ def too_large(error: OutOfMemory, job: JobConfig, devices: int) -> UserError:
         allowed=f"at most {largest} examples, or in parts of at most {error.fits} a device",
         nearest=str(largest),
         mend=f"--set train.accumulation={parts} keeps the batch, in parts; or --set train.batch_size={largest}",
+    )
+
+
+# What TensorFlow's image operations say; engines that read through tf.data meet the same.
+_BAD_IMAGE = re.compile(r"Invalid (?:PNG|JPEG|GIF|BMP)[^.\n]*")
+
+
+def bad_image(error: Exception) -> UserError | None:
+    """The error of an image that can not be decoded, where that is what `error` says."""
+    found = _BAD_IMAGE.search(str(error))
+    if found is None:
+        return None
+    return UserError(
+        f"An image of the data set can not be decoded ({found[0]}): when the set was prepared, not every image was "
+        "decoded, but only its header looked at.",
+        mend="--set data.check=decode, which prepares a set without such images",
     )

@@ -5,6 +5,8 @@ from typing import NamedTuple
 from kfp import dsl
 from kfp.dsl import Artifact, Input, Metrics, Model, Output
 
+from components.register_model.vertex_model import VertexModel
+
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
 def register_model(
@@ -71,13 +73,6 @@ def find_champion_folder(registry: str, model_name: str) -> str:
         folder = champion_folder(registry, model_name)
         outcome.outputs = {"champion": folder}
     return folder
-
-
-class VertexModel(Artifact):
-    """A version in Vertex AI's Model Registry, of the type by which Vertex AI shows its lineage."""
-
-    schema_title = "google.VertexModel"
-    schema_version = "0.0.1"
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)

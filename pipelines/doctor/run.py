@@ -8,13 +8,13 @@ import importlib.util
 import pkgutil
 from pathlib import Path
 
-from components.plan_training.plan import check_shared_evenly
 from components.prepare_data.sources import look_at_source
 from components.register_model.registry import Registry
 from pipelines.config import no_place_on_vertex
 from pipelines.doctor.check import NotConcernedError, Subject
 from pipelines.hardware import validate_for
 from pipelines.platforms.kubeflow.checks import settings_of
+from trainer.batches import check_shared_evenly
 from trainer.errors import UserError, nearest
 
 

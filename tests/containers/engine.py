@@ -21,6 +21,8 @@ from components.build_image.settings import BASE
 
 PROGRAMS = ("buildah", "podman", "crun", "docker-registry", "debootstrap", "unshare")
 PACKAGES = "python3-minimal,python3-venv,ca-certificates"
+# Where Google's images and a project's own are on Vertex AI; here, the registry on loopback stands for them.
+REGISTRIES = ("gcr.io", "europe-west4-docker.pkg.dev")
 FREE_BYTES = 15 * 2**30
 # No cgroups, the host's network, and no limits above the caller's: so containers run inside a sandbox, too.
 CONTAINERS_CONF = """[containers]
@@ -66,7 +68,11 @@ class Engine:
             ),
             "CONTAINERS_REGISTRIES_CONF": self._file(
                 "registries.conf",
-                f'unqualified-search-registries = []\n[[registry]]\nlocation = "{self.registry}"\ninsecure = true\n',
+                "unqualified-search-registries = []\n"
+                + "".join(
+                    f'[[registry]]\nprefix = "{prefix}"\nlocation = "{self.registry}"\ninsecure = true\n'
+                    for prefix in (self.registry, *REGISTRIES)
+                ),
             ),
             "DOCKER_HOST": f"unix://{folder}/docker.sock",
         }

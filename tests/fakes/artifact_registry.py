@@ -11,12 +11,16 @@ from tests.fakes.world import World
 
 
 class FakeImages:
-    """`tags` holds the digest by (repository's full name, image, tag); `moved` names the tags that were moved."""
+    """`tags` holds the digest by (repository's full name, image, tag); `moved` names the tags that were moved.
+
+    `untagged` holds what else is there: the repository's full name, the image's, its digest.
+    """
 
     def __init__(self, service: HttpService, world: World) -> None:
         self._world = world
         self.tags: dict[tuple[str, str, str], str] = {}
         self.moved: list[tuple[str, str, str]] = []
+        self.untagged: set[tuple[str, str, str]] = set()
 
         @service.route("GET", f"{REPOSITORY}/packages/{{package}}/tags/{{tag}}")
         def get_tag(request: Request) -> Any:
@@ -27,6 +31,14 @@ class FakeImages:
             if digest is None:
                 raise ServiceError(404, "Requested entity was not found.")
             return {"name": f"{name}/tags/{tag}", "version": f"{name}/versions/{digest}"}
+
+        @service.route("GET", f"{REPOSITORY}/packages/{{package}}/versions/{{digest=**}}")
+        def get_version(request: Request) -> Any:
+            repository = self._repository(request)
+            there = self.untagged | {(held, package, digest) for (held, package, _), digest in self.tags.items()}
+            if (repository, request.parts["package"], request.parts["digest"]) not in there:
+                raise ServiceError(404, "Requested entity was not found.")
+            return {"name": request.path.removeprefix("/v1/")}
 
         @service.route("GET", f"{REPOSITORY}/dockerImages")
         def list_images(request: Request) -> Any:

@@ -16,16 +16,12 @@ REPOSITORY = f"{PARENT}/repositories/{{repository}}"
 
 
 class FakeRepositories:
-    """Repositories in `world.repositories`, by full name with the project's id.
-
-    `versions` holds the images that are there: the repository's full name, the image's, its digest.
-    """
+    """Repositories in `world.repositories`, by full name with the project's id."""
 
     def __init__(self, service: HttpService, world: World) -> None:
         self._world = world
         self._operations: dict[str, dict[str, Any]] = {}
         self.looks = 2
-        self.versions: set[tuple[str, str, str]] = set()
         self._add_repositories(service)
         self._add_policies(service)
 
@@ -75,13 +71,6 @@ class FakeRepositories:
         @service.route("GET", REPOSITORY)
         def get(request: Request) -> Any:
             return self._world.repositories[self._name(request, "artifactregistry.repositories.get")]
-
-        @service.route("GET", f"{REPOSITORY}/packages/{{package}}/versions/{{digest=**}}")
-        def get_version(request: Request) -> Any:
-            repository = self._name(request, "artifactregistry.repositories.get")
-            if (repository, request.parts["package"], request.parts["digest"]) not in self.versions:
-                raise ServiceError(404, "Requested entity was not found.")
-            return {"name": request.path.removeprefix("/v1/")}
 
     def _add_policies(self, service: HttpService) -> None:
         @service.route("GET", f"{REPOSITORY}:getIamPolicy")

@@ -7,6 +7,8 @@ import hashlib
 import io
 import re
 import tarfile
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from tests.fakes.artifact_registry import FakeImages
@@ -24,12 +26,19 @@ NO_LOGS = (
 )
 
 
+# Builds and pushes for real: given the context (.tar.gz) and the docker step's arguments, it gives the image's digest.
+Builder = Callable[[bytes, list[str]], str]
+
+
 class BuildFailed(Exception):
     """A build ends with FAILURE: the text is its detail."""
 
 
 class FakeCloudBuild:
-    """`builds` by id, in the order in which they were asked for. A build ends at the `looks`-th look at it."""
+    """`builds` by id, in the order in which they were asked for. A build ends at the `looks`-th look at it.
+
+    With a `builder` (see Builder) it ends when that is done.
+    """
 
     def __init__(self, service: HttpService, world: World, storage: FakeStorage, images: FakeImages) -> None:
         self._world = world
@@ -37,6 +46,9 @@ class FakeCloudBuild:
         self._images = images
         self.builds: dict[str, dict[str, Any]] = {}
         self.looks = 3
+        self.builder: Builder | None = None
+        self._pool = ThreadPoolExecutor(1)
+        self._underway: dict[str, Future[str]] = {}
         self._looked: dict[str, int] = {}
 
         @service.route("POST", BUILDS)
@@ -108,13 +120,17 @@ class FakeCloudBuild:
         looks = self._looked[build["id"]] = self._looked.get(build["id"], 0) + 1
         if build["status"] not in ("QUEUED", "WORKING"):
             return
-        if looks < self.looks:
+        if self.builder is not None and build["id"] not in self._underway:
+            self._underway[build["id"]] = self._pool.submit(self._work, build)
+        underway = self._underway.get(build["id"])
+        unfinished = looks < self.looks if underway is None else not underway.done()
+        if unfinished:
             build["status"] = "WORKING"
             self._log(build, "".join(f"Step {number}\n" for number in range(1, looks + 1)) + "half a li")
             return
         lines = "".join(f"Step {number}\n" for number in range(1, looks + 1)) + "half a line\n"
         try:
-            digest = self._work(build)
+            digest = underway.result() if underway else self._work(build)
         except (BuildFailed, ServiceError) as error:
             build["status"], build["statusDetail"] = "FAILURE", str(error)
             self._log(build, f"{lines}ERROR: {error}\n")
@@ -133,7 +149,10 @@ class FakeCloudBuild:
             if "Dockerfile" not in archive.getnames():
                 raise BuildFailed("unable to prepare context: unable to evaluate symlinks in Dockerfile path")
         arguments = build["steps"][0]["args"]
-        digest = "sha256:" + hashlib.sha256(content + "\0".join(arguments).encode()).hexdigest()
+        if self.builder is not None:
+            digest = self.builder(content, arguments)
+        else:
+            digest = "sha256:" + hashlib.sha256(content + "\0".join(arguments).encode()).hexdigest()
         for uri in build.get("images", []):
             if uri not in arguments:
                 raise BuildFailed(f"An image does not exist locally with the tag: {uri}")

@@ -51,11 +51,13 @@ class FakeGoogle:
 
     `endpoints` are what `vertex.endpoints` takes, `environment` what the client's process needs: trust in the fakes'
     certificates and the credentials of SUBMITTER, who owns the project until a test takes that away
-    (`world.owners.clear()`). Without waits: SLIPWAY_RETRY_SECONDS is small.
+    (`world.owners.clear()`). Without waits: SLIPWAY_RETRY_SECONDS is small. Vertex AI also answers at `vertex_address`,
+    for who asks for it at its public name.
     """
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
+    def __init__(self, folder: Path, seed: int = 0, vertex_address: str | None = None) -> None:
         self.folder = folder
+        self.vertex_address = vertex_address
         self.world = World()
         self.faults = Faults(seed)
         self.world.projects[PROJECT] = Project(PROJECT, NUMBER, set(SERVICES))
@@ -94,7 +96,7 @@ class FakeGoogle:
     def __enter__(self) -> FakeGoogle:
         self.tokens.route("POST", "/token")(_token)
         token_port = self.tokens.start(None)
-        self.endpoints["aiplatform"] = f"localhost:{self.vertex.start(self.certificates)}"
+        self.endpoints["aiplatform"] = f"localhost:{self.vertex.start(self.certificates, self.vertex_address)}"
         for name, service in self.http.items():
             self.endpoints[name] = f"localhost:{service.start(self.certificates.server_context)}"
         token_uri = f"http://localhost:{token_port}/token"

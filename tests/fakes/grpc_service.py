@@ -29,10 +29,12 @@ class GrpcServer:
         handlers = {name: self._handler(service, name, *method) for name, method in methods.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
-    def start(self, certificates: Certificates, port: int = 0) -> int:
-        """Serve; the port."""
+    def start(self, certificates: Certificates, also: str | None = None) -> int:
+        """Serve on a port of 127.0.0.1, which is returned, and at the address `also`."""
         credentials = grpc.ssl_server_credentials([(certificates.key, certificates.chain)])
-        bound = self._server.add_secure_port(f"127.0.0.1:{port}", credentials)
+        bound = self._server.add_secure_port("127.0.0.1:0", credentials)
+        if also is not None:
+            self._server.add_secure_port(also, credentials)
         self._server.start()
         return bound
 

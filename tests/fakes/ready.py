@@ -23,7 +23,7 @@ def make_ready(google: FakeGoogle) -> None:
     world = google.world
     google.iam.add_account(RUNNER)
     google.repositories.add(REPOSITORY)
-    google.repositories.versions.add((REPOSITORY, "trainer", IMAGE.partition("@")[2]))
+    google.images.untagged.add((REPOSITORY, "trainer", IMAGE.partition("@")[2]))
     for email in AGENTS:
         world.accounts[email] = {"email": email}
     google.storage.add_bucket(BUCKET, world.projects[PROJECT], google.location)

@@ -5,7 +5,9 @@ The emulator has no projects, rights, generation preconditions or TLS: this stan
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import http.client
 import json
 import re
@@ -15,11 +17,13 @@ import urllib.parse
 from http.server import HTTPServer
 from typing import Any
 
+import google_crc32c
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
 
 from tests.fakes.errors import ServiceError
 from tests.fakes.http_service import HttpService, Raw, Request
+from tests.fakes.mount import Mount
 from tests.fakes.policies import check_members
 from tests.fakes.world import Project, World
 
@@ -40,6 +44,8 @@ class FakeStorage:
         self._emulator: HTTPServer | None = None
         self._objects = Storage(use_memory_fs=True)
         self._lock = threading.Lock()
+        # Shows the buckets as folders, where there is one.
+        self.mount: Mount | None = None
         self._add_buckets(service)
         self._add_policies(service)
         self._add_objects(service)
@@ -90,6 +96,14 @@ class FakeStorage:
             raise ServiceError(404, f"No such object: {bucket}/{name}")
         return bytes(self._objects.get_file(bucket, name)), str(generation)
 
+    def names(self, bucket: str) -> set[str]:
+        """The names of a bucket's objects."""
+        return {found["name"] for found in self._objects.get_file_list(bucket)[0]}
+
+    def remove(self, bucket: str, name: str) -> None:
+        """Take an object away."""
+        self._objects.delete_file(bucket, name)
+
     def write(self, bucket: str, name: str, content: bytes) -> None:
         """Put an object, as another service of Google's does."""
         if bucket not in self._world.buckets:
@@ -103,6 +117,8 @@ class FakeStorage:
             "metageneration": "1",
             "contentType": "text/plain",
             "size": str(len(content)),
+            "crc32c": base64.b64encode(google_crc32c.Checksum(content).digest()).decode(),
+            "md5Hash": base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode(),
         }
         self._objects.create_file(bucket, name, content, resource, None)
 
@@ -267,6 +283,9 @@ class FakeStorage:
         bucket = self._world.buckets.get(request.parts[part])
         if bucket is None:
             raise ServiceError(404, NO_BUCKET)
+        if self.mount is not None:
+            with self._world.lock:
+                self.mount.take_in(bucket["name"])
         return bucket
 
     def _resources(self, bucket: dict[str, Any]) -> tuple[str, str]:
@@ -297,6 +316,9 @@ class FakeStorage:
         connection.close()
         if answer.status == 404:
             raise ServiceError(404, f"No such object: {request.parts['bucket']}/{request.parts.get('object', '')}")
+        if self.mount is not None and request.method != "GET":
+            with self._world.lock:
+                self.mount.give_out(request.parts.get("to") or request.parts["bucket"])
         kept = {key: value for key, value in answer.getheaders() if key.lower() not in HOP_BY_HOP}
         if "Location" in kept:
             kept["Location"] = kept["Location"].replace(f"http://{host}", f"https://{host}")

@@ -64,16 +64,17 @@ def test_an_unknown_argument_is_told_with_the_nearest() -> None:
 
 
 def test_batch_normalization_is_refused_on_several_devices_only() -> None:
-    from trainer.engines import keras_model
+    from trainer.engines import keras_model, normalization
 
     settings = ModelSettings(builder="sample_networks:normalized")
-    model = keras_model.build_classifier(settings, (8, 8, 1), 3)
-    keras_model.refuse_batch_normalization(model, settings, 1)
+    found = keras_model.batch_normalization(keras_model.build_classifier(settings, (8, 8, 1), 3))
+    normalization.refuse(found, settings, 1)
     with pytest.raises(UserError, match="moving statistics") as caught:
-        keras_model.refuse_batch_normalization(model, settings, 2)
+        normalization.refuse(found, settings, 2)
     assert "GroupNormalization" in (caught.value.nearest or "")
     settings = ModelSettings(builder="sample_networks:normalized", arguments={"synchronized": True})
-    keras_model.refuse_batch_normalization(keras_model.build_classifier(settings, (8, 8, 1), 3), settings, 2)
+    synchronized = keras_model.build_classifier(settings, (8, 8, 1), 3)
+    normalization.refuse(keras_model.batch_normalization(synchronized), settings, 2)
 
 
 def test_a_module_is_loaded_without_keras() -> None:

@@ -17,7 +17,7 @@ from components.train.component import train
 from pipelines.config import RunConfig
 from pipelines.platforms.kubeflow.checks import settings_of
 from pipelines.platforms.kubeflow.settings import KubeflowSettings
-from pipelines.training import training_steps
+from pipelines.training import plan_arguments, training_steps
 
 
 class KubeflowPlatform:
@@ -41,10 +41,7 @@ class KubeflowPlatform:
 
     def plan_training(self, config: RunConfig, dataset: Any, image: Any) -> Any:
         return self._task(plan_training)(
-            pools=config.parsed_hardware.worker_pools(),
-            devices=config.parsed_hardware.accelerators_per_replica,
-            model=config.model.model_dump_json() if config.model else "",
-            train=config.train.model_dump_json(exclude_none=True),
+            **plan_arguments(config),
             image=image or self.settings.image,
             memory=0,
             dataset=dataset,

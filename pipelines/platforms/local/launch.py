@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -83,8 +84,8 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     folder.write(record)
     started = time.monotonic()
     try:
-        with _stop_signals() as stop:
-            finished = _execute(folder, record, watcher, seen, stop)
+        with _stop_signals() as stop, tempfile.TemporaryDirectory(prefix="slipway-") as temporary:
+            finished = _execute(folder, record, watcher, seen, stop, temporary)
         _conclude(folder, record, finished)
     except Interrupted:
         record.status = "cancelled"
@@ -98,7 +99,9 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     return record
 
 
-def _execute(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int, stop: StopRequest) -> bool:
+def _execute(
+    folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int, stop: StopRequest, temporary: str
+) -> bool:
     """Start the executing process and follow its events until it ends; whether it ended well."""
     command = [sys.executable, "-m", "pipelines.platforms.local.execute", str(folder.path)]
     command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
@@ -108,6 +111,8 @@ def _execute(folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int, 
         **os.environ,
         EVENTS_VARIABLE: str(folder.events_file),
         LOGS_VARIABLE: str(folder.logs),
+        # kfp leaves a folder there for each step.
+        "TMPDIR": temporary,
         # The folder that the command is given in may well have a package `trainer` of the user's own.
         "PYTHONSAFEPATH": "1",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),

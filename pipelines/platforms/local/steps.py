@@ -14,7 +14,7 @@ from components.prepare_data.component import prepare_data
 from components.register_model.component import register_model
 from components.train.component import train
 from pipelines.config import RunConfig
-from pipelines.training import training_steps
+from pipelines.training import plan_arguments, training_steps
 
 # How much of the memory that is free a rehearsal's batches may take: the replicas themselves need some.
 MEMORY_SHARE = 0.5
@@ -44,10 +44,7 @@ class LocalPlatform:
 
     def plan_training(self, config: RunConfig, dataset: Any, image: Any) -> Any:
         return self._step(plan_training)(
-            pools=config.parsed_hardware.worker_pools(),
-            devices=config.parsed_hardware.accelerators_per_replica,
-            model=config.model.model_dump_json() if config.model else "",
-            train=config.train.model_dump_json(exclude_none=True),
+            **plan_arguments(config),
             image=image or "",
             memory=int(psutil.virtual_memory().available * MEMORY_SHARE) if self.rehearsal else 0,
             dataset=dataset,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 
+from components.step import WorkFailed
 from pipelines import display, log_reader, runs
 from pipelines.config import RunConfig
 from pipelines.images import ensure_images
@@ -26,7 +27,6 @@ def start(config: RunConfig, shown: Console) -> tuple[RunFolder, RunRecord]:
     Raises:
         UserError: An image can not be had, or Vertex AI refuses the run.
     """
-
     return _submit(VertexRun(runs.create(config), config), None, shown)
 
 
@@ -39,8 +39,14 @@ def _submit(run: VertexRun, earlier: RunRecord | None, shown: Console) -> tuple[
     def say(line: str) -> None:
         shown.print(escape(line), highlight=False, soft_wrap=True)
 
-    with (run.folder.logs / "build_image.log").open("w") as log:
-        images = ensure_images(run.config, log, say)
+    try:
+        with (run.folder.logs / "build_image.log").open("w") as log:
+            images = ensure_images(run.config, log, say)
+    except (UserError, WorkFailed) as error:
+        refused = error if isinstance(error, UserError) else UserError(error.message, mend=f"see {log.name}")
+        if earlier is None:
+            run.refuse(refused)
+        raise refused from None
     record = run.submit(images, earlier)
     say(f"run {record.run_id} on {record.hardware} in {run.connection.region}, submitted")
     say(f"  console: {record.console}")

@@ -66,7 +66,7 @@ def explain(connection: Connection, job: Any, run_id: str, facts: Mapping[str, A
         step=step,
         message=message,
         mend=mend,
-        traceback=None if told else _traceback(lines, replica),
+        traceback=told.traceback if told else _traceback(lines, replica),
         job=failed.name if failed else None,
         replica=replica,
     )

@@ -75,17 +75,11 @@ class VertexRun:
         job_id = self.folder.run_id if tries == 1 else f"{self.folder.run_id}-{tries}"
         kept = self.folder.run_id if earlier else None
         submission.compile_pipeline(self.config, images, self.folder.specification_file, kept)
-        record = RunRecord(
-            run_id=self.folder.run_id,
-            name=self.config.name,
-            platform=PLATFORM,
-            hardware=self.config.hardware,
-            created=datetime.now(UTC),
-            job=f"{self.connection.parent}/pipelineJobs/{job_id}",
-            console=submission.console_url(self.config, job_id),
-            tries=tries,
-            steps=[StepRecord(name=name) for name in steps_of(self.folder.specification_file)],
-        )
+        record = self._new_record()
+        record.job = f"{self.connection.parent}/pipelineJobs/{job_id}"
+        record.console = submission.console_url(self.config, job_id)
+        record.tries = tries
+        record.steps = [StepRecord(name=name) for name in steps_of(self.folder.specification_file)]
         self.folder.write(record)
         try:
             job = submission.pipeline_job(self.config, self.folder.specification_file)
@@ -97,6 +91,10 @@ class VertexRun:
         take_in(record, made)
         self.folder.write(record)
         return record
+
+    def refuse(self, error: UserError) -> None:
+        """Record that a new run can not be submitted, and why."""
+        self._never_began(self._new_record(), error)
 
     def list_in_experiment(self, record: RunRecord) -> None:
         """Put a run that has been submitted into its experiment, which takes until it has begun.
@@ -242,6 +240,16 @@ class VertexRun:
         except Exception as error:
             if status_of(error) not in (400, 404, 409, 412):
                 raise self._told(error) from error
+
+    def _new_record(self) -> RunRecord:
+        return RunRecord(
+            run_id=self.folder.run_id,
+            name=self.config.name,
+            platform=PLATFORM,
+            hardware=self.config.hardware,
+            created=datetime.now(UTC),
+            steps=[],
+        )
 
     def _never_began(self, record: RunRecord, error: UserError) -> None:
         record.status, record.ended, record.job, record.console = "failed", datetime.now(UTC), None, None

@@ -22,7 +22,7 @@ from components.train.component import collect_model
 from pipelines.access import access_settings
 from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
 from pipelines.images import Images
-from pipelines.training import training_steps
+from pipelines.training import plan_arguments, training_steps
 from trainer.errors import UserError
 
 
@@ -62,10 +62,7 @@ class VertexPlatform:
 
     def plan_training(self, config: RunConfig, dataset: Any, image: Any) -> Any:
         return self._in_image(plan_training)(
-            pools=config.parsed_hardware.worker_pools(),
-            devices=config.parsed_hardware.accelerators_per_replica,
-            model=config.model.model_dump_json() if config.model else "",
-            train=config.train.model_dump_json(exclude_none=True),
+            **plan_arguments(config),
             image=image or self.images.trainer,
             memory=0,
             dataset=dataset,

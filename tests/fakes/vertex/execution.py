@@ -2,68 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from google.cloud import aiplatform_v1 as vertex
 from google.protobuf import json_format
 from google.rpc import status_pb2
-from kfp.pipeline_spec.pipeline_spec_pb2 import ComponentSpec, PipelineSpec, PipelineTaskSpec
+from kfp.pipeline_spec.pipeline_spec_pb2 import ComponentSpec, PipelineSpec
 
 from tests.fakes.errors import ServiceError
-from tests.fakes.vertex.jobs import ENDED, JobService
+from tests.fakes.vertex.jobs import JobService
 from tests.fakes.vertex.metadata import STORE, MetadataService
 from tests.fakes.vertex.pipeline_checks import parameters_of, specification_of
-from tests.fakes.vertex.script import Script, StepScript
-from tests.fakes.vertex.slipway_steps import artifacts_of, outputs_of
-from trainer.errors import ERROR_PREFIX, UserError
+from tests.fakes.vertex.steps import StepFailed, Steps
+from tests.fakes.vertex.task import ENDED as TASK_ENDED
+from tests.fakes.vertex.task import State, Task
 
 Pipeline = vertex.PipelineState
-Task = vertex.PipelineTaskDetail.State
-TASK_ENDED = (Task.SUCCEEDED, Task.FAILED, Task.CANCELLED, Task.SKIPPED, Task.NOT_TRIGGERED)
 PIPELINE_ENDED = (
     Pipeline.PIPELINE_STATE_SUCCEEDED,
     Pipeline.PIPELINE_STATE_FAILED,
     Pipeline.PIPELINE_STATE_CANCELLED,
 )
-PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
 CONDITION = re.compile(r"inputs\.parameter_values\['([^']+)'\] == '([^']*)'")
-# What a container of a pipeline runs on where its spec does not say.
-STEP_MACHINE = "e2-standard-4"
-
-
-@dataclass
-class _Task:
-    """One task of a running pipeline. `scope` is the DAG that it is in, by the path of its parents' names."""
-
-    name: str
-    scope: tuple[str, ...]
-    spec: PipelineTaskSpec
-    component: ComponentSpec
-    detail: vertex.PipelineTaskDetail
-    script: StepScript
-    outputs: dict[str, Any] = field(default_factory=dict)
-    job: str = ""
-    child: str = ""
-    looks: int = 0
 
 
 class Execution:
     """One pipeline job's way. `look` lets it go on; who holds the job sees the new states in it."""
 
-    def __init__(self, job: vertex.PipelineJob, jobs: JobService, metadata: MetadataService, script: Script) -> None:
+    def __init__(self, job: vertex.PipelineJob, jobs: JobService, metadata: MetadataService, steps: Steps) -> None:
         self.job = job
         self._jobs = jobs
         self._metadata = metadata
         self._context: vertex.Context | None = None
-        self._script = script
+        self._steps = steps
         self._specification: PipelineSpec = specification_of(job)
         self._executors = json_format.MessageToDict(self._specification.deployment_spec)["executors"]
-        self._tasks: dict[tuple[str, ...], _Task] = {}
+        self._tasks: dict[tuple[str, ...], Task] = {}
         root = self._specification.root
         self._root = {
             name: json_format.MessageToDict(definition.default_value)
@@ -85,11 +62,11 @@ class Execution:
             self._context = self._metadata.add(f"{place}{STORE}/contexts/{identity}", "system.PipelineRun")
             self._detail()
             return
-        for task in [task for task in self._tasks.values() if task.detail.state == Task.RUNNING]:
+        for task in [task for task in self._tasks.values() if task.detail.state == State.RUNNING]:
             self._advance(task)
-        failed = [task for task in self._tasks.values() if task.detail.state == Task.FAILED]
+        failed = [task for task in self._tasks.values() if task.detail.state == State.FAILED]
         fast = self.job.runtime_config.failure_policy == vertex.PipelineFailurePolicy.PIPELINE_FAILURE_POLICY_FAIL_FAST
-        for task in [task for task in self._tasks.values() if task.detail.state == Task.PENDING]:
+        for task in [task for task in self._tasks.values() if task.detail.state == State.PENDING]:
             self._start_if_ready(task, stopping=bool(failed) and fast)
         self._close_dags()
         if all(task.detail.state in TASK_ENDED for task in self._tasks.values()):
@@ -106,112 +83,82 @@ class Execution:
         for name, spec in component.dag.tasks.items():
             found = self._specification.components[spec.component_ref.name]
             detail = vertex.PipelineTaskDetail(
-                task_id=self._jobs.world.number(), task_name=name, create_time=datetime.now(UTC), state=Task.PENDING
+                task_id=self._jobs.world.number(), task_name=name, create_time=datetime.now(UTC), state=State.PENDING
             )
-            script = self._script[name]
-            self._tasks[(*scope, name)] = _Task(name, scope, spec, found, detail, script)
+            self._tasks[(*scope, name)] = Task(name, scope, spec, found, detail)
 
-    def _sibling(self, task: _Task, name: str) -> _Task:
+    def _sibling(self, task: Task, name: str) -> Task:
         return self._tasks[(*task.scope, name)]
 
-    def _start_if_ready(self, task: _Task, *, stopping: bool) -> None:
+    def _start_if_ready(self, task: Task, *, stopping: bool) -> None:
         needed = [self._sibling(task, name) for name in task.spec.dependent_tasks]
-        if stopping or any(other.detail.state in (Task.FAILED, Task.NOT_TRIGGERED, Task.CANCELLED) for other in needed):
-            task.detail.state = Task.NOT_TRIGGERED
+        if stopping or any(
+            other.detail.state in (State.FAILED, State.NOT_TRIGGERED, State.CANCELLED) for other in needed
+        ):
+            task.detail.state = State.NOT_TRIGGERED
             return
-        if not all(other.detail.state in (Task.SUCCEEDED, Task.SKIPPED) for other in needed):
+        if not all(other.detail.state in (State.SUCCEEDED, State.SKIPPED) for other in needed):
             return
         inputs = self._inputs(task)
         condition = CONDITION.fullmatch(task.spec.trigger_policy.condition)
         if condition and inputs[condition[1]] != condition[2]:
-            task.detail.state, task.detail.end_time = Task.NOT_TRIGGERED, datetime.now(UTC)
+            task.detail.state, task.detail.end_time = State.NOT_TRIGGERED, datetime.now(UTC)
             return
         task.detail.start_time = datetime.now(UTC)
-        task.detail.state = Task.RUNNING
+        task.detail.state = State.RUNNING
         if task.component.HasField("dag"):
             self._add((*task.scope, task.name), task.component)
-        elif task.script.cached and task.spec.caching_options.enable_cache:
-            self._finish(task, inputs, Task.SKIPPED)
+        elif self._steps.is_cached(task):
+            self._finish(task, inputs, State.SKIPPED)
         else:
             self._launch(task, inputs)
 
-    def _launch(self, task: _Task, inputs: Mapping[str, Any]) -> None:
-        """Make the job of a task's container, and the one that its launcher makes."""
+    def _launch(self, task: Task, inputs: Mapping[str, Any]) -> None:
         container = self._executors[task.component.executor_label].get("container")
         if container is None:
-            self._finish(task, inputs, Task.SUCCEEDED)
+            self._end(task, inputs, State.SUCCEEDED)
             return
-        parent = f"projects/{self.job.name.split('/')[1]}/locations/{self._jobs.region}"
-        launcher = "--payload" in container.get("args", []) and "CustomJob" in container["args"]
         try:
-            own = StepScript(looks=1_000_000) if launcher else task.script
-            task.job = self._jobs.create(
-                parent, self._step_job(container["image"]), self._account, own, of_pipeline=True
-            ).name
-            task.detail.executor_detail = vertex.PipelineTaskExecutorDetail(
-                container_detail=vertex.PipelineTaskExecutorDetail.ContainerDetail(main_job=task.job)
-            )
-            if launcher:
-                job = custom_job_of(container["args"], inputs)
-                task.child = self._jobs.create(parent, job, self._account, task.script, of_pipeline=True).name
-                task.outputs["gcp_resources"] = resources_of(task.child)
+            self._steps.launch(task, container, inputs, self._artifacts(task))
         except ServiceError as error:
             if task.job:
                 self._jobs.log.write_job(task.job, "workerpool0-0", {"severity": "ERROR", "message": str(error)})
             self._fail(task, f"{error.reason}: {error.message}")
             return
+        task.detail.executor_detail = vertex.PipelineTaskExecutorDetail(
+            container_detail=vertex.PipelineTaskExecutorDetail.ContainerDetail(main_job=task.job)
+        )
         self._say(task, inputs)
 
-    @property
-    def _account(self) -> str:
-        number = self.job.name.split("/")[1]
-        return self.job.service_account or f"{number}-compute@developer.gserviceaccount.com"
-
-    def _step_job(self, image: str) -> vertex.CustomJob:
-        pool = {
-            "machine_spec": {"machine_type": STEP_MACHINE},
-            "replica_count": 1,
-            "container_spec": {"image_uri": image},
-        }
-        return vertex.CustomJob(
-            display_name="caip_pipelines_task",
-            job_spec={"worker_pool_specs": [pool], "service_account": self._account},
-        )
-
-    def _advance(self, task: _Task) -> None:
+    def _advance(self, task: Task) -> None:
         if task.component.HasField("dag"):
             return
-        followed = self._jobs.advance(task.child or task.job)
-        if followed.state not in ENDED:
-            return
-        if task.child:
-            self._jobs.end(task.job, failed=followed.state != vertex.JobState.JOB_STATE_SUCCEEDED)
-        if followed.state == vertex.JobState.JOB_STATE_SUCCEEDED:
-            try:
-                self._finish(task, self._inputs(task), Task.SUCCEEDED)
-            except UserError as error:
-                for line in f"{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}".splitlines():
-                    self._jobs.log.write_job(task.job, "workerpool0-0", {"severity": "ERROR", "message": line})
-                self._fail(task, "The replica workerpool0-0 exited with a non-zero status of 1.")
-        else:
-            self._fail(task, followed.error.message or f"The job {followed.name} was cancelled.")
+        inputs = self._inputs(task)
+        try:
+            if self._steps.advance(task):
+                self._finish(task, inputs, State.SUCCEEDED)
+            else:
+                self._say(task, inputs)
+        except StepFailed as error:
+            self._fail(task, str(error))
 
-    def _finish(self, task: _Task, inputs: Mapping[str, Any], state: Task) -> None:
-        task.outputs |= outputs_of(task.name, inputs) | task.script.outputs
+    def _finish(self, task: Task, inputs: Mapping[str, Any], state: State) -> None:
+        self._steps.finish(task, inputs)
+        self._end(task, inputs, state)
+
+    def _end(self, task: Task, inputs: Mapping[str, Any], state: State) -> None:
         task.detail.state, task.detail.end_time = state, datetime.now(UTC)
-        root = f"{self.job.runtime_config.gcs_output_directory}/{self.job.name.rpartition('/')[2]}"
-        for name, (uri, metadata) in artifacts_of(task.name, root, task.outputs).items():
-            artifact = vertex.Artifact(display_name=name, uri=uri, metadata=metadata)
+        for name, artifact in task.artifacts.items():
             task.detail.outputs[name] = vertex.PipelineTaskDetail.ArtifactList(artifacts=[artifact])
         self._say(task, inputs)
 
-    def _fail(self, task: _Task, message: str) -> None:
-        task.detail.state, task.detail.end_time = Task.FAILED, datetime.now(UTC)
+    def _fail(self, task: Task, message: str) -> None:
+        task.detail.state, task.detail.end_time = State.FAILED, datetime.now(UTC)
         task.detail.error = status_pb2.Status(code=9, message=message)
         self._say(task, self._inputs(task))
         self._jobs.log.write_pipeline(self.job.name, {"severity": "ERROR", "message": message})
 
-    def _say(self, task: _Task, inputs: Mapping[str, Any]) -> None:
+    def _say(self, task: Task, inputs: Mapping[str, Any]) -> None:
         """Put a task's parameters into its execution's metadata, as the service does."""
         metadata = {f"input:{name}": value for name, value in inputs.items()}
         metadata |= {f"output:{name}": value for name, value in task.outputs.items()}
@@ -222,7 +169,7 @@ class Execution:
             metadata=metadata,
         )
 
-    def _inputs(self, task: _Task) -> dict[str, Any]:
+    def _inputs(self, task: Task) -> dict[str, Any]:
         """A task's parameters, as far as they are there."""
         above = self._inputs(self._tasks[task.scope]) if task.scope else self._root
         given = {}
@@ -239,6 +186,17 @@ class Execution:
                 produced = source.task_output_parameter
                 given[name] = self._sibling(task, produced.producer_task).outputs.get(produced.output_parameter_key, "")
         return {name: self._filled(value) for name, value in given.items()}
+
+    def _artifacts(self, task: Task) -> dict[str, vertex.Artifact]:
+        """A task's input artifacts."""
+        given = {}
+        for name, source in task.spec.inputs.artifacts.items():
+            if source.WhichOneof("kind") == "task_output_artifact":
+                produced = source.task_output_artifact
+                given[name] = self._sibling(task, produced.producer_task).artifacts[produced.output_artifact_key]
+            else:
+                given[name] = self._artifacts(self._tasks[task.scope])[source.component_input_artifact]
+        return given
 
     def _filled(self, value: Any) -> Any:
         """A value with the placeholders that are the pipeline's."""
@@ -257,15 +215,15 @@ class Execution:
     def _close_dags(self) -> None:
         """End the tasks that are DAGs, the innermost first, when all that is in them has ended."""
         for path, task in reversed(self._tasks.items()):
-            if task.detail.state != Task.RUNNING or not task.component.HasField("dag"):
+            if task.detail.state != State.RUNNING or not task.component.HasField("dag"):
                 continue
             states = [inner.detail.state for inner in self._tasks.values() if inner.scope == path]
             if all(state in TASK_ENDED for state in states):
-                task.detail.state = Task.FAILED if Task.FAILED in states else Task.SUCCEEDED
+                task.detail.state = State.FAILED if State.FAILED in states else State.SUCCEEDED
                 task.detail.end_time = datetime.now(UTC)
 
-    def _conclude(self, failed: list[_Task]) -> None:
-        failed = [task for task in self._tasks.values() if task.detail.state == Task.FAILED]
+    def _conclude(self, failed: list[Task]) -> None:
+        failed = [task for task in self._tasks.values() if task.detail.state == State.FAILED]
         self.job.end_time = datetime.now(UTC)
         self.job.state = Pipeline.PIPELINE_STATE_FAILED if failed else Pipeline.PIPELINE_STATE_SUCCEEDED
         if failed:
@@ -280,41 +238,10 @@ class Execution:
     def _stop(self) -> None:
         """End everything. A job that a launcher has made is told by the launcher."""
         for task in self._tasks.values():
-            if task.detail.state in (Task.RUNNING, Task.PENDING):
-                task.detail.state = Task.CANCELLED if task.detail.start_time else Task.NOT_TRIGGERED
+            if task.detail.state in (State.RUNNING, State.PENDING):
+                task.detail.state = State.CANCELLED if task.detail.start_time else State.NOT_TRIGGERED
                 task.detail.end_time = datetime.now(UTC)
                 if task.job:
                     self._jobs.end(task.job, cancelled=True)
         self.job.state, self.job.end_time = Pipeline.PIPELINE_STATE_CANCELLED, datetime.now(UTC)
         self._detail()
-
-
-def custom_job_of(arguments: list[str], inputs: Mapping[str, Any]) -> vertex.CustomJob:
-    """What the launcher of google-cloud-pipeline-components sends: its payload filled in, without what is empty."""
-    payload = arguments[arguments.index("--payload") + 1]
-
-    def fill(match: re.Match[str]) -> str:
-        value = inputs[match[1]]
-        return json.dumps(value)[1:-1] if isinstance(value, str) else json.dumps(value)
-
-    try:
-        return vertex.CustomJob(_without_empty(json.loads(PLACEHOLDER.sub(fill, payload), strict=False)))
-    except (ValueError, TypeError) as error:
-        raise ServiceError(400, f"Failed to parse the custom job: {error}") from None
-
-
-def _without_empty(value: Any) -> Any:
-    """Without what is empty, and whole floats as ints: the launcher reads numbers that were written as JSON."""
-    if isinstance(value, dict):
-        kept = {key: _without_empty(item) for key, item in value.items()}
-        return {key: item for key, item in kept.items() if item not in (None, "", {}, [])}
-    if isinstance(value, list):
-        return [_without_empty(item) for item in value]
-    return value
-
-
-def resources_of(job: str) -> str:
-    """What a launcher writes of the job that it made."""
-    location = job.split("/")[3]
-    uri = f"https://{location}-aiplatform.googleapis.com/v1/{job}"
-    return json.dumps({"resources": [{"resourceType": "CustomJob", "resourceUri": uri}]})

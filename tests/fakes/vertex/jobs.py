@@ -1,4 +1,4 @@
-"""JobService: custom jobs that are checked, wait, run, print and end as their script says."""
+"""JobService: custom jobs that are checked, wait for machines, do their work, and end or are cancelled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.cloud import aiplatform_v1 as vertex
 from google.protobuf import empty_pb2
@@ -27,8 +27,12 @@ from tests.fakes.vertex.shapes import (
     invalid,
     project_of,
 )
+from tests.fakes.vertex.work import ScriptedWork, Work
 from tests.fakes.vertex.worker_pools import check_quota, check_worker_pools, demand
 from tests.fakes.world import Project, World
+
+if TYPE_CHECKING:
+    from tests.fakes.vertex.containers import Containers
 
 State = vertex.JobState
 ENDED = (State.JOB_STATE_SUCCEEDED, State.JOB_STATE_FAILED, State.JOB_STATE_CANCELLED)
@@ -43,10 +47,10 @@ class JobService:
         self.region = region
         self.log = log
         self.jobs: dict[str, vertex.CustomJob] = {}
-        # The next jobs that are made without a pipeline run as this says.
+        # The next jobs that are asked for by a call run as this says, or in containers where there are some.
         self.script = StepScript()
-        self._scripts: dict[str, StepScript] = {}
-        self._looks: dict[str, int] = {}
+        self.containers: Containers | None = None
+        self._work: dict[str, Work] = {}
         self._of_pipelines: set[str] = set()
 
     def methods(self) -> dict[str, tuple[Any, Any]]:
@@ -58,13 +62,12 @@ class JobService:
         }
 
     def create(
-        self, parent: str, job: vertex.CustomJob, caller: str, script: StepScript, *, of_pipeline: bool = False
+        self, parent: str, job: vertex.CustomJob, caller: str, work: Work, *, of_pipeline: bool = False
     ) -> vertex.CustomJob:
-        """Check a job as the service does, and let it run as `script` says."""
+        """Check a job as the service does, and let it do its work."""
         project = project_of(self.world, parent, self.region)
         self.world.require(caller, "aiplatform.customJobs.create", f"projects/{project.id}")
-        if script.refused is not None:
-            raise script.refused
+        work.check()
         spec = job.job_spec
         check_display_name(job.display_name)
         check_labels(job.labels)
@@ -83,8 +86,7 @@ class JobService:
             made.create_time = made.update_time = datetime.now(UTC)
             made.state = State.JOB_STATE_PENDING
             self.jobs[made.name] = made
-            self._scripts[made.name] = script
-            self._looks[made.name] = 0
+            self._work[made.name] = work
             if of_pipeline:
                 self._of_pipelines.add(made.name)
             self.world.writes["customJob"] += 1
@@ -93,11 +95,13 @@ class JobService:
     def advance(self, name: str) -> vertex.CustomJob:
         """Let a job go on by one look."""
         with self.world.lock:
-            job, script = self.jobs[name], self._scripts[name]
+            job, work = self.jobs[name], self._work[name]
             if job.state in ENDED:
                 return job
             if job.state == State.JOB_STATE_CANCELLING:
-                self._end(job, State.JOB_STATE_CANCELLED)
+                work.stop()
+                if not job.start_time or work.look() is not None:
+                    self._end(job, State.JOB_STATE_CANCELLED)
                 return job
             unfit = self._can_not_pull(job)
             if unfit is not None:
@@ -105,15 +109,16 @@ class JobService:
                 return job
             if job.state == State.JOB_STATE_PENDING:
                 job.state, job.start_time = State.JOB_STATE_RUNNING, datetime.now(UTC)
-            look = self._looks[name] = self._looks[name] + 1
-            ends = look >= script.looks
-            for replica, lines in script.logs.items():
-                for line in lines[look - 1 :] if ends else lines[look - 1 : look]:
-                    self.log.write_job(name, replica, line)
-            if ends:
-                state = State.JOB_STATE_FAILED if script.failure else State.JOB_STATE_SUCCEEDED
-                self._end(job, state, script.failure)
+                work.start(job)
+            if (ended := work.look()) is not None:
+                state = State.JOB_STATE_FAILED if ended.failure else State.JOB_STATE_SUCCEEDED
+                self._end(job, state, ended.failure)
             return job
+
+    def go_on(self) -> None:
+        """Let the jobs that were asked for by a call go on, whether anyone looks at them or not."""
+        for name in [name for name in self.jobs if name not in self._of_pipelines]:
+            self.advance(name)
 
     def cancel(self, name: str) -> None:
         with self.world.lock:
@@ -126,6 +131,7 @@ class JobService:
         with self.world.lock:
             job = self.jobs[name]
             if job.state not in ENDED:
+                self._work[name].stop()
                 ended = State.JOB_STATE_FAILED if failed else State.JOB_STATE_SUCCEEDED
                 self._end(job, State.JOB_STATE_CANCELLED if cancelled else ended, Failure() if failed else None)
 
@@ -134,7 +140,7 @@ class JobService:
         job.end_time = job.update_time = datetime.now(UTC)
         if failure is not None:
             number, identity = job.name.split("/")[1], job.name.rpartition("/")[2]
-            message = failure.message.format(replica=failure.replica, number=number, job=identity)
+            message = failure.text(number, identity)
             job.error = status_pb2.Status(code=failure.code, message=message)
             self.log.write_job(job.name, "service", {"severity": "ERROR", "message": message})
 
@@ -153,7 +159,10 @@ class JobService:
         return None
 
     def _create(self, request: vertex.CreateCustomJobRequest, caller: str) -> vertex.CustomJob:
-        return self.create(request.parent, request.custom_job, caller, self.script)
+        work: Work = ScriptedWork(self.script, self.log)
+        if self.containers is not None:
+            work = self.containers.custom_job()
+        return self.create(request.parent, request.custom_job, caller, work)
 
     def _get(self, request: vertex.GetCustomJobRequest, caller: str) -> vertex.CustomJob:
         job = self._named(request.name, caller, "aiplatform.customJobs.get")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.cloud import aiplatform_v1 as vertex
 from google.protobuf import empty_pb2
@@ -18,19 +18,24 @@ from tests.fakes.vertex.metadata import MetadataService
 from tests.fakes.vertex.pipeline_checks import check_pipeline_job
 from tests.fakes.vertex.script import Script
 from tests.fakes.vertex.shapes import project_of
+from tests.fakes.vertex.steps import ScriptedSteps, Steps
 from tests.fakes.world import World
+
+if TYPE_CHECKING:
+    from tests.fakes.vertex.containers import Containers
 
 State = vertex.PipelineState
 
 
 class PipelineService:
-    """Pipeline jobs by name. `script` says how those that are made from now on go."""
+    """Pipeline jobs by name. `script` says how those that are made from now on go, where there are no `containers`."""
 
     def __init__(self, world: World, region: str, jobs: JobService, metadata: MetadataService) -> None:
         self.world = world
         self.region = region
         self.jobs: dict[str, vertex.PipelineJob] = {}
         self.script = Script()
+        self.containers: Containers | None = None
         self._executions: dict[str, Execution] = {}
         self._custom_jobs = jobs
         self._metadata = metadata
@@ -65,7 +70,10 @@ class PipelineService:
             made.create_time = made.update_time = datetime.now(UTC)
             made.state = State.PIPELINE_STATE_PENDING
             self.jobs[name] = made
-            self._executions[name] = Execution(made, self._custom_jobs, self._metadata, self.script)
+            steps: Steps = ScriptedSteps(made, self._custom_jobs, self.script)
+            if self.containers is not None:
+                steps = self.containers.steps(made, self._custom_jobs)
+            self._executions[name] = Execution(made, self._custom_jobs, self._metadata, steps)
             self.world.writes["pipelineJob"] += 1
         return made
 
@@ -77,6 +85,12 @@ class PipelineService:
                 if self.jobs[name].state in PIPELINE_ENDED:
                     return self.jobs[name]
         raise AssertionError(f"{name} has not ended after {looks} looks: {self.jobs[name].state.name}")
+
+    def go_on(self) -> None:
+        """Let all jobs go on by one step of time."""
+        with self.world.lock:
+            for execution in self._executions.values():
+                execution.look()
 
     def _create(self, request: vertex.CreatePipelineJobRequest, caller: str) -> vertex.PipelineJob:
         return self.create(request.parent, request.pipeline_job, request.pipeline_job_id, caller)

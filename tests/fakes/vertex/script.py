@@ -7,18 +7,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 EXITED = (
-    "The replica {replica} exited with a non-zero status of 1. To find out more about why your job exited please "
-    "check the logs: https://console.cloud.google.com/logs/viewer?project={number}&resource=ml_job%2Fjob_id%2F{job}"
+    "The replica {replica} exited with a non-zero status of {status}. To find out more about why your job exited "
+    "please check the logs: https://console.cloud.google.com/logs/viewer?project={number}&resource=ml_job%2Fjob_id%2F{job}"
 )
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a job ends badly. In `message`, {replica}, {number} and {job} are filled in."""
+    """How a job ends badly. In `message`, {replica}, {status}, {number} and {job} are filled in."""
 
     message: str = EXITED
     replica: str = "workerpool0-0"
+    status: int = 1
     code: int = 9  # google.rpc.Code.FAILED_PRECONDITION
+
+    def text(self, number: str, job: str) -> str:
+        """The message, of the project with this number."""
+        filled = self.message
+        for name, value in {"replica": self.replica, "status": self.status, "number": number, "job": job}.items():
+            filled = filled.replace(f"{{{name}}}", str(value))
+        return filled
 
 
 @dataclass

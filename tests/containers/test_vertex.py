@@ -1,0 +1,203 @@
+"""Runs on Vertex AI, end to end on loopback: every task and every replica is a container."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+import yaml
+from google.protobuf import json_format
+
+from tests.containers.conftest import Sources
+from tests.containers.engine import Engine
+from tests.containers.loopback import build_launcher, vertex_on_loopback
+from tests.end_to_end.workspace import steps, wait_for
+from tests.fakes.google import FakeGoogle
+from tests.fakes.ready import BUCKET, vertex_settings
+from tests.fakes.vertex.replicas import REPLICA_LABEL
+
+REPLICAS = ("workerpool0-0", "workerpool1-0")
+MODELS = """
+import json, os
+from trainer.models.digits import build as digits
+
+def build(image_shape, classes):
+    task = json.loads(os.environ["TF_CONFIG"])["task"]
+    if task["type"] == "worker":
+        raise ValueError(f"no network for {task['type']} {task['index']}")
+    return digits(image_shape, classes)
+"""
+
+
+class Cloud:
+    """The command line in a folder with a configuration for the project on loopback."""
+
+    def __init__(self, engine: Engine, google: FakeGoogle, sources: Sources, folder: Path) -> None:
+        self.google = google
+        self.folder = folder
+        self.docker = docker.DockerClient(base_url=engine.environment["DOCKER_HOST"])
+        values = yaml.safe_load((sources.folder / "configs/digits.yaml").read_text())
+        vertex = vertex_settings(google, build={"base": engine.base})
+        del vertex["image"]
+        values |= {"hardware": "cpu*2", "vertex": vertex}
+        (folder / "run.yaml").write_text(yaml.safe_dump(values))
+        self.environment = {**os.environ, **google.environment, "PYTHONPATH": str(sources.folder)}
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pipelines", *arguments]
+        return subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+
+    def record(self, run: str = "latest") -> dict[str, Any]:
+        return json.loads((self.folder / "runs" / run / "run.json").read_text())
+
+    def path(self, uri: str) -> Path:
+        """Where an object or a folder of the bucket lies."""
+        mount = self.google.storage.mount
+        assert mount
+        return mount.folder / uri.removeprefix("gs://")
+
+    def lines(self, job: str) -> dict[str, list[str]]:
+        """What each replica of a custom job has printed."""
+        found: dict[str, list[str]] = {}
+        for entry in self.google.log.entries:
+            labels = entry["resource"]["labels"]
+            if labels.get("job_id") == job.rpartition("/")[2]:
+                found.setdefault(labels["task_name"], []).append(entry["jsonPayload"]["message"])
+        return found
+
+    def versions(self) -> list[Any]:
+        """The registered model's versions."""
+        [versions] = self.google.region.models.models.values()
+        return versions
+
+    def training_jobs(self) -> list[str]:
+        """The custom jobs that a launcher asked for."""
+        jobs = self.google.region.jobs.jobs.values()
+        return [job.name for job in jobs if job.display_name != "caip_pipelines_task"]
+
+    def replicas(self, job: str) -> dict[str, Any]:
+        """The containers of a custom job that run now, by the replica's name."""
+        found = {}
+        for container in self.docker.containers.list(filters={"label": REPLICA_LABEL}):
+            identity, _, name = container.labels[REPLICA_LABEL].partition("/")
+            if identity == job.rpartition("/")[2]:
+                found[name] = container
+        return found
+
+
+@pytest.fixture(scope="module")
+def cloud(engine: Engine, sources: Sources, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    build_launcher(engine)
+    with vertex_on_loopback(engine, tmp_path_factory.mktemp("google")) as google:
+        yield Cloud(engine, google, sources, tmp_path_factory.mktemp("cloud"))
+
+
+@pytest.fixture(scope="module")
+def submitted(cloud: Cloud) -> dict[str, Any]:
+    """The record of a run that was submitted and watched to its end."""
+    done = cloud("setup", "-c", "run.yaml", "--apply")
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = cloud("run", "-c", "run.yaml", "--target", "vertex")
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
+    return cloud.record()
+
+
+def test_every_step_did_its_work_in_a_container(cloud: Cloud, submitted: dict[str, Any]) -> None:
+    assert {step["status"] for step in submitted["steps"]} == {"succeeded"}
+    assert submitted["metrics"]["accuracy"] >= 0.97
+    assert submitted["verdict"]["decision"] == "promote"
+    model = cloud.path(steps(submitted)["train"]["outputs"]["model"])
+    assert (model / "saved_model.pb").is_file()
+    assert model == cloud.path(f"gs://{BUCKET}/runs/{submitted['run_id']}/model")
+    assert Path(submitted["report"]).read_text().lstrip().startswith("<!doctype html>")
+    [version] = cloud.versions()
+    assert version.artifact_uri == steps(submitted)["train"]["outputs"]["model"]
+    assert "champion" in version.version_aliases
+
+
+def test_what_ran_is_what_compile_writes(cloud: Cloud, submitted: dict[str, Any]) -> None:
+    done = cloud("compile", "-c", "run.yaml", "--target", "vertex", "-o", "spec.yaml")
+    assert done.returncode == 0, done.stderr
+    written = (cloud.folder / "spec.yaml").read_bytes()
+    assert (cloud.folder / "runs" / submitted["run_id"] / "spec.yaml").read_bytes() == written
+    job = cloud.google.region.pipelines.jobs[submitted["job"]]
+    sent = json_format.MessageToDict(type(job).pb(job).pipeline_spec)
+    assert sent == yaml.safe_load(written)
+    images = [one["container"]["image"] for one in sent["deploymentSpec"]["executors"].values()]
+    own = [image for image in images if not image.startswith("gcr.io/ml-pipeline/")]
+    assert len(images) - len(own) == 1
+    assert all("@sha256:" in image for image in own)
+    assert cloud.google.endpoints["aiplatform"] in written.decode()
+
+
+def test_each_replica_was_a_container_of_its_own(cloud: Cloud, submitted: dict[str, Any]) -> None:
+    lines = cloud.lines(cloud.training_jobs()[0])
+    checksums = {name: [line for line in lines[name] if "weights checksum" in line] for name in REPLICAS}
+    ends = {found[-1].rpartition(" ")[2] for found in checksums.values()}
+    assert len(ends) == 1, checksums
+    shown = cloud("logs", submitted["run_id"], "--step", "train").stdout
+    assert all(f"{name} | " in shown for name in REPLICAS)
+
+
+def test_a_replica_that_raises_is_explained_with_its_traceback(cloud: Cloud, submitted: dict[str, Any]) -> None:
+    (cloud.folder / "own_models.py").write_text(MODELS)
+    for command in (("init", "--quiet"), ("add", "own_models.py")):
+        subprocess.run(["git", "-C", str(cloud.folder), *command], check=True)
+    setting = "model.builder=own_models:build"
+    done = cloud("run", "-c", "run.yaml", "--target", "vertex", "--set", setting, "--set", "evaluate.champion=none")
+    assert done.returncode == 1, done.stdout + done.stderr
+    explained = cloud("explain", cloud.record()["run_id"]).stdout
+    print(explained)
+    assert "workerpool1-0" in explained
+    assert "ValueError: no network for worker 0" in explained
+    assert "own_models.py" in explained
+
+
+def test_a_killed_replica_of_a_scheduled_run_starts_again_and_training_resumes(
+    cloud: Cloud, submitted: dict[str, Any]
+) -> None:
+    schedule = {"configuration": "run.yaml", "cron": "0 3 * * *", "time_zone": "UTC", "set": ["train.epochs=60"]}
+    (cloud.folder / "configs/schedules").mkdir(parents=True)
+    (cloud.folder / "configs/schedules/nightly.yaml").write_text(yaml.safe_dump(schedule))
+    made = cloud("schedule", "apply")
+    assert made.returncode == 0, made.stdout + made.stderr
+    before = set(cloud.training_jobs())
+    [job] = cloud.google.region.schedules.move(timedelta(days=1))
+    [training] = wait_for(lambda: [name for name in cloud.training_jobs() if name not in before], seconds=300)
+    output = cloud.path(f"gs://{BUCKET}/runs/{job.name.rpartition('/')[2]}")
+    wait_for(lambda: list(output.glob("checkpoints/*")), seconds=120)
+    cloud.replicas(training)["workerpool1-0"].kill(signal.SIGKILL)
+    wait_for(lambda: job.state.name not in ("PIPELINE_STATE_PENDING", "PIPELINE_STATE_RUNNING"), seconds=600)
+    assert job.state.name == "PIPELINE_STATE_SUCCEEDED", job.error
+    lines = cloud.lines(training)
+    print("\n".join(lines["service"]))
+    assert any("workerpool1-0" in line and "is restarted" in line for line in lines["service"])
+    for name in REPLICAS:
+        assert [line for line in lines[name] if "going on from the checkpoint" in line], lines[name]
+    assert len(cloud.versions()) == 2
+
+
+def test_a_run_that_is_cancelled_leaves_no_container(cloud: Cloud, submitted: dict[str, Any]) -> None:
+    before = set(cloud.training_jobs())
+    settings = ("--set", "train.epochs=5000", "--set", "evaluate.champion=none")
+    done = cloud("run", "-c", "run.yaml", "--target", "vertex", "--no-wait", *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [training] = wait_for(lambda: [name for name in cloud.training_jobs() if name not in before], seconds=300)
+    wait_for(lambda: len(cloud.replicas(training)) == 2, seconds=60)
+    done = cloud("cancel")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cloud.record()["status"] == "cancelled"
+    wait_for(lambda: cloud.google.region.jobs.jobs[training].state.name == "JOB_STATE_CANCELLED", seconds=60)
+    assert cloud.replicas(training) == {}

@@ -1,0 +1,84 @@
+"""Real containers for the fake Vertex AI: what every one of them finds, and the work that they do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.cloud import aiplatform_v1 as vertex
+
+from tests.fakes.containers import Container
+from tests.fakes.logging import Log
+from tests.fakes.vertex.container_steps import ContainerSteps
+from tests.fakes.vertex.jobs import JobService
+from tests.fakes.vertex.replicas import Replicas
+
+CERTIFICATES = "/run/slipway-test/authority.pem"
+SEVERITIES = {"stdout": "INFO", "stderr": "ERROR"}
+
+
+@dataclass(frozen=True)
+class Containers:
+    """Containers started through the Docker API at `docker_host`.
+
+    `buckets` holds a folder a bucket, which a container sees as /gcs; `authority` is the file of the certificate that
+    Google's addresses have here, `hosts` those addresses, `environment` what else tells a container where it is.
+    """
+
+    docker_host: str
+    buckets: Path
+    authority: Path
+    hosts: Mapping[str, str]
+    environment: Mapping[str, str]
+    log: Log
+
+    def custom_job(self) -> Replicas:
+        """The work of a custom job that is asked for by a call."""
+        return Replicas(self)
+
+    def steps(self, pipeline: vertex.PipelineJob, jobs: JobService) -> ContainerSteps:
+        """The work of a pipeline job's tasks."""
+        return ContainerSteps(self, pipeline, jobs)
+
+    def start(
+        self,
+        image: str,
+        command: list[str],
+        *,
+        entrypoint: list[str] | None = None,
+        environment: Mapping[str, str],
+        hosts: Mapping[str, str] | None = None,
+        labels: Mapping[str, str],
+        job: str,
+        replica: str,
+    ) -> Container:
+        """Start a container whose lines go to a job's log."""
+        trust = dict.fromkeys(
+            ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "REQUESTS_CA_BUNDLE", "HTTPLIB2_CA_CERTS"), CERTIFICATES
+        )
+        return Container(
+            self.docker_host,
+            image,
+            command,
+            entrypoint=entrypoint,
+            environment={**trust, **self.environment, **environment},
+            hosts={**self.hosts, **(hosts or {})},
+            mounts={self.buckets: "/gcs", self.authority: CERTIFICATES},
+            labels=labels,
+            hear=lambda stream, line: self.log.write_job(job, replica, _entry(stream, line)),
+        )
+
+
+def _entry(stream: str, line: str) -> dict[str, Any]:
+    """A line as the service's agent reads it: JSON gives its message and severity."""
+    entry = {"severity": SEVERITIES[stream], "message": line}
+    if line.startswith("{"):
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            return entry
+        entry |= {name: fields[name] for name in ("severity", "message") if name in fields}
+    return entry

@@ -1,0 +1,204 @@
+"""The work of a custom job in real containers: one a replica, which are told of each other as on Vertex AI."""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from google.cloud import aiplatform_v1 as vertex
+
+from tests.fakes.containers import Container, End
+from tests.fakes.vertex.script import Failure
+from tests.fakes.vertex.work import Ended
+
+if TYPE_CHECKING:
+    from tests.fakes.vertex.containers import Containers
+
+# By worker pool; the last of them is not part of TF_CONFIG's cluster.
+TASK_TYPES = ("chief", "worker", "ps", "evaluator")
+FOLDERS = {"AIP_MODEL_DIR": "model", "AIP_CHECKPOINT_DIR": "checkpoints", "AIP_TENSORBOARD_LOG_DIR": "logs"}
+# A replica that a signal has ended, so not by itself, is started again; how often, is documented.
+FIRST_SIGNAL_CODE = 128
+RESTARTS = 5
+REPLICA_LABEL = "slipway.test.replica"
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One container of a job: `address` is where the others reach it."""
+
+    pool: int
+    index: int
+    address: str
+
+    @property
+    def name(self) -> str:
+        return f"workerpool{self.pool}-{self.index}"
+
+    @property
+    def host(self) -> str:
+        return self.address.partition(":")[0]
+
+
+class Replicas:
+    """A job's containers, watched until the primary replica ends well, one fails, or all are stopped."""
+
+    def __init__(self, containers: Containers) -> None:
+        self._containers = containers
+        self._running: dict[Replica, Container] = {}
+        self._ends: queue.Queue[tuple[Replica, End]] = queue.Queue()
+        self._restarts: Counter[str] = Counter()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._ended: Ended | None = None
+
+    def check(self) -> None:
+        """Nothing: every job that the service accepts is taken."""
+
+    def start(self, job: vertex.CustomJob) -> None:
+        threading.Thread(target=self._run, args=(vertex.CustomJob(job),), daemon=True).start()
+
+    def look(self) -> Ended | None:
+        return self._ended
+
+    def stop(self) -> None:
+        if not self._stopping.is_set():
+            self._stopping.set()
+            threading.Thread(target=self._stop_all, daemon=True).start()
+
+    def _run(self, job: vertex.CustomJob) -> None:
+        try:
+            ended = Ended(self._failure(job))
+        except Exception as error:
+            ended = Ended(Failure(f"Internal error occurred for the current attempt: {error!r}", code=13))
+        self._stop_all()
+        while self._running:
+            self._take_first_end()
+        self._ended = ended
+
+    def _failure(self, job: vertex.CustomJob) -> Failure | None:
+        """Run the job to its end; None for a good one."""
+        replicas = replicas_of(job)
+        for replica in replicas:
+            self._start(job, replica, replicas)
+        while self._running:
+            replica, code = self._take_first_end()
+            if self._stopping.is_set():
+                return None
+            if code == 0 and replica is replicas[0]:
+                return None
+            if code == 0:
+                continue
+            again = code >= FIRST_SIGNAL_CODE and not job.job_spec.scheduling.disable_retries
+            self._restarts[replica.name] += 1
+            if not again or self._restarts[replica.name] > RESTARTS:
+                return Failure(replica=replica.name, status=code)
+            self._say(job, f"The replica {replica.name} exited with a non-zero status of {code} and is restarted.")
+            together = job.job_spec.scheduling.restart_job_on_worker_restart
+            if together:
+                self._stop_all()
+                while self._running:
+                    self._take_first_end()
+            for other in replicas if together else (replica,):
+                self._start(job, other, replicas)
+        return None
+
+    def _start(self, job: vertex.CustomJob, replica: Replica, replicas: list[Replica]) -> None:
+        spec = job.job_spec.worker_pool_specs[replica.pool].container_spec
+        identity = job.name.rpartition("/")[2]
+        container = self._containers.start(
+            spec.image_uri,
+            list(spec.args),
+            entrypoint=list(spec.command) or None,
+            environment=environment_of(job, replica, replicas) | {one.name: one.value for one in spec.env},
+            hosts={other.host: "127.0.0.1" for other in replicas},
+            labels={REPLICA_LABEL: f"{identity}/{replica.name}"},
+            job=job.name,
+            replica=replica.name,
+        )
+        with self._lock:
+            self._running[replica] = container
+        threading.Thread(target=lambda: self._ends.put((replica, container.wait())), daemon=True).start()
+
+    def _take_first_end(self) -> tuple[Replica, int]:
+        """Wait for an end; of several, the earliest is taken: a replica's end makes others end in the next moment."""
+        ends = [self._ends.get()]
+        while len(ends) < sum(container.ended() for container in self._running.values()):
+            ends.append(self._ends.get())
+        ends.sort(key=lambda end: end[1].at)
+        for later in ends[1:]:
+            self._ends.put(later)
+        replica, end = ends[0]
+        with self._lock:
+            self._running.pop(replica)
+        return replica, end.code
+
+    def _stop_all(self) -> None:
+        with self._lock:
+            running = list(self._running.values())
+        stops = [threading.Thread(target=container.stop, daemon=True) for container in running]
+        for stop in stops:
+            stop.start()
+        for stop in stops:
+            stop.join()
+
+    def _say(self, job: vertex.CustomJob, message: str) -> None:
+        self._containers.log.write_job(job.name, "service", {"severity": "WARNING", "message": message})
+
+
+def replicas_of(job: vertex.CustomJob) -> list[Replica]:
+    """A job's replicas in order. They share this machine's network, so each has a port of its own, not all 2222."""
+    identity = job.name.rpartition("/")[2]
+    places = [
+        (number, index)
+        for number, pool in enumerate(job.job_spec.worker_pool_specs)
+        for index in range(pool.replica_count)
+    ]
+    ports = _free_ports(len(places))
+    return [
+        Replica(pool, index, f"cmle-training-workerpool{pool}-{identity}-{index}:{port}")
+        for (pool, index), port in zip(places, ports, strict=True)
+    ]
+
+
+def environment_of(job: vertex.CustomJob, replica: Replica, replicas: list[Replica]) -> dict[str, str]:
+    """What the service tells a replica. TF_CONFIG is only there where several train."""
+    _, number, _, location, _, identity = job.name.split("/")
+    pools: dict[str, list[str]] = {}
+    tasks: dict[str, list[str]] = {}
+    for other in replicas:
+        pools.setdefault(f"workerpool{other.pool}", []).append(other.address)
+        if TASK_TYPES[other.pool] != "evaluator":
+            tasks.setdefault(TASK_TYPES[other.pool], []).append(other.address)
+    cluster: dict[str, Any] = {
+        "cluster": pools,
+        "environment": "cloud",
+        "task": {"type": f"workerpool{replica.pool}", "index": replica.index},
+    }
+    told = {
+        "CLUSTER_SPEC": json.dumps(cluster),
+        "CLOUD_ML_JOB_ID": identity,
+        "CLOUD_ML_PROJECT_ID": number,
+        "CLOUD_ML_REGION": location,
+    }
+    if len(replicas) > 1:
+        task = {"type": TASK_TYPES[replica.pool], "index": replica.index, "cloud": identity}
+        told["TF_CONFIG"] = json.dumps({"cluster": tasks, "environment": "cloud", "task": task})
+    if output := job.job_spec.base_output_directory.output_uri_prefix.rstrip("/"):
+        told |= {name: f"{output}/{folder}/" for name, folder in FOLDERS.items()}
+    return told
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports

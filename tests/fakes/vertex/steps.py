@@ -1,0 +1,163 @@
+"""How a pipeline's tasks do their work: as a test's script says, or in real containers (see container_steps)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from google.cloud import aiplatform_v1 as vertex
+
+from tests.fakes.errors import ServiceError
+from tests.fakes.vertex.jobs import ENDED, JobService
+from tests.fakes.vertex.script import Script, StepScript
+from tests.fakes.vertex.slipway_steps import artifacts_of, outputs_of
+from tests.fakes.vertex.task import Task
+from tests.fakes.vertex.work import ScriptedWork, Work
+from trainer.errors import ERROR_PREFIX, UserError
+
+PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
+# What a container of a pipeline runs on where its spec does not say.
+STEP_MACHINE = "e2-standard-4"
+
+
+class StepFailed(Exception):
+    """A task that did not do its work, in the service's words."""
+
+
+class Steps(Protocol):
+    """The work of one pipeline job's tasks."""
+
+    def is_cached(self, task: Task) -> bool:
+        """Whether an earlier result takes the place of the task's work."""
+
+    def launch(
+        self,
+        task: Task,
+        container: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        artifacts: Mapping[str, vertex.Artifact],
+    ) -> None:
+        """Make the job of a task's container, with the input parameters and artifacts. Raises ServiceError."""
+
+    def advance(self, task: Task) -> bool:
+        """Go on; whether the work is done, well. Raises StepFailed."""
+
+    def finish(self, task: Task, inputs: Mapping[str, Any]) -> None:
+        """Put the outputs and artifacts of a task that is done, or cached, into it. Raises StepFailed."""
+
+
+class ScriptedSteps:
+    """Steps that take as many looks as their script says, and give what Slipway's own give."""
+
+    def __init__(self, pipeline: vertex.PipelineJob, jobs: JobService, script: Script) -> None:
+        self._pipeline = pipeline
+        self._jobs = jobs
+        self._script = script
+
+    def is_cached(self, task: Task) -> bool:
+        return self._script[task.name].cached and task.spec.caching_options.enable_cache
+
+    def launch(
+        self,
+        task: Task,
+        container: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        artifacts: Mapping[str, vertex.Artifact],
+    ) -> None:
+        """Also makes the job that a launcher makes, at once."""
+        parent, account = parent_of(self._pipeline), account_of(self._pipeline)
+        script = self._script[task.name]
+        launcher = "--payload" in container.get("args", []) and "CustomJob" in container["args"]
+        own = StepScript(looks=1_000_000) if launcher else script
+        task.job = self._jobs.create(
+            parent, step_job(container["image"], account), account, self._work(own), of_pipeline=True
+        ).name
+        if launcher:
+            job = custom_job_of(container["args"], inputs)
+            task.child = self._jobs.create(parent, job, account, self._work(script), of_pipeline=True).name
+            task.outputs["gcp_resources"] = resources_of(task.child)
+
+    def advance(self, task: Task) -> bool:
+        followed = self._jobs.advance(task.child or task.job)
+        if followed.state not in ENDED:
+            return False
+        good = followed.state == vertex.JobState.JOB_STATE_SUCCEEDED
+        if task.child:
+            self._jobs.end(task.job, failed=not good)
+        if not good:
+            raise StepFailed(followed.error.message or f"The job {followed.name} was cancelled.")
+        return True
+
+    def finish(self, task: Task, inputs: Mapping[str, Any]) -> None:
+        try:
+            task.outputs |= outputs_of(task.name, inputs) | self._script[task.name].outputs
+        except UserError as error:
+            for line in f"{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}".splitlines():
+                self._jobs.log.write_job(task.job, "workerpool0-0", {"severity": "ERROR", "message": line})
+            raise StepFailed("The replica workerpool0-0 exited with a non-zero status of 1.") from None
+        for name, (uri, metadata) in artifacts_of(task.name, root_of(self._pipeline), task.outputs).items():
+            task.artifacts[name] = vertex.Artifact(display_name=name, uri=uri, metadata=metadata)
+
+    def _work(self, script: StepScript) -> Work:
+        return ScriptedWork(script, self._jobs.log)
+
+
+def parent_of(pipeline: vertex.PipelineJob) -> str:
+    """Where a pipeline's jobs are made."""
+    return pipeline.name.partition("/pipelineJobs/")[0]
+
+
+def account_of(pipeline: vertex.PipelineJob) -> str:
+    """As whom a pipeline's steps run."""
+    number = pipeline.name.split("/")[1]
+    return pipeline.service_account or f"{number}-compute@developer.gserviceaccount.com"
+
+
+def root_of(pipeline: vertex.PipelineJob) -> str:
+    """Where a pipeline job's tasks leave what they make: a gs:// URI."""
+    return f"{pipeline.runtime_config.gcs_output_directory}/{pipeline.name.rpartition('/')[2]}"
+
+
+def step_job(image: str, account: str) -> vertex.CustomJob:
+    """The job that the service makes of a task's container."""
+    pool = {
+        "machine_spec": {"machine_type": STEP_MACHINE},
+        "replica_count": 1,
+        "container_spec": {"image_uri": image},
+    }
+    return vertex.CustomJob(
+        display_name="caip_pipelines_task", job_spec={"worker_pool_specs": [pool], "service_account": account}
+    )
+
+
+def custom_job_of(arguments: list[str], inputs: Mapping[str, Any]) -> vertex.CustomJob:
+    """What the launcher of google-cloud-pipeline-components sends: its payload filled in, without what is empty."""
+    payload = arguments[arguments.index("--payload") + 1]
+
+    def fill(match: re.Match[str]) -> str:
+        value = inputs[match[1]]
+        return json.dumps(value)[1:-1] if isinstance(value, str) else json.dumps(value)
+
+    try:
+        return vertex.CustomJob(_without_empty(json.loads(PLACEHOLDER.sub(fill, payload), strict=False)))
+    except (ValueError, TypeError) as error:
+        raise ServiceError(400, f"Failed to parse the custom job: {error}") from None
+
+
+def _without_empty(value: Any) -> Any:
+    """Without what is empty, and whole floats as ints: the launcher reads numbers that were written as JSON."""
+    if isinstance(value, dict):
+        kept = {key: _without_empty(item) for key, item in value.items()}
+        return {key: item for key, item in kept.items() if item not in (None, "", {}, [])}
+    if isinstance(value, list):
+        return [_without_empty(item) for item in value]
+    return value
+
+
+def resources_of(job: str) -> str:
+    """What a launcher writes of the job that it made."""
+    location = job.split("/")[3]
+    uri = f"https://{location}-aiplatform.googleapis.com/v1/{job}"
+    return json.dumps({"resources": [{"resourceType": "CustomJob", "resourceUri": uri}]})

@@ -1,0 +1,31 @@
+"""One task of a running pipeline job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.cloud import aiplatform_v1 as vertex
+from kfp.pipeline_spec.pipeline_spec_pb2 import ComponentSpec, PipelineTaskSpec
+
+State = vertex.PipelineTaskDetail.State
+ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.SKIPPED, State.NOT_TRIGGERED)
+
+
+@dataclass
+class Task:
+    """`scope` is the DAG that it is in, by the path of its parents' names.
+
+    `outputs` are its output parameters and `artifacts` its output artifacts, by name, as far as they are known; `job`
+    is the job of its container, `child` the one that its launcher made.
+    """
+
+    name: str
+    scope: tuple[str, ...]
+    spec: PipelineTaskSpec
+    component: ComponentSpec
+    detail: vertex.PipelineTaskDetail
+    outputs: dict[str, Any] = field(default_factory=dict)
+    artifacts: dict[str, vertex.Artifact] = field(default_factory=dict)
+    job: str = ""
+    child: str = ""
