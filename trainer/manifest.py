@@ -47,13 +47,27 @@ class LeftOut(BaseModel):
     reason: str
 
 
+class Checked(BaseModel):
+    """How far the images were looked at before they were stored.
+
+    `check` says it: all were decoded in full, or a sample of them, or of each only the header was read. Of the source's
+    `images` `decoded` were decoded in full; for `undecodable` of those only that showed that they can not be used.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    check: Literal["sample", "decode", "header"]
+    images: int
+    decoded: int
+    undecodable: int
+
+
 class Manifest(BaseModel):
     """A prepared data set.
 
     `image_size` is [height, width] in pixels of what a model is given: the size that all images have, or the one
     that was asked for, to which a reader then resizes (`resize`). `encodings` are those found: png, jpeg.
     `features` are the further features, by name, and what each is. `written_by` says what wrote the shards, on which
-    their bytes do not depend.
+    their bytes do not depend. `checked` says how far the images were looked at, None where that was not noted.
     `left_out` lists the first 100 images that were left out; `left_out_count` counts all of them.
     """
 
@@ -71,6 +85,7 @@ class Manifest(BaseModel):
     splits: dict[str, Split]
     features: dict[str, str] = {}
     written_by: str = "processes of one machine"
+    checked: Checked | None = None
     left_out_count: int = 0
     left_out: list[LeftOut] = []
 

@@ -45,8 +45,32 @@ def _decode(image: Any, channels: int) -> Any:
 
 
 def _resize(pixels: Any, height: int, width: int) -> Any:
-    resized = tf.image.resize(pixels, [height, width], method="bilinear", antialias=True)
-    return tf.cast(tf.clip_by_value(tf.round(resized), 0.0, 255.0), tf.uint8)
+    """Pixels uint8 [any, any, channels] resized: what `tf.image.resize(…, antialias=True)` gives, rounded.
+
+    The operation is quick where a row is long and slow where it is short, so rows are resized as [height, 1, width *
+    channels], and columns the same way after transposing: the same numbers in half the time.
+    """
+    size, channels = tf.shape(pixels), pixels.shape[2]
+    rows = _resize_first(tf.reshape(pixels, [size[0], size[1] * channels]), height)
+    columns = tf.transpose(tf.reshape(rows, [height, size[1], channels]), [1, 0, 2])
+    resized = _resize_first(tf.reshape(columns, [size[1], height * channels]), width)
+    # An average of pixels is not beyond them.
+    rounded = tf.cast(tf.round(resized), tf.uint8)
+    return tf.transpose(tf.reshape(rounded, [width, height, channels]), [1, 0, 2])
+
+
+def _resize_first(values: Any, length: int) -> Any:
+    """[any, n] resized to float32 [length, n], bilinear with antialiasing."""
+    factor = tf.cast(length, tf.float32) / tf.cast(tf.shape(values)[0], tf.float32)
+    resized = tf.raw_ops.ScaleAndTranslate(
+        images=values[tf.newaxis, :, tf.newaxis, :],
+        size=[length, 1],
+        scale=tf.stack([factor, 1.0]),
+        translation=[0.0, 0.0],
+        kernel_type="triangle",
+        antialias=True,
+    )
+    return resized[0, :, 0, :]
 
 
 def scale(pixels: Any) -> Any:

@@ -2,18 +2,20 @@
 
 Two depths: the header (and that the file has its end), or all of it. A PNG is decoded by its own chunks and zlib,
 which finds all that libpng would (checksums, cut or surplus data, filters) several times faster than making pixels;
-what is interlaced, which is rare, goes through Pillow. A JPEG's entropy-coded data is decoded whole by libjpeg,
-through Pillow, at a reduced size: only the arithmetic of the inverse transform, which can not fail, is saved.
+what is interlaced, which is rare, goes through Pillow. A JPEG's segments are followed to its end, which Pillow does
+without and TensorFlow does not; then its entropy-coded data is decoded whole by libjpeg, through Pillow, as a gray
+image of an eighth of the size: only the arithmetic that makes pixels of coefficients, which can not fail, is saved.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zlib
 from typing import NamedTuple
 
-from components.prepare_data.unusable import Unusable
+from components.prepare_data.unusable import Undecodable, Unusable
 
 # As Pillow's limit: more would be a decompression bomb.
 MOST_PIXELS = 89_478_485
@@ -31,6 +33,9 @@ JPEG_END = b"\xff\xd9"
 # Markers that start a frame: its size follows. Markers without a length: TEM and the restart markers.
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 JPEG_BARE = frozenset((0x01, *range(0xD0, 0xD8)))
+JPEG_LAST, JPEG_FIRST_SEGMENT = 0xD9, 0xC0
+# What follows an 0xFF: in entropy-coded data a zero where it begins no marker, a restart marker, or a fill byte.
+JPEG_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])", re.DOTALL)
 MOST_KEPT = 4096
 
 
@@ -55,12 +60,18 @@ class Inspector:
 
         Raises:
             Unusable: It is no image that a reader can decode; the text says why.
+            Undecodable: It is none, and its header and its end do not show it.
         """
         known = self._png_headers.get(data[:PNG_HEADER_END])
         if known is None:
             known = self._read_header(data)
-        if self._whole or not data.endswith(PNG_END if known.encoding == "png" else JPEG_END):
+        if not data.endswith(PNG_END if known.encoding == "png" else JPEG_END):
             decode(data, known)
+        elif self._whole:
+            try:
+                decode(data, known)
+            except Unusable as reason:
+                raise Undecodable(str(reason)) from None
         return known
 
     def _read_header(self, data: bytes) -> Look:
@@ -131,8 +142,7 @@ def decode(data: bytes, look: Look) -> None:
         Unusable: It can not be decoded.
     """
     if look.encoding == "jpeg":
-        if data.rfind(JPEG_END) < 0:  # Pillow would do without
-            raise Unusable("it is cut short")
+        _follow_segments(data)
         _decode_with_pillow(data, look)
         return
     pixels = _png_pixels(data)
@@ -140,6 +150,23 @@ def decode(data: bytes, look: Look) -> None:
         _decode_with_pillow(data, look)
     else:
         _check_rows(pixels, (look.width * PNG_SAMPLES[data[25]] * data[24] + 7) // 8 + 1, look.height)
+
+
+def _follow_segments(data: bytes) -> None:
+    """Go from a JPEG's first segment to its end marker, over the entropy-coded data of its scans.
+
+    Raises:
+        Unusable: It ends before; damaged data can hold what looks like a segment that is longer than the rest.
+    """
+    position = 2
+    while marker := JPEG_MARKER.search(data, position):
+        kind, position = marker[1][0], marker.end()
+        if kind == JPEG_LAST:
+            return
+        if kind < JPEG_FIRST_SEGMENT:  # libjpeg refuses it, or skips it
+            continue
+        position += int.from_bytes(data[position : position + 2])
+    raise Unusable("it is damaged or cut short")
 
 
 def _png_pixels(data: bytes) -> bytes | memoryview:
@@ -191,7 +218,7 @@ def _decode_with_pillow(data: bytes, look: Look) -> None:
     try:
         with reader(io.BytesIO(data)) as image:
             if look.encoding == "jpeg":
-                image.draft(None, (max(look.width // 8, 1), max(look.height // 8, 1)))
+                image.draft("L", (max(look.width // 8, 1), max(look.height // 8, 1)))
             image.load()
     except Exception as error:  # Pillow raises nearly anything on damaged images
         raise Unusable(f"it can not be decoded: {error}") from None

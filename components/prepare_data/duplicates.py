@@ -1,8 +1,10 @@
-"""Images that are in more than one split: found by the SHA-256 of their bytes, refused or dropped.
+"""Images that are in more than one split: found by their bytes, refused or dropped.
 
-The writer of a shard leaves the hash and the key of each of its images in a file, dealt to buckets by the hash's first
-bits. All files have the same buckets, so that one bucket at a time is enough to find what is in several splits: the
-memory that it takes does not grow with the number of images, only with the number of copies that are found.
+The writer of a shard leaves a hash of each of its images (checksum and length), its record's place and its key in a
+file, dealt to buckets by the hash's first bits. All files have the same buckets, so that one bucket at a time is enough
+to find what may be in several splits: the memory that it takes does not grow with the number of images, only with the
+number of copies that are found. Images whose hashes are equal are read again, and compared by the SHA-256 of their
+bytes: to compute that for every image would take as long as to write it.
 """
 
 from __future__ import annotations
@@ -10,15 +12,21 @@ from __future__ import annotations
 import hashlib
 import itertools
 import marshal
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import google_crc32c
+
+from components.prepare_data.records import example_parts, read_records
 from components.prepare_data.sources.source import SPLITS, readable
 from trainer.errors import UserError
 from trainer.manifest import Shard
 
-HASH_BYTES = 32
+# An image's CRC-32C and length, and where its record begins in the shard; the key follows.
+ROW = struct.Struct(">IIQ")
+HASH_BYTES = 8
 BUCKET_ROWS = 8192
 # Which split's copy stays: what a model is judged by is as it was, what it learns from does without.
 KEEPERS = tuple(reversed(SPLITS))
@@ -44,8 +52,13 @@ def bucket_count(examples: int) -> int:
     return max(-(-examples // BUCKET_ROWS), 1)
 
 
+def hash_row(image: bytes, place: int, key: bytes) -> bytes:
+    """What is kept of an image whose record begins at `place` in its shard."""
+    return ROW.pack(google_crc32c.value(image), len(image), place) + key
+
+
 def write_hashes(path: Path, rows: Iterable[bytes], buckets: int) -> Shard:
-    """Write one shard's `rows`, each an image's SHA-256 and its key; the record of the file."""
+    """Write the `rows` of one shard's images; the record of the file."""
     dealt: list[list[bytes]] = [[] for _ in range(buckets)]
     for row in rows:
         dealt[int.from_bytes(row[:4]) * buckets >> 32].append(row)
@@ -59,40 +72,50 @@ def write_hashes(path: Path, rows: Iterable[bytes], buckets: int) -> Shard:
     return Shard(file=path.name, examples=sum(map(len, dealt)), bytes=size, sha256=digest.hexdigest())
 
 
-def find_copies(files: Mapping[str, list[Path]], buckets: int) -> Iterator[Copy]:
+class HashedShard:
+    """A shard whose images' hashes were written to `hashes`: they are read bucket by bucket."""
+
+    def __init__(self, shard: Path, hashes: Path) -> None:
+        self._shard = shard
+        self._hashes = hashes
+        self._place = 0
+
+    def next_bucket(self) -> list[bytes]:
+        """The rows of the next bucket."""
+        with self._hashes.open("rb") as file:
+            file.seek(self._place)
+            rows: list[bytes] = marshal.load(file)
+            self._place = file.tell()
+        return rows
+
+    def digest(self, row: bytes) -> bytes:
+        """The SHA-256 of a row's image."""
+        with self._shard.open("rb") as file:
+            file.seek(ROW.unpack_from(row)[2])
+            image, _, _ = example_parts(next(read_records(file)))
+        return hashlib.sha256(image).digest()
+
+
+def find_copies(shards: Mapping[str, list[HashedShard]], buckets: int) -> Iterator[Copy]:
     """The images that another split has too, whose copy there stays: the test split's, else validation's.
 
     What is several times in one split, and in no other, is no copy.
 
     Args:
-        files: The hashes of each split's shards.
-        buckets: As they were written.
+        shards: Each split's.
+        buckets: As the hashes were written.
     """
-    places = {path: 0 for paths in files.values() for path in paths}
     for _ in range(buckets):
-        rows = {split: _read_bucket(paths, places) for split, paths in files.items()}
-        hashes = {split: {row[:HASH_BYTES] for row in found} for split, found in rows.items()}
+        rows = {split: [(shard, shard.next_bucket()) for shard in found] for split, found in shards.items()}
+        hashes = {split: {row[:HASH_BYTES] for _, part in parts for row in part} for split, parts in rows.items()}
         common = set().union(*(one & other for one, other in itertools.combinations(hashes.values(), 2)))
         kept: dict[bytes, tuple[bytes, str]] = {}
         for split in KEEPERS if common else ():
-            for row in sorted(rows[split]):
-                found, key = row[:HASH_BYTES], row[HASH_BYTES:]
-                if found not in common:
-                    continue
-                stays, keeper = kept.setdefault(found, (key, split))
+            candidates = ((shard, row) for shard, part in rows[split] for row in part if row[:HASH_BYTES] in common)
+            for key, digest in sorted((row[ROW.size :], shard.digest(row)) for shard, row in candidates):
+                stays, keeper = kept.setdefault(digest, (key, split))
                 if keeper != split:
                     yield Copy(key, split, stays, keeper)
-
-
-def _read_bucket(paths: list[Path], places: dict[Path, int]) -> list[bytes]:
-    """The next bucket of all these files, whose `places` are moved on."""
-    rows: list[bytes] = []
-    for path in paths:
-        with path.open("rb") as file:
-            file.seek(places[path])
-            rows += marshal.load(file)
-            places[path] = file.tell()
-    return rows
 
 
 def refuse_copies(copies: Iterable[Copy]) -> None:

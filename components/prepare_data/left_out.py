@@ -11,6 +11,7 @@ from pathlib import Path
 from components.prepare_data.duplicates import Copy
 from components.prepare_data.settings import DataSettings
 from components.prepare_data.sources.source import readable
+from components.prepare_data.tally import Tally
 from trainer.durable import replace_file
 from trainer.errors import UserError
 
@@ -21,6 +22,8 @@ class LeftOutImages:
     """Keys and reasons, kept in a file so that a run that is killed and goes on leaves out the same.
 
     Attributes:
+        decoded: How many images were decoded in full before some were left out, as what stays is not decoded again.
+        undecodable: For how many of them only that showed that they can not be used.
         reasons: Why each is left out, by key.
         copies: Of those, the ones that are usable, but in another split too: the split that does without.
     """
@@ -29,8 +32,12 @@ class LeftOutImages:
         self._path = path
         self.reasons: dict[bytes, str] = {}
         self.copies: dict[bytes, str] = {}
+        self.decoded = 0
+        self.undecodable = 0
         if path.exists():
-            for encoded, reason, split in json.loads(path.read_bytes()):
+            stored = json.loads(path.read_bytes())
+            self.decoded, self.undecodable = stored["decoded"], stored["undecodable"]
+            for encoded, reason, split in stored["images"]:
                 key = base64.b64decode(encoded)
                 self.reasons[key] = reason
                 if split:
@@ -40,6 +47,11 @@ class LeftOutImages:
     def unusable(self) -> frozenset[bytes]:
         """The keys of the images that can not be used."""
         return frozenset(self.reasons.keys() - self.copies.keys())
+
+    def count(self, tally: Tally) -> None:
+        """Count what was decoded in full. It is kept when images are left out: only then it is not seen again."""
+        self.decoded += tally.decoded
+        self.undecodable += tally.undecodable
 
     def add(self, found: list[tuple[bytes, str]]) -> None:
         """Leave out more images that can not be used. As they change the splits, copies are to be found anew."""
@@ -61,7 +73,8 @@ class LeftOutImages:
         return sorted(self.reasons.items())
 
     def _store(self) -> None:
-        stored = [(base64.b64encode(key).decode(), reason, self.copies.get(key)) for key, reason in self.listed()]
+        images = [(base64.b64encode(key).decode(), reason, self.copies.get(key)) for key, reason in self.listed()]
+        stored = {"decoded": self.decoded, "undecodable": self.undecodable, "images": images}
         replace_file(self._path, json.dumps(stored).encode())
 
 

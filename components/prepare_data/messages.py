@@ -18,8 +18,18 @@ LARGEST_INTEGER = (1 << 63) - 1
 LONGEST_VARINT = 10
 
 
+ONE_BYTE = [number.to_bytes() for number in range(0x80)]
+
+
 def varint(number: int) -> bytes:
     """A protocol buffer's variable-length integer; `number` is not negative."""
+    # Most are lengths, several of them in each record: their sizes come first, the loop does for any.
+    if number < 0x80:
+        return ONE_BYTE[number]
+    if number < 0x4000:
+        return bytes((number & 0x7F | 0x80, number >> 7))
+    if number < 0x200000:
+        return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
     result = bytearray()
     while number > 0x7F:
         result.append(number & 0x7F | 0x80)
@@ -29,8 +39,8 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, length: int) -> bytes:
-    """What stands before a length-delimited field of `length` bytes."""
-    return varint(number << 3 | DELIMITED) + varint(length)
+    """What stands before a length-delimited field of `length` bytes; `number` is 15 at most."""
+    return ONE_BYTE[number << 3 | DELIMITED] + varint(length)
 
 
 def _delimited(number: int, content: bytes) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 
 from components.prepare_data import split as splitting
 from components.prepare_data.index import Summary
+from components.prepare_data.sampling import check_for
 from components.prepare_data.settings import DataSettings
 from components.prepare_data.sources.source import SPLITS, Group, Source
 from components.prepare_data.split import Amount
@@ -107,7 +108,7 @@ class Target:
         about: dict[str, Any] = {
             "format": FORMAT,
             "listing": listed.digest,
-            "settings": stored_settings(settings, name),
+            "settings": stored_settings(settings, name, plan.examples()),
             "shards": plan.shards,
         }
         if plan.classes != sorted({label for _, label in listed.groups}):
@@ -117,9 +118,12 @@ class Target:
         return cls(plan, hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest())
 
 
-def stored_settings(settings: DataSettings, name: str) -> dict[str, Any]:
-    """The settings on which the set's bytes depend."""
+def stored_settings(settings: DataSettings, name: str, images: int) -> dict[str, Any]:
+    """The settings on which the bytes of a set of so many images depend."""
     found = settings.model_dump(mode="json", exclude={"source", "store", "workers", "tfds", "beam"})
+    found["check"] = check_for(settings, images)
+    if found["check"] != "sample":
+        del found["check_sample"]
     return {name: value for name, value in found.items() if value is not None or name not in DESCRIBING} | {
         "name": name
     }

@@ -20,7 +20,9 @@ RECORD_OVERHEAD = 16
 MOST_KEPT = 4096
 LENGTH = struct.Struct("<Q")
 CHECKSUM = struct.Struct("<I")
-_crc32c = google_crc32c.value
+# What begins a length-delimited field 1 and a field 2.
+ONE, TWO = b"\n", b"\x12"
+_crc32c, _extend = google_crc32c.value, google_crc32c.extend
 
 
 class DamagedRecord(Exception):
@@ -35,10 +37,11 @@ def masked_crc32c(data: bytes) -> int:
 
 def _bytes_entry(name: bytes, length: int) -> tuple[bytes, int]:
     """What stands before a value of `length` bytes in Features.feature, and the length of both."""
-    before = field(1, length)
-    before = field(1, len(before) + length) + before
-    before = field(1, len(name)) + name + field(2, len(before) + length) + before
-    before = field(1, len(before) + length) + before
+    # Field 1 in field 1 in field 2 in field 1; written out, as images of different lengths each have their own.
+    before = ONE + varint(length)
+    before = ONE + varint(len(before) + length) + before
+    before = ONE + varint(len(name)) + name + TWO + varint(len(before) + length) + before
+    before = ONE + varint(len(before) + length) + before
     return before, len(before) + length
 
 
@@ -55,6 +58,7 @@ class RecordEncoder:
 
     def __init__(self) -> None:
         self._layouts: dict[tuple[int, int, int], tuple[bytes, bytes, bytes]] = {}
+        self._keys: dict[int, tuple[bytes, int]] = {}
         self._labels: dict[int, bytes] = {}
 
     def encode(self, image: bytes, key: bytes, label: int) -> bytes:
@@ -62,10 +66,10 @@ class RecordEncoder:
         after_key = self._labels.get(label) or self._label(label)
         lengths = (len(image), len(key), len(after_key))
         frame, before_image, before_key = self._layouts.get(lengths) or self._layout(lengths)
-        example = b"".join((before_image, image, before_key, key, after_key))
-        crc = _crc32c(example)
+        # The checksum goes on from part to part, so that a large image is copied once.
+        crc = _extend(_extend(_crc32c(before_image), image), b"".join((before_key, key, after_key)))
         crc = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-        return frame + example + crc.to_bytes(4, "little")
+        return b"".join((frame, before_image, image, before_key, key, after_key, crc.to_bytes(4, "little")))
 
     def encode_with(self, image: bytes, key: bytes, label: int, further: Iterable[tuple[bytes, bytes]]) -> bytes:
         """One example that has further features, given as names and serialized Features, as a framed record."""
@@ -83,12 +87,16 @@ class RecordEncoder:
         """The frame, what stands before the image, and what stands before the key, where these lengths are used."""
         if len(self._layouts) >= MOST_KEPT:
             self._layouts.clear()
+            self._keys.clear()
         image, key, label = lengths
         before_image, image_length = _bytes_entry(b"image", image)
-        before_key, key_length = _bytes_entry(b"key", key)
+        if key not in self._keys:
+            self._keys[key] = _bytes_entry(b"key", key)
+        before_key, key_length = self._keys[key]
         features = image_length + key_length + label
-        before_image = field(1, features) + before_image
-        length = LENGTH.pack(len(field(1, features)) + features)
+        before_features = ONE + varint(features)
+        before_image = before_features + before_image
+        length = LENGTH.pack(len(before_features) + features)
         layout = (length + CHECKSUM.pack(masked_crc32c(length)), before_image, before_key)
         self._layouts[lengths] = layout
         return layout

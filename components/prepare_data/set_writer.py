@@ -14,11 +14,12 @@ from components.prepare_data import split as splitting
 from components.prepare_data.beam import is_elsewhere, share_lists, write_by_beam, written_by
 from components.prepare_data.bundles import Bundles
 from components.prepare_data.dataset_info import write_dataset_info
-from components.prepare_data.duplicates import Copy, bucket_count, find_copies, refuse_copies
+from components.prepare_data.duplicates import Copy, HashedShard, bucket_count, find_copies, refuse_copies
 from components.prepare_data.index import Dealer, Listing, list_path
 from components.prepare_data.kinds import described
 from components.prepare_data.left_out import LeftOutImages, refuse_too_many
 from components.prepare_data.plan import Plan, stored_settings
+from components.prepare_data.sampling import check_for, decoded_below, sentence
 from components.prepare_data.settings import BeamSettings, DataSettings
 from components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
 from components.prepare_data.sources.source import SPLITS, Source, readable
@@ -28,7 +29,7 @@ from components.prepare_data.workers import Tick, Workers, worker_count
 from trainer import events, manifest
 from trainer.durable import replace_file
 from trainer.errors import UserError
-from trainer.manifest import LeftOut, Manifest, Split
+from trainer.manifest import Checked, LeftOut, Manifest, Split
 
 MOST_LEFT_OUT_LISTED = 100
 SECONDS_BETWEEN_EVENTS = 0.3
@@ -109,9 +110,14 @@ class SetWriter:
         """
         unlisted = self._listing.ignored
         total = self._plan.examples() + unlisted.unusable_count
+        told = False
         while True:
             results = self._write_shards(name)
             tally = combine(result.tally for shards in results.values() for result in shards)
+            self._left_out.count(tally)
+            if not told and (checked := self._checked()).check == "sample":
+                events.message(sentence(checked))
+            told = True  # what stays when images are left out is not decoded again
             if tally.left_out_count:
                 count = tally.left_out_count + len(self._left_out.unusable) + unlisted.unusable_count
                 found = [*unlisted.unusable, *self._left_out.listed(), *tally.left_out]
@@ -137,6 +143,12 @@ class SetWriter:
         mend = "all that {split} had of {label} are copies of what another split has: remove the wrong ones"
         splitting.check_every_class([label for label in classes if label in listed], present, mend)
 
+    def _checked(self) -> Checked:
+        """How far the images were looked at, when all shards have been written once."""
+        images, found = self._plan.examples(), self._left_out
+        check = check_for(self._settings, images)
+        return Checked(check=check, images=images, decoded=found.decoded, undecodable=found.undecodable)
+
     def _begin_again(self) -> None:
         for folder in (self._results, self._set, self._hashes):
             shutil.rmtree(folder, ignore_errors=True)
@@ -149,11 +161,15 @@ class SetWriter:
         """
         if not self._looks_for_copies:
             return []
-        files = {
-            split: [self._hashes / result.hashes.file for result in found if result.hashes]
+        shards = {
+            split: [
+                HashedShard(self._set / result.shard.file, self._hashes / result.hashes.file)
+                for result in found
+                if result.hashes
+            ]
             for split, found in results.items()
         }
-        copies = find_copies(files, self._buckets)
+        copies = find_copies(shards, self._buckets)
         if self._settings.duplicates == "refuse":
             refuse_copies(copies)
         return list(copies)
@@ -211,8 +227,8 @@ class SetWriter:
             path=self._set / file,
             examples=list_path(self._read_lists, split, number),
             result=self._results / f"{file}.json",
-            # What stays after a first round was looked at whole in it.
-            whole=self._settings.check == "decode" and not self._left_out.reasons,
+            # What stays after a first round was decoded in it.
+            decoded_below=0 if self._left_out.reasons else decoded_below(self._settings, self._plan.examples()),
             one_size=self._settings.image_size is None,
             images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
             most_left_out=int(self._settings.skip_corrupt * self._plan.examples()) + MOST_LEFT_OUT_LISTED,
@@ -251,7 +267,7 @@ class SetWriter:
             name=name,
             fingerprint=fingerprint,
             source=settings.source,
-            settings=stored_settings(settings, name),
+            settings=stored_settings(settings, name, self._plan.examples()),
             classes=classes,
             image_size=size,
             channels=settings.channels or (1 if tally.gray == tally.examples else 3),
@@ -260,6 +276,7 @@ class SetWriter:
             splits={split: _split_record(found, classes) for split, found in results.items()},
             features={name: described(about) for name, about in self._source.features.items()},
             **({"written_by": written_by(self._beam)} if self._beam else {}),
+            checked=self._checked(),
             left_out_count=len(self._left_out.reasons) + unlisted.unusable_count,
             left_out=[LeftOut(key=readable(key), reason=reason) for key, reason in left_out],
         )

@@ -12,6 +12,8 @@ from trainer.config import Settings
 # Before the name of a column in data.group_by.
 COLUMN = "column:"
 
+Check = Literal["sample", "decode", "header"]
+
 
 class SplitFractions(Settings):
     """The share of the examples that each split gets; together they make 1. Splits that the source has are kept."""
@@ -67,8 +69,11 @@ class DataSettings(Settings):
     `features` describes an example's features: the path of a file (TFDS's features.json, or YAML), or a mapping from
     names to kinds; see `kinds`. `image` and `label` name the two that a model is trained on. `image_size` is [height,
     width] that a reader resizes to; without it all images must have one size. `skip_corrupt` is the largest share of
-    images that may be left out as unreadable. `check` says how far each image is looked at: `decode` decodes it whole,
-    `header` reads its size only.
+    images that may be left out as unreadable.
+
+    `check` says how far images are looked at: `decode` decodes each in full, `header` reads only what its header says,
+    `sample` reads each one's header and decodes about `check_sample` of them in full, chosen by a hash of their keys;
+    in a set that has no more than those all are decoded.
 
     `duplicates` says what happens to an image whose bytes are in two splits, which makes a model
     look better than it is: by default the run refuses, as only the user can say which copy, and which label, is right;
@@ -93,7 +98,8 @@ class DataSettings(Settings):
     image_size: tuple[PositiveInt, PositiveInt] | None = None
     channels: Literal[1, 3] | None = None
     skip_corrupt: float = Field(default=0.0, ge=0, lt=1)
-    check: Literal["decode", "header"] = "decode"
+    check: Check = "sample"
+    check_sample: PositiveInt = 1_000_000
     group_by: str | None = None
     duplicates: Literal["keep", "refuse", "drop"] = "refuse"
     shard_megabytes: PositiveInt = 128

@@ -13,10 +13,11 @@ from typing import BinaryIO
 from pydantic import BaseModel
 
 from components.prepare_data.check import Inspector, Look
-from components.prepare_data.duplicates import write_hashes
+from components.prepare_data.duplicates import hash_row, write_hashes
 from components.prepare_data.index import read_list
 from components.prepare_data.messages import values
 from components.prepare_data.records import RecordEncoder
+from components.prepare_data.sampling import is_decoded
 from components.prepare_data.sources.source import Reader, Source
 from components.prepare_data.tally import Tally, TallyCounter
 from components.prepare_data.unusable import Unusable
@@ -46,7 +47,7 @@ class ShardTask:
         path: The shard's file.
         examples: The list of its examples; see `index.read_list`.
         result: Where the `ShardResult` is kept, as the sign that the shard is finished.
-        whole: Decode each image; else look at its header.
+        decoded_below: Which images to decode in full, see `sampling`; of the others the header is looked at.
         one_size: Refuse images of several sizes.
         images: The further features that are images.
         most_left_out: How many unusable images to name.
@@ -58,7 +59,7 @@ class ShardTask:
     path: Path
     examples: Path
     result: Path
-    whole: bool
+    decoded_below: int
     one_size: bool
     images: list[bytes]
     most_left_out: int
@@ -109,11 +110,11 @@ class ShardWriter:
         tick: Tick,
     ) -> tuple[int, str]:
         """Write the records to `path`; the bytes written and their SHA-256. Images' hashes and keys go to `hashed`."""
-        read, look = reader.read, Inspector(whole=task.whole).look
+        read, below = reader.read, task.decoded_below
+        look_at_header, look_at_all = Inspector(whole=False).look, Inspector(whole=True).look
         encode, encode_with, count = self._encoder.encode, self._encoder.encode_with, counter.add
         has_further, further = bool(self._source.features), []
-        sha256 = hashlib.sha256
-        digest = sha256()
+        digest = hashlib.sha256()
         waiting: list[bytes] = []
         size, waiting_bytes = 0, 0
         done, told, last = 0, 0, time.monotonic()
@@ -127,16 +128,18 @@ class ShardWriter:
                     if listed_size > MOST_IMAGE_BYTES:
                         raise Unusable(f"it has {listed_size:,} bytes, more than {MOST_IMAGE_BYTES:,}")
                     image = read(key, place, listed_size)
+                    decoded = is_decoded(key, below)
+                    look = look_at_all if decoded else look_at_header
                     seen = look(image)
                     if has_further:
                         further = list(reader.further(place))
                         look_at_further(further, task.images, look)
-                    count(key, label, seen)
+                    count(key, label, seen, decoded=decoded)
                 except Unusable as reason:
-                    counter.leave_out(key, str(reason))
+                    counter.leave_out(key, reason)
                     continue
                 if hashed is not None:
-                    hashed.append(sha256(image).digest() + key)
+                    hashed.append(hash_row(image, size + waiting_bytes, key))
                 record = encode_with(image, key, label, further) if has_further else encode(image, key, label)
                 waiting.append(record)
                 waiting_bytes += len(record)
@@ -162,7 +165,7 @@ def look_at_further(further: list[tuple[bytes, bytes]], images: list[bytes], loo
                 try:
                     look(image if isinstance(image, bytes) else b"")
                 except Unusable as reason:
-                    raise Unusable(f"its {name.decode()}: {reason}") from None
+                    raise type(reason)(f"its {name.decode()}: {reason}") from None
 
 
 def _flush(records: list[bytes], file: BinaryIO, digest: hashlib._Hash) -> int:

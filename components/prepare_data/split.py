@@ -10,9 +10,10 @@ from components.prepare_data.sources.source import SPLITS, Group
 from trainer.errors import UserError
 
 # Several shards let several cores write and read one set, so a set that fills fewer than this many shards of the
-# target size gets more, as long as each holds a useful number of examples.
+# target size gets more, as long as each holds a useful number of examples, or a useful number of bytes.
 PARALLEL_SHARDS = 16
 USEFUL_SHARD_EXAMPLES = 2048
+USEFUL_SHARD_BYTES = 4_000_000
 # A shard's list of examples is ordered in memory.
 MOST_SHARD_EXAMPLES = 65_536
 
@@ -79,7 +80,8 @@ def shard_count(amount: Amount, replicas: int, shard_megabytes: int) -> int:
     """How many shards hold `amount`: of the target size, at least one for each replica, none empty."""
     by_size = -(-amount.bytes // (shard_megabytes * 1_000_000))
     by_examples = -(-amount.examples // MOST_SHARD_EXAMPLES)
-    for_parallel = min(PARALLEL_SHARDS, amount.examples // USEFUL_SHARD_EXAMPLES)
+    useful = max(amount.examples // USEFUL_SHARD_EXAMPLES, amount.bytes // USEFUL_SHARD_BYTES)
+    for_parallel = min(PARALLEL_SHARDS, useful)
     return min(max(by_size, by_examples, for_parallel, replicas, 1), max(amount.examples, 1))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from components.prepare_data.messages import features_of, values
 from components.prepare_data.records import example_parts, read_records
+from components.prepare_data.sampling import sentence
 from components.prepare_data.sources.source import Ignored, readable
 from components.prepare_data.tally import Tally
 from trainer.manifest import Manifest
@@ -55,6 +56,7 @@ def write_statistics(folder: Path, manifest: Manifest, tally: Tally, ignored: Ig
         manifest=manifest,
         tally=tally,
         ignored=ignored,
+        checked=sentence(manifest.checked) if manifest.checked else "",
         largest_class=max(max(split.classes.values()) for split in manifest.splits.values()),
         samples=list(samples(folder, manifest)),
         features=further_features(folder, manifest),

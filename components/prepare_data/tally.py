@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from components.prepare_data.check import Look
 from components.prepare_data.sources.source import readable
+from components.prepare_data.unusable import Undecodable, Unusable
 from trainer.errors import UserError
 
 MOST_SIZES = 32
@@ -31,7 +32,8 @@ class Tally(BaseModel):
 
     `classes` counts by label. `sizes` holds the first sizes met, `other_sizes` counts images of further ones;
     `smallest` and `largest` are [height, width] by number of pixels. `left_out` holds (key, reason) of images that
-    can not be used, `left_out_count` counts them: they count nowhere else.
+    can not be used, `left_out_count` counts them: they count nowhere else but in `decoded`, the images that were
+    decoded in full, and `undecodable`, those of them for which only that showed that they can not be used.
     """
 
     model_config = KEYS_IN_JSON
@@ -44,6 +46,8 @@ class Tally(BaseModel):
     largest: tuple[int, int] | None = None
     left_out_count: int = 0
     left_out: list[tuple[bytes, str]] = []
+    decoded: int = 0
+    undecodable: int = 0
 
     @property
     def examples(self) -> int:
@@ -76,25 +80,29 @@ class TallyCounter:
         self._sizes: dict[tuple[int, int], Size] = {}
         self._left_out: list[tuple[bytes, str]] = []
         self._left_out_count = 0
+        self._decoded = 0
+        self._undecodable = 0
         self._other = Tally()
 
-    def add(self, key: bytes, label: int, look: Look) -> None:
-        """Count one image.
+    def add(self, key: bytes, label: int, look: Look, *, decoded: bool) -> None:
+        """Count one image, and whether it was decoded in full.
 
         Raises:
             UserError: It has another size than those before, and all should have one.
         """
         self._classes[label] = self._classes.get(label, 0) + 1
+        self._decoded += decoded
         if look in self._looks:
             self._looks[look] += 1
         else:
             self._add_new(key, look)
 
-    def leave_out(self, key: bytes, reason: str) -> None:
+    def leave_out(self, key: bytes, reason: Unusable) -> None:
         """Note an image that can not be used."""
         self._left_out_count += 1
+        self._undecodable += isinstance(reason, Undecodable)
         if len(self._left_out) < self._most_left_out:
-            self._left_out.append((key, reason))
+            self._left_out.append((key, str(reason)))
 
     def _add_new(self, key: bytes, look: Look) -> None:
         size = Size(height=look.height, width=look.width, count=0, first=key)
@@ -129,6 +137,8 @@ class TallyCounter:
             largest=max(ends, key=_pixels, default=None),
             left_out_count=self._left_out_count,
             left_out=self._left_out,
+            decoded=self._decoded + self._undecodable,
+            undecodable=self._undecodable,
         )
 
 
@@ -145,6 +155,8 @@ def combine(tallies: Iterable[Tally]) -> Tally:
         result.other_sizes += tally.other_sizes
         result.left_out_count += tally.left_out_count
         result.left_out += tally.left_out
+        result.decoded += tally.decoded
+        result.undecodable += tally.undecodable
         for size in tally.sizes:
             pair = (size.height, size.width)
             if pair in sizes:

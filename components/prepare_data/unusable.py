@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class Unusable(Exception):
     """An example that can not be used; the text says why. The run leaves it out or refuses (data.skip_corrupt)."""
+
+
+class Undecodable(Unusable):
+    """An image whose header is as it should be: only to decode it in full shows that it can not be used."""

@@ -16,6 +16,7 @@ from components.train.replica import Ports, Replica, cluster_environment, count_
 from components.train.restarts import Restart, Restarts
 from components.train.worker import Worker
 from trainer import events
+from trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
 from trainer.config import RestartSettings
 
 # How long replicas have to end by themselves when one has, or the job is to stop: a checkpoint may be half-written.
@@ -100,7 +101,7 @@ def _environment(replica: Replica, replicas: list[Replica], output: Path, virtua
     if len(replicas) == 1:
         environment.pop("TF_CONFIG", None)
     if virtual_devices:
-        environment["SLIPWAY_VIRTUAL_DEVICES"] = str(virtual_devices)
+        environment[VIRTUAL_DEVICES_VARIABLE] = str(virtual_devices)
     return environment
 
 

@@ -118,6 +118,7 @@ def _files(folder: Path, info: dict[str, Any], settings: DataSettings) -> Iterat
             f"The set in {folder} is stored as {info['fileFormat']}, not as tfrecord.",
             setting="data.source",
             value=settings.source,
+            allowed="sets in TFDS's file format tfrecord",
             mend="prepare it with tfds.builder(…, file_format='tfrecord') in another data_dir, and name that in "
             "data.tfds.data_dir",
         )

@@ -6,6 +6,7 @@ import io
 import random
 import struct
 import zlib
+from collections.abc import Callable
 
 import pytest
 from PIL import Image
@@ -119,3 +120,62 @@ def test_an_equal_header_does_not_hide_damage() -> None:
     inspector.look(good)
     with pytest.raises(Unusable):
         inspector.look(good[:-20])
+
+
+def photograph(**options: object) -> bytes:
+    """A smooth picture of 96x96 pixels as a JPEG file."""
+    picture = noise("RGB", (6, 6)).resize((96, 96), Image.Resampling.BICUBIC)
+    return saved(picture.convert(str(options.pop("mode", "RGB"))), "JPEG", **options)
+
+
+JPEGS = {
+    "baseline": photograph(quality=90),
+    "no subsampling": photograph(subsampling=0),
+    "gray": photograph(mode="L"),
+    "four colours": photograph(mode="CMYK"),
+    "progressive": photograph(progressive=True),
+    "restart markers": photograph(restart_marker_blocks=2),
+}
+
+
+@pytest.fixture(scope="module")
+def refused_by_tensorflow() -> Callable[[bytes], bool]:
+    import tensorflow
+
+    def refused(data: bytes) -> bool:
+        try:
+            tensorflow.io.decode_image(data, channels=3, expand_animations=False)
+        except tensorflow.errors.InvalidArgumentError:
+            return True
+        return False
+
+    return refused
+
+
+def refused(data: bytes) -> bool:
+    try:
+        Inspector(whole=True).look(data)
+    except Unusable:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", JPEGS)
+def test_a_damaged_jpeg_is_refused_where_its_reader_would_refuse_it(name: str, refused_by_tensorflow) -> None:
+    """Bytes of the coded pixels are changed, some to what begins a marker; some files are cut."""
+    data = JPEGS[name]
+    assert not refused(data) and not refused_by_tensorflow(data)
+    generator = random.Random(11)
+    scan = data.index(b"\xff\xda")
+    refusals = []
+    for _ in range(200):
+        damaged = bytearray(data)
+        for _ in range(generator.choice((1, 1, 3, 10))):
+            damaged[generator.randrange(scan + 14, len(data))] = generator.choice((generator.randrange(256), 0xFF))
+        if generator.random() < 0.2:
+            damaged[generator.randrange(scan, len(data)) :] = generator.choice((b"", b"\xff\xd9", b"\xff\xda"))
+        refusals.append((refused(bytes(damaged)), refused_by_tensorflow(bytes(damaged))))
+    assert (False, True) not in refusals
+    assert refusals.count((True, False)) <= 2  # a decoder may go on after damage that is plain
+    assert refusals.count((True, True)) > 20
+    assert refusals.count((False, False)) > 20

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from components.prepare_data import duplicates
-from components.prepare_data.duplicates import bucket_count, find_copies, write_hashes
+from components.prepare_data.duplicates import HashedShard, bucket_count, find_copies, hash_row, write_hashes
 from components.prepare_data.prepare import Prepared, prepare
-from components.prepare_data.records import example_parts, read_records
+from components.prepare_data.records import RecordEncoder, example_parts, read_records
 from components.prepare_data.settings import DataSettings
 from components.prepare_data.sources.source import SPLITS
 from trainer import manifest
@@ -131,21 +133,34 @@ def test_a_class_of_copies_only_is_named(make_folder: MakeFolder, make_settings:
 shard_images = st.lists(st.integers(0, 12), max_size=12)
 
 
+@pytest.mark.parametrize("checksums", [2**32, 1], ids=["checksums differ", "checksums are all the same"])
 @given(splits=st.fixed_dictionaries({split: st.lists(shard_images, max_size=3) for split in SPLITS}))
-def test_without_the_copies_no_image_is_in_two_splits(tmp_path_factory, splits: dict[str, list[list[int]]]) -> None:
-    """Whatever is where: nothing is lost, test loses nothing, and what stays is in the first of its splits."""
+def test_without_the_copies_no_image_is_in_two_splits(
+    tmp_path_factory, checksums: int, splits: dict[str, list[list[int]]]
+) -> None:
+    """Whatever is where: nothing is lost, test loses nothing, and what stays is in the first of its splits.
+
+    Also where images that differ have the same checksum and length.
+    """
     folder = tmp_path_factory.mktemp("hashes")
     where: dict[bytes, tuple[str, int]] = {}
-    files: dict[str, list[Path]] = {}
-    for split, shards in splits.items():
-        files[split] = []
-        for number, images in enumerate(shards):
-            keys = [f"{split} {number} {place}".encode() for place in range(len(images))]
-            where |= {key: (split, image) for key, image in zip(keys, images, strict=True)}
-            rows = [(image * 977 % 256).to_bytes() * 32 + key for key, image in zip(keys, images, strict=True)]
-            files[split].append(folder / f"{split} {number}")
-            assert write_hashes(files[split][-1], rows, 4).examples == len(rows)
-    copies = list(find_copies(files, 4))
+    shards: dict[str, list[HashedShard]] = {}
+    encoder = RecordEncoder()
+    for split, found in splits.items():
+        shards[split] = []
+        for number, images in enumerate(found):
+            records, rows = b"", []
+            for place, image in enumerate(images):
+                key, content = f"{split} {number} {place}".encode(), image.to_bytes() * 20
+                where[key] = (split, image)
+                with mock.patch("google_crc32c.value", lambda data: zlib.crc32(data) % checksums):
+                    rows.append(hash_row(content, len(records), key))
+                records += encoder.encode(content, key, 0)
+            shard, hashes = folder / f"{split} {number}", folder / f"{split} {number}.hashes"
+            shard.write_bytes(records)
+            assert write_hashes(hashes, rows, 4).examples == len(rows)
+            shards[split].append(HashedShard(shard, hashes))
+    copies = list(find_copies(shards, 4))
     assert len({copy.key for copy in copies}) == len(copies)
     keeper = {image: split for name in SPLITS for split, image in where.values() if split == name}  # the last wins
     assert {copy.key for copy in copies} == {key for key, (split, image) in where.items() if split != keeper[image]}

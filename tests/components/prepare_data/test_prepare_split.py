@@ -77,3 +77,9 @@ def test_shards_reach_the_replicas_and_none_is_empty(examples: int, size: int, r
 def test_shards_have_the_target_size() -> None:
     assert shard_count(Amount(1_000_000, 100 * 128_000_000), 1, 128) == 100
     assert shard_count(Amount(1000, 1_000_000), 1, 128) == 1
+
+
+def test_a_set_that_would_fill_few_shards_has_several_for_several_cores() -> None:
+    assert shard_count(Amount(60_000, 16_000_000), 1, 128) == 16
+    assert shard_count(Amount(4000, 86_000_000), 1, 128) == 16
+    assert shard_count(Amount(1000, 22_000_000), 1, 128) == 5
