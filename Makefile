@@ -66,8 +66,8 @@ $(ENGINES_STAMP): $(LOCK) $(ENGINES_LOCK) pyproject.toml | $(STAMP)
 	@touch $@
 
 .PHONY: chaos
-chaos: $(STAMP) ## Kill a training job's workers at random, and see that it ends the same (ENGINE, PROCESSES, SLIPWAY_SEED)
-	$(BIN)/python -m tests.chaos --engine $(ENGINE) --processes $(PROCESSES)
+chaos: $(if $(filter tensorflow,$(ENGINE)),$(STAMP),$(ENGINES_STAMP)) ## Kill a training job's workers at random, and see that it ends the same (ENGINE, PROCESSES, SLIPWAY_SEED)
+	$(if $(filter tensorflow,$(ENGINE)),$(BIN),$(ENGINES_BIN))/python -m tests.chaos --engine $(ENGINE) --processes $(PROCESSES)
 
 .PHONY: test-containers
 test-containers: $(STAMP) ## Build images and run the pipeline in real containers, where this machine can
@@ -84,6 +84,7 @@ lint: $(STAMP) ## Check style, types and who imports whom
 bench: $(STAMP) ## Run the benchmarks, side by side (IMAGES=folder of split/class/*.png)
 	$(BIN)/python -m benchmarks.pipeline_overhead
 	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.step_rate
 ifdef IMAGES
 	$(BIN)/python -m benchmarks.write_rate --images $(IMAGES)
 	$(BIN)/python -m benchmarks.read_rate --images $(IMAGES)

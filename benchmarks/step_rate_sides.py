@@ -1,8 +1,10 @@
-"""What `benchmarks.step_rate` compares, each side in a process of its own; prints a rate as its last line.
+"""What `benchmarks.step_rate` compares, each side in a process of its own; the guides' print rates as their last line.
 
 dense FOLDER STEPS_PER_CALL [cached]    Keras fit on small pictures, steps/s
-flowers FOLDER EPOCHS                   the codelab's way from JPEG files, examples/s
-trainer FILE JOB                        Slipway's trainer; FILE gets the time at which it begins to read
+flowers FOLDER EPOCHS                   the codelab's way from JPEG files, examples/s, and a processor second
+layers                                  the codelab's layers alone, the same
+trainer FILE JOB                        Slipway's trainer; FILE gets the seconds, the clock's and the processor's, from
+                                        the first file that is read to the last epoch's end
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ DENSE_BATCH = 32
 CLASSES = 5
 # Steps of `fit` that are measured, after as many as one call has.
 STEPS = {1: 1500, 50: 6000}
+LAYERS_STEPS = 60
 
 
 def dense(image_shape: tuple[int, int, int], classes: int) -> Any:
@@ -110,18 +113,32 @@ def fit_dense(folder: Path, steps_per_call: int, cached: bool) -> float:
     return STEPS[steps_per_call] / (time.perf_counter() - started)
 
 
-def fit_flowers(folder: Path, epochs: int) -> float:
-    """Examples/s of the codelab's way, from the first file to the last epoch's end."""
+class Watch:
+    """Seconds since it was made: the clock's, and of processors in this process."""
+
+    def __init__(self) -> None:
+        self._clock, self._processor = time.perf_counter(), time.process_time()
+
+    def seconds(self) -> tuple[float, float]:
+        return time.perf_counter() - self._clock, time.process_time() - self._processor
+
+
+def fit_flowers(folder: Path, epochs: int) -> list[float]:
+    """Examples a second and a processor second of the codelab's way, from the first file to the last epoch's end."""
     import keras
     import tensorflow as tf
 
     tf.data.Dataset.range(1).reduce(0, lambda one, _: one)  # TensorFlow's own start is not counted
-    started = time.perf_counter()
-    dataset = keras.utils.image_dataset_from_directory(
-        folder, validation_split=0.02, subset="training", seed=123, image_size=FLOWERS_SIZE, batch_size=FLOWERS_BATCH
+    watch = Watch()
+    training, validation = (
+        keras.utils.image_dataset_from_directory(
+            folder, validation_split=0.2, subset=subset, seed=123, image_size=FLOWERS_SIZE, batch_size=FLOWERS_BATCH
+        )
+        for subset in ("training", "validation")
     )
-    examples = len(dataset.file_paths)
-    dataset = dataset.cache().shuffle(1000).prefetch(buffer_size=tf.data.AUTOTUNE)
+    examples = len(training.file_paths)
+    training = training.cache().shuffle(1000).prefetch(buffer_size=tf.data.AUTOTUNE)
+    validation = validation.cache().prefetch(buffer_size=tf.data.AUTOTUNE)
     with tf.distribute.MirroredStrategy().scope():
         layers = [keras.layers.Resizing(*FLOWERS_SIZE), keras.layers.Rescaling(1.0 / 255)]
         for filters in (16, 32, 64):
@@ -133,25 +150,58 @@ def fit_flowers(folder: Path, epochs: int) -> float:
             loss=keras.losses.SparseCategoricalCrossentropy(),
             metrics=["accuracy"],
         )
-    model.fit(dataset, epochs=epochs, verbose=0)
-    return examples * epochs / (time.perf_counter() - started)
+    model.fit(training, validation_data=validation, epochs=epochs, verbose=0)
+    return [examples * epochs / seconds for seconds in watch.seconds()]
+
+
+def flowers_layers() -> list[float]:
+    """Examples a second and a processor second of the flowers network's forward and backward pass on one batch."""
+    import tensorflow as tf
+
+    model = flowers((*FLOWERS_SIZE, 3), CLASSES)
+    variables = [variable.value for variable in model.trainable_variables]
+    images = tf.random.uniform([FLOWERS_BATCH, *FLOWERS_SIZE, 3], seed=0)
+    labels = tf.random.uniform([FLOWERS_BATCH], 0, CLASSES, tf.int32, seed=0)
+
+    def step(number: Any, _sums: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+        # The sums see to it that every gradient is computed.
+        return number + 1, [tf.reduce_sum(gradient) for gradient in tape.gradient(loss, variables)]
+
+    @tf.function(autograph=False)
+    def steps(count: Any) -> Any:
+        first = [tf.constant(0), [tf.constant(0.0)] * len(variables)]
+        return tf.while_loop(lambda number, _: number < count, step, first)
+
+    steps(tf.constant(2))
+    watch = Watch()
+    steps(tf.constant(LAYERS_STEPS))
+    return [FLOWERS_BATCH * LAYERS_STEPS / seconds for seconds in watch.seconds()]
 
 
 def run_trainer(file: Path, job: str) -> int:
-    """Slipway's trainer; the time at which it begins to read its data goes into `file`."""
+    """Slipway's trainer; the seconds that it takes from the first read to the last epoch's end go into `file`."""
     from trainer import __main__ as worker
     from trainer.quick_import import import_tensorflow
 
     import_tensorflow()
-    from trainer import data
+    from trainer import data, loop
 
-    read = data.training
+    read, train = data.training, loop.Loop.train
+    watches = []
 
-    def noted(*arguments: Any, **options: Any) -> Any:
-        file.write_text(str(time.time()))
+    def begun(*arguments: Any, **options: Any) -> Any:
+        watches.append(Watch())
         return read(*arguments, **options)
 
-    data.training = noted  # type: ignore[assignment]
+    def ended(self: Any) -> None:
+        train(self)
+        file.write_text("{} {}".format(*watches[0].seconds()))
+
+    data.training = begun  # type: ignore[assignment]
+    loop.Loop.train = ended  # type: ignore[method-assign]
     return worker.main(["--config", job])
 
 
@@ -162,8 +212,10 @@ def main() -> None:
         sys.exit(run_trainer(Path(arguments[0]), arguments[1]))
     if side == "dense":
         print(fit_dense(Path(arguments[0]), int(arguments[1]), "cached" in arguments[2:]))
+    elif side == "layers":
+        print(*flowers_layers())
     else:
-        print(fit_flowers(Path(arguments[0]), int(arguments[1])))
+        print(*fit_flowers(Path(arguments[0]), int(arguments[1])))
 
 
 if __name__ == "__main__":

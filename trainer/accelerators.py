@@ -52,15 +52,20 @@ class Accelerators:
         return f"{self.count} {what}{chips}{'s' if self.count > 1 else ''}{name} (by {self.source})"
 
 
+def virtual_devices(environment: Mapping[str, str]) -> int:
+    """How many devices the CPU is to pass for; 0 where it is just a CPU."""
+    return int(environment.get(VIRTUAL_DEVICES_VARIABLE) or 0)
+
+
 def find(environment: Mapping[str, str], devices: Path = Path("/dev")) -> Accelerators:
     """The accelerators that virtual ones, a TPU VM's variables, or the files in `devices` tell of, in this order.
 
     Raises:
         UserError: TPU_CONFIG is not what a TPU VM of Vertex's would have.
     """
-    virtual = environment.get(VIRTUAL_DEVICES_VARIABLE)
+    virtual = virtual_devices(environment)
     if virtual:
-        return Accelerators("virtual", int(virtual), VIRTUAL_DEVICES_VARIABLE)
+        return Accelerators("virtual", virtual, VIRTUAL_DEVICES_VARIABLE)
     chips = _count(devices, _TPU_FILES)
     if environment.get("TPU_CONFIG"):
         return Accelerators("tpu", chips, "TPU_CONFIG", _node_name(environment["TPU_CONFIG"]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from trainer.manifest import Manifest
 from trainer.pixels import decode_prepared
 from trainer.share import Share
+from trainer.tracing import as_it_is
 
 # Decoded pixels of one split that a worker may keep, in bytes. A constant and not a share of the memory at hand, so
 # that a run resumed on another machine reads in the same order.
@@ -102,7 +103,7 @@ class StreamTraining:
         `step` in its epoch is read and skipped, but not decoded.
         """
         epoch, position = divmod(step, self.steps_per_epoch)
-        records = tf.data.Dataset.range(epoch, np.iinfo(np.int64).max).flat_map(_as_it_is(self._epoch))
+        records = tf.data.Dataset.range(epoch, np.iinfo(np.int64).max).flat_map(as_it_is(self._epoch))
         shape = self.share.manifest.image_shape
         group = _group(shape, self.batch)
         batches = _decoded(records.skip(position * self.batch), self.share.manifest, group)
@@ -112,7 +113,7 @@ class StreamTraining:
         def shaped(images: Any, labels: Any) -> tuple[Any, Any]:
             return tf.ensure_shape(images, (self.batch, *shape)), tf.ensure_shape(labels, (self.batch,))
 
-        return batches.map(_as_it_is(shaped)).prefetch(2)
+        return batches.map(as_it_is(shaped)).prefetch(2)
 
     def _epoch(self, epoch: Any) -> Any:
         """One epoch's encoded records, exactly as many as its steps take."""
@@ -122,7 +123,7 @@ class StreamTraining:
         def one_pass(number: Any) -> Any:
             return self._pass(epoch * passes + number)
 
-        return tf.data.Dataset.range(passes).flat_map(_as_it_is(one_pass)).take(needed)
+        return tf.data.Dataset.range(passes).flat_map(as_it_is(one_pass)).take(needed)
 
     def _pass(self, number: Any) -> Any:
         """All of the worker's encoded records once, shuffled; `number` counts the passes since the run began."""
@@ -260,7 +261,7 @@ def _read(share: Share, split: str, batch: int | None = None) -> Iterator[tuple[
     left = share.examples(split)
     if not left:
         return
-    group = _group(share.manifest.image_shape, batch)
+    group = min(left, _group(share.manifest.image_shape, batch))
     # Each group has the same size: the last is filled up with examples from the beginning, which are dropped again.
     records = tf.data.TFRecordDataset(share.paths(split)).repeat().take(-(-left // group) * group)
     decoded = _decoded(records, share.manifest, group)
@@ -277,16 +278,8 @@ def _decoded(records: Any, manifest: Manifest, group: int) -> Any:
     """Serialized examples as images uint8 [group, height, width, channels] and labels int32 [group], in their order."""
     # A call for each core from the start, and one that is ready when one ends; tuned automatically it would be one call
     # for the first seconds.
-    parse = _as_it_is(lambda raw: _parse(raw, manifest))
+    parse = as_it_is(lambda raw: _parse(raw, manifest))
     return records.batch(group, drop_remainder=True).map(parse, num_parallel_calls=_cores() + 1, deterministic=True)
-
-
-def _as_it_is(function: Callable[..., Any]) -> Any:
-    """A function that TensorFlow traces without translating its source first, a tenth of a second for each.
-
-    Nothing here has a condition or a loop that depends on a tensor.
-    """
-    return tf.autograph.experimental.do_not_convert(function)
 
 
 def _parse(raw: Any, manifest: Manifest) -> tuple[Any, Any]:

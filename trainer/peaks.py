@@ -2,7 +2,7 @@
 
 FLOP/s of one device without sparsity, from its maker's data sheet, with the precision in which a network computes:
 float32 is TF32 on NVIDIA's GPUs that have it, since matrix products take that way there. A TPU's device is a chip, of
-v2 and v3 one of its two cores.
+v2, v3 and 7x one of its two cores.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
     (r"TPU v5( lite|e)", 197.0, None, 197.0),
     (r"TPU v5p?", 459.0, None, 459.0),
     (r"TPU v6( lite|e)", 918.0, None, 918.0),
-    (r"TPU ?v?7", 2307.0, None, 2307.0),
+    (r"TPU ?v?7", 1153.5, None, 1153.5),
 )
 
 

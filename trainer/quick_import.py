@@ -29,6 +29,9 @@ def import_tensorflow(engine: str = "tensorflow") -> None:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # PyTorch's threads wait for each other by spinning, unless told otherwise before it is imported. Where other work
+    # takes one's core, the rest burn theirs: small steps took 15 times as long on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     backend, library = _BACKENDS[engine]
     if "keras" in sys.modules:
         _check_backend(backend)

@@ -71,7 +71,8 @@ def resume(
     """Bring the engine to the newest whole checkpoint's state; a fresh start where there is none.
 
     Raises:
-        UserError: It was made with other settings, its state is another network's, or it is past the run's `steps`.
+        UserError: It was made with other settings or by another version, its state is another network's, or it is past
+            the run's `steps`.
     """
     # The chief chooses: on a mounted bucket another replica may not see the newest one yet.
     checkpoint = checkpoints.newest() if cluster.is_chief else None
@@ -83,22 +84,42 @@ def resume(
         checkpoint = checkpoints.newest(at_most=step)
     if checkpoint is None or checkpoint.step != step:
         raise RuntimeError(f"the chief goes on from step {step}, whose checkpoint this replica can not read")
+    _check_form(checkpoint, identity)
     _check(checkpoint, identity, steps)
     engine.load_state(checkpoint.state)
     logger.info("going on from the checkpoint at step %d of %d", step, steps)
     return Progress(step, Interval(**checkpoint.record["interval"]), Selection(**checkpoint.record["selection"]))
 
 
+def _check_form(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:
+    """Raise UserError where the checkpoint's record has other entries than `checkpoint_of` gives it."""
+    parts: dict[str, Any] = {
+        "identity": identity, "interval": asdict(Interval()), "selection": asdict(Selection()),
+    }  # fmt: skip
+    expected = {(name, key) for name, entries in parts.items() for key in entries}
+    record = checkpoint.record
+    found = {(name, key) for name, entries in record.items() if isinstance(entries, dict) for key in entries}
+    if different := sorted(expected ^ found):
+        name, key = different[0]
+        what = "does not have" if different[0] in expected else "has"
+        raise UserError(
+            f"The checkpoint of step {checkpoint.step} was written by another version of Slipway: its {name} {what} "
+            f"{key}.",
+            allowed="a checkpoint that this version wrote",
+            mend="go on with the version that wrote it, or start anew in an empty checkpoint folder",
+        )
+
+
 def _check(checkpoint: Checkpoint, identity: dict[str, Any], steps: int) -> None:
     saved = checkpoint.record["identity"]
     for setting, value in identity.items():
-        if saved.get(setting) != value:
+        if saved[setting] != value:
             raise UserError(
-                f"The checkpoint to go on from was made with another {setting}: {saved.get(setting)!r}.",
+                f"The checkpoint to go on from was made with another {setting}: {saved[setting]!r}.",
                 setting=setting,
                 value=value,
                 allowed="the setting that the checkpoint was made with",
-                nearest=str(saved.get(setting)),
+                nearest=str(saved[setting]),
                 mend="go back to that setting, or start anew in an empty checkpoint folder",
             )
     if checkpoint.step > steps:

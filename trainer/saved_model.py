@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from trainer.manifest import Manifest
 from trainer.pixels import decode_images, scale
+from trainer.tracing import traced
 
 
 def write(folder: Path, logits: Callable[[Any], Any], variables: Sequence[Any], manifest: Manifest) -> None:
@@ -38,5 +39,5 @@ def write(folder: Path, logits: Callable[[Any], Any], variables: Sequence[Any], 
             "label": tf.gather(names, tf.argmax(probabilities, axis=-1)),
         }
 
-    function = tf.function(serve, input_signature=[tf.TensorSpec([None], tf.string, name="image_bytes")])
+    function = traced(serve, input_signature=[tf.TensorSpec([None], tf.string, name="image_bytes")])
     tf.saved_model.save(module, str(folder), signatures={"serving_default": function})

@@ -1,12 +1,9 @@
-"""Saving beside the training: a thread writes a copy of the state while the next steps run."""
+"""Saving beside the training: a thread writes the state as it was while the next steps run."""
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
-
-import numpy as np
 
 from trainer.checkpoints import Checkpoint, Checkpoints
 
@@ -24,15 +21,13 @@ class Saver:
         self._failed_at: float | None = None
 
     def start(self, checkpoint: Checkpoint) -> None:
-        """Begin to write it; what is passed may change at once.
+        """Begin to write it; its arrays are the writer's from then on.
 
         Raises:
             Exception: What went wrong with the one before, other than the disk.
         """
         self.wait()
-        # An engine's arrays may be its own memory, which the next step writes to.
-        copied = replace(checkpoint, state={name: np.array(array) for name, array in checkpoint.state.items()})
-        self._thread = threading.Thread(target=self._write, args=(copied,), name="saver")
+        self._thread = threading.Thread(target=self._write, args=(checkpoint,), name="saver")
         self._thread.start()
 
     def _write(self, checkpoint: Checkpoint) -> None:

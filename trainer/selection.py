@@ -82,7 +82,7 @@ class BestWeights:
         """Save the engine's state, the best so far; every replica calls it. On a full disk it is tried again later."""
         state = engine.state()
         if self._cluster.is_chief:
-            self._unsaved = Checkpoint(step, {name: np.array(array) for name, array in state.items()}, {})
+            self._unsaved = Checkpoint(step, state, {})
             self.save_again()
 
     def save_again(self) -> None:

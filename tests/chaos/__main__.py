@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.chaos.chaos import Chaos, run
 
 # Convolutions on a CPU are several times slower on the other engines.
-STEPS = {"tensorflow": 1500}
+STEPS = {"tensorflow": 4000}
 
 
 def main() -> int:

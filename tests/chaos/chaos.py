@@ -207,7 +207,7 @@ def _job(chaos: Chaos, folder: Path) -> tuple[list[dict[str, Any]], RestartSetti
             "steps": chaos.steps,
             "batch_size": 8 * chaos.processes,
             "steps_per_call": 7,
-            "augment": {"shift": 1} if chaos.engine == "tensorflow" else {},
+            "augment": {"shift": 1},
             "checkpoint": {"every_steps": 10, "every_seconds": 0.5, "keep": KEEP},
         }
     )

@@ -21,7 +21,7 @@ from trainer.peaks import peak_flops, share_of_peak
         ("TPU v5 lite", "mixed_bfloat16", 197.0),
         ("TPU v5", "mixed_bfloat16", 459.0),
         ("TPU v6 lite", "mixed_bfloat16", 918.0),
-        ("TPU7x", "mixed_bfloat16", 2307.0),
+        ("TPU7x", "mixed_bfloat16", 1153.5),
     ],
 )
 def test_known_devices(device: str, precision: str, tera: float) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trainer.checkpoints import Checkpoints
+
 # Long enough to be stopped in the middle; 150 steps an epoch, so that 200 is within one.
 LONG = {"steps": 1800, "steps_per_epoch": 150, "batch": 4, "builder": "sample_networks:dropout"}
 SAVING = {"checkpoint": {"every_steps": 200, "every_seconds": None}}
@@ -124,6 +126,32 @@ def test_a_replica_whose_peer_is_killed_ends_and_asks_for_another_try(
     assert "Traceback" not in lost.errors
 
 
+def test_two_replicas_leave_the_same_steps_out_and_end_early_together(
+    tiny: Path, tmp_path: Path, workers: Any, make_job: Any
+) -> None:
+    """Gradients that overflow in float16 where the batch has a class of such a weight, so maybe on one replica only."""
+    config = make_job(
+        tiny, steps=7500, steps_per_epoch=75, replicas=2, precision="mixed_float16", class_weights={"left": 200.0},
+        monitor="accuracy", export="best", early_stop={"patience": 1},
+    )  # fmt: skip
+    chief, other = (worker.wait() for worker in workers.start_two(config, tmp_path))
+    assert (chief.status, other.status) == (0, 0), chief.errors + other.errors
+    assert chief.checksum == other.checksum
+    validations = {line["step"]: line["accuracy"] for line in history(tmp_path) if line["kind"] == "validation"}
+    best = max(validations, key=lambda step: (validations[step], -step))
+    model = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert model["weights_step"] == best == model["steps"] - 75
+    assert all(f"ending early at step {model['steps']} of 7500" in end.output for end in (chief, other))
+
+    last = Checkpoints(tmp_path / "checkpoints", keep=3).newest()
+    assert last is not None
+    values = {name.rpartition("/")[2]: array for name, array in last.state.items()}
+    left_out = np.log2(2.0**15 / values["scale"])
+    assert left_out >= 1, "nothing has overflowed"
+    assert values["iteration"] == last.step - left_out
+    assert values["finite_steps"] <= last.step - left_out
+
+
 @pytest.mark.usefixtures("networks")
 @pytest.mark.parametrize(
     "settings",
@@ -205,9 +233,11 @@ def test_a_users_mistake_is_one_screen_and_one_line(tiny: Path, tmp_path: Path, 
     end = raising.wait()
     assert end.status == 1
     assert end.user_error["setting"] == "model.builder"
-    # The user's own traceback is shown, ours is not.
-    assert 'return {}["no such layer"]' in end.errors
-    assert end.errors.count("Traceback") == 1
+    # The user's own traceback is shown, ours is not; programs are told it, too.
+    screen = end.errors.partition("slipway-error: ")[0]
+    assert 'return {}["no such layer"]' in screen
+    assert screen.count("Traceback") == 1
+    assert end.user_error["traceback"] in screen
     assert "KeyError" in end.user_error["message"]
 
 

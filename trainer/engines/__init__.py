@@ -120,7 +120,10 @@ class Engine(Protocol):
         """The greatest of each value over all replicas."""
 
     def state(self) -> State:
-        """All that training needs to go on, by name: weights, optimizer, random state. Equal on every replica."""
+        """All that training needs to go on, by name: weights, optimizer, random state. Equal on every replica.
+
+        The arrays are copies, which no later step writes to.
+        """
 
     def load_state(self, state: State) -> None:
         """Take over what `state` gave.

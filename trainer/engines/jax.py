@@ -19,6 +19,7 @@ from jax.experimental import jax2tf
 from numpy.typing import NDArray
 
 from trainer import augment, builder, precision, saved_model
+from trainer.batches import check_shared_evenly
 from trainer.class_weights import class_weights
 from trainer.cluster import Cluster
 from trainer.config import JobConfig
@@ -27,7 +28,6 @@ from trainer.engines import Engine, Measured, ModelSize, State, StepFigures, Wor
 from trainer.engines.jax_devices import Devices, errors_named
 from trainer.engines.jax_feed import Feed, MemoryFeed, StreamFeed, fits
 from trainer.engines.jax_step import Step, Variables, has_convolutions
-from trainer.errors import UserError
 from trainer.manifest import Manifest
 
 
@@ -59,7 +59,7 @@ class JaxEngine:
         return f"JAX {jax.__version__}, {len(devices.local)} of {devices.kind} here{there}"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
-        self._check_shares(job)
+        check_shared_evenly(job.train, job.plan.replicas, len(self._devices.local))
         augment.verify(job.train.augment, manifest.image_shape)
         self._precision = precision.choose(job.train, self._devices.kind, self._devices.capability)
         self._most, self._image_shape = job.train.steps_per_call, manifest.image_shape
@@ -87,22 +87,6 @@ class JaxEngine:
         self._measure, self._feed = self._step.measuring(), None
         first, second, third = self._groups()
         self._variables = (self._whole(first), self._whole(second), self._whole(third))
-
-    def _check_shares(self, job: JobConfig) -> None:
-        parts = len(self._devices.local) * job.train.accumulation
-        if job.plan.batch_per_replica % parts == 0:
-            return
-        near = max(1, round(job.plan.batch_per_replica / parts)) * parts * job.plan.replicas
-        accumulation = f", in {job.train.accumulation} parts each" if job.train.accumulation > 1 else ""
-        raise UserError(
-            f"A replica's {job.plan.batch_per_replica} examples a step can not be shared evenly by its "
-            f"{len(self._devices.local)} devices{accumulation}.",
-            setting="train.batch_size",
-            value=job.train.batch_size,
-            allowed=f"a multiple of {parts * job.plan.replicas}",
-            nearest=str(near),
-            mend=f"--set train.batch_size={near}",
-        )
 
     def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
         with errors_named(self._devices.cluster):
@@ -152,7 +136,7 @@ class JaxEngine:
         return [float(value) for value in everywhere.view(np.float64).max(axis=0)]
 
     def state(self) -> State:
-        arrays = [np.asarray(array) for group in self._variables for array in group]
+        arrays = [np.array(array) for group in self._variables for array in group]
         return dict(zip(self._names(), arrays, strict=True))
 
     def load_state(self, state: State) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
+from trainer.accelerators import virtual_devices
 from trainer.cluster import Cluster
 from trainer.engines import OutOfMemory, PeerLost
 
@@ -34,7 +34,7 @@ class Devices:
         for kind in ("GPU", "TPU"):
             with contextlib.suppress(ValueError, RuntimeError):
                 tf.config.set_visible_devices([], kind)
-        virtual = int(os.environ.get(VIRTUAL_DEVICES_VARIABLE) or 0)
+        virtual = virtual_devices(os.environ)
         if virtual:
             jax.config.update("jax_platforms", "cpu")
             jax.config.update("jax_num_cpu_devices", virtual)

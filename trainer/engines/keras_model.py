@@ -1,4 +1,4 @@
-"""A Keras network as a builder gave it: whether it is a classifier of these images, and fit for several replicas."""
+"""A Keras network as a builder gave it: whether it is a classifier of these images, what it is made of."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from trainer import builder
 from trainer.config import ModelSettings
 from trainer.engines import ModelSize
+from trainer.engines.normalization import KERAS_INSTEAD, BatchNormalization
 from trainer.errors import UserError
 
 
@@ -76,23 +77,14 @@ def _refuse_built_in_batch(model: Any, settings: ModelSettings, output: Any) -> 
         )
 
 
-def refuse_batch_normalization(model: Any, settings: ModelSettings, replicas: int) -> None:
-    """Raise UserError where the moving statistics of several replicas would diverge, which nothing would tell."""
+def batch_normalization(model: Any) -> BatchNormalization:
+    """Its layers that keep moving statistics of their own device's part of the batches."""
     layers = [
         layer.name
         for layer in model._flatten_layers()
         if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
     ]
-    if replicas > 1 and layers:
-        raise UserError(
-            f"The network of {settings.builder} has BatchNormalization ({', '.join(layers[:5])}"
-            f"{', …' if len(layers) > 5 else ''}), whose moving statistics would differ on each of {replicas} devices.",
-            setting="model.builder",
-            value=settings.builder,
-            allowed="on several devices: normalization that does not look across the batch",
-            nearest="keras.layers.GroupNormalization or keras.layers.LayerNormalization",
-            mend="replace those layers, or train on one device (hardware: cpu)",
-        )
+    return BatchNormalization("BatchNormalization", layers, KERAS_INSTEAD)
 
 
 def size(model: Any) -> ModelSize:

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer import augment, builder, precision
+from trainer.batches import check_shared_evenly
 from trainer.class_weights import class_weights
 from trainer.cluster import Cluster
 from trainer.config import JobConfig
@@ -29,13 +30,13 @@ from trainer.engines import (
     State,
     StepFigures,
     Work,
+    normalization,
     pytorch_export,
     pytorch_network,
     states,
 )
 from trainer.engines.pytorch_devices import Devices, errors_named
 from trainer.engines.pytorch_step import Step, load_loss_scale, make_optimizer, optimizer_arrays, scaled
-from trainer.errors import UserError
 from trainer.manifest import Manifest
 
 # The part of a device's memory that the training split may take.
@@ -66,17 +67,7 @@ class PyTorchEngine:
         return f"PyTorch {torch.__version__}, one {self._devices.kind}{several}"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
-        parts, batch = job.train.accumulation, job.plan.batch_per_replica
-        if batch % parts:
-            near = max(1, round(batch / parts)) * parts * job.plan.replicas
-            raise UserError(
-                f"A replica's {batch} examples a step can not be worked through in {parts} even parts.",
-                setting="train.batch_size",
-                value=job.train.batch_size,
-                allowed=f"a multiple of {parts * job.plan.replicas}",
-                nearest=str(near),
-                mend=f"--set train.batch_size={near}",
-            )
+        check_shared_evenly(job.train, job.plan.replicas, devices=1)
         augment.verify(job.train.augment, manifest.image_shape)
         devices = self._devices
         chosen = precision.choose(job.train, devices.kind, devices.capability)
@@ -85,7 +76,7 @@ class PyTorchEngine:
         keras.config.set_dtype_policy(chosen)
         builder.load(job.model.builder)
         self._network = pytorch_network.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
-        pytorch_network.refuse_batch_normalization(self._network, job.model, devices.cluster.replicas)
+        normalization.refuse(pytorch_network.batch_normalization(self._network), job.model, devices.cluster.replicas)
         self._network.to(devices.device)
         weights = class_weights(job.train, manifest)
         self._image_shape = manifest.image_shape
@@ -97,7 +88,7 @@ class PyTorchEngine:
             train=job.train,
             precision=chosen,
             class_weights=None if weights is None else torch.from_numpy(weights).to(devices.device),
-            batch=batch,
+            batch=job.plan.batch_per_replica,
             devices=devices,
         )
         self._batches, self._position = None, 0

@@ -13,7 +13,7 @@ import tensorflow as tf
 import torch
 import torch.distributed as distributed
 
-from trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
+from trainer.accelerators import virtual_devices
 from trainer.cluster import Cluster
 from trainer.engines import OutOfMemory, PeerLost, pytorch_tpu
 from trainer.errors import UserError
@@ -118,7 +118,7 @@ class Devices:
 
 def _refuse_several(tpu: Any) -> None:
     """Raise UserError where this process has several devices: one process trains on one."""
-    virtual = int(os.environ.get(VIRTUAL_DEVICES_VARIABLE) or 0)
+    virtual = virtual_devices(os.environ)
     count = virtual or (1 if tpu else torch.cuda.device_count())
     if count > 1:
         raise UserError(

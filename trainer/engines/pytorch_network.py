@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trainer import builder
 from trainer.config import ModelSettings
 from trainer.engines import ModelSize, keras_model
+from trainer.engines.normalization import TORCH_INSTEAD, BatchNormalization
 from trainer.errors import UserError
 
 
@@ -106,26 +107,16 @@ def checked(model: Any, settings: ModelSettings) -> Any:
     return model
 
 
-def refuse_batch_normalization(network: Network, settings: ModelSettings, replicas: int) -> None:
-    """Raise UserError where the moving statistics of several replicas would diverge, which nothing would tell."""
+def batch_normalization(network: Network) -> BatchNormalization:
+    """Its modules that keep moving statistics of their own device's part of the batches."""
     if network.is_keras:
-        keras_model.refuse_batch_normalization(network.inner, settings, replicas)
-        return
+        return keras_model.batch_normalization(network.inner)
     names = [
         name
         for name, module in network.inner.named_modules()
         if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm)
     ]
-    if replicas > 1 and names:
-        raise UserError(
-            f"The network of {settings.builder} has BatchNorm ({', '.join(names[:5])}"
-            f"{', …' if len(names) > 5 else ''}), whose moving statistics would differ on each of {replicas} devices.",
-            setting="model.builder",
-            value=settings.builder,
-            allowed="on several devices: normalization that does not look across the batch",
-            nearest="torch.nn.GroupNorm or torch.nn.LayerNorm",
-            mend="replace those modules, or train on one device (hardware: cpu)",
-        )
+    return BatchNormalization("BatchNorm", names, TORCH_INSTEAD)
 
 
 def size(model: Any) -> ModelSize:

@@ -19,6 +19,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from trainer import augment, builder, precision, saved_model
+from trainer.batches import check_shared_evenly
 from trainer.class_weights import class_weights
 from trainer.cluster import Cluster
 from trainer.config import JobConfig, ModelSettings, TrainSettings
@@ -33,18 +34,21 @@ from trainer.engines import (
     StepFigures,
     Work,
     keras_model,
+    normalization,
     states,
     tensorflow_devices,
+    tensorflow_optimizer,
     tensorflow_tpu,
     tensorflow_work,
     tensorflow_xla,
 )
 from trainer.engines.tensorflow_loop import Call, Layout, StepLoop
-from trainer.engines.tensorflow_step import TrainingStep, correct, optimizer
+from trainer.engines.tensorflow_step import TrainingStep, correct
 from trainer.errors import UserError
 from trainer.manifest import Manifest
 from trainer.pixels import scale
 from trainer.precision import Precision
+from trainer.tracing import traced
 
 logger = logging.getLogger(__name__)
 
@@ -102,16 +106,7 @@ class TensorFlowEngine:
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
         self._batch = job.plan.batch_per_replica
-        if self._batch % self._devices:
-            near = max(1, round(self._batch / self._devices)) * self._devices * job.plan.replicas
-            raise UserError(
-                f"A replica's {self._batch} examples a step can not be shared evenly by its {self._devices} devices.",
-                setting="train.batch_size",
-                value=job.train.batch_size,
-                allowed=f"a multiple of {self._devices * job.plan.replicas}",
-                nearest=str(near),
-                mend=f"--set train.batch_size={near}",
-            )
+        check_shared_evenly(job.train, job.plan.replicas, self._devices)
         augment.verify(job.train.augment, manifest.image_shape)
         self._train = train = job.train
         self._image_shape = manifest.image_shape
@@ -126,9 +121,9 @@ class TensorFlowEngine:
         builder.load(job.model.builder)  # outside of the scope, as what the module itself makes does not belong to it
         with self._strategy.scope():
             self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
-            keras_model.refuse_batch_normalization(self._model, job.model, replicas)
+            normalization.refuse(keras_model.batch_normalization(self._model), job.model, replicas)
             self._refuse_foreign_variables(job.model)
-            self._optimizer = optimizer(train, self._model.trainable_variables)
+            self._optimizer = tensorflow_optimizer.make(train, self._model.trainable_variables)
             compiled = tensorflow_xla.compiles(train, self._model, kind, replicas)
             self._step = TrainingStep(
                 self._model, self._optimizer, train, weights, replicas, compiled=compiled and replicas > 1
@@ -178,7 +173,7 @@ class TensorFlowEngine:
         return self._over_workers(values, "MAX")
 
     def state(self) -> State:
-        return {name: variable.numpy() for name, variable in self._variables().items()}
+        return {name: np.asarray(variable.numpy()) for name, variable in self._variables().items()}
 
     def load_state(self, state: State) -> None:
         variables = self._variables()
@@ -246,7 +241,7 @@ class TensorFlowEngine:
             )
             return tf.cast(sums, tf.float64)
 
-        @tf.function(
+        @traced(
             input_signature=[
                 tf.TensorSpec([data.batch, *shape], tf.uint8),
                 tf.TensorSpec([data.batch], tf.int32),
@@ -265,7 +260,7 @@ class TensorFlowEngine:
         with _peers():
             return [float(value) for value in self._reduce(tf.constant(values, tf.float64), how)]
 
-    @tf.function(reduce_retracing=True)
+    @traced(reduce_retracing=True)
     def _reduce(self, values: Any, how: str) -> Any:
         """The sum or the maximum over the workers of each worker's `values`, a vector or a matrix."""
         if self._workers == 1:

@@ -10,14 +10,14 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
-from trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
+from trainer.accelerators import virtual_devices
 from trainer.cluster import Cluster
 from trainer.errors import UserError
 
 
 def devices() -> list[str]:
     """The devices to train on, such as GPU:0; as many virtual ones of the CPU as SLIPWAY_VIRTUAL_DEVICES asks for."""
-    virtual = int(os.environ.get(VIRTUAL_DEVICES_VARIABLE) or 0)
+    virtual = virtual_devices(os.environ)
     if virtual:
         tf.config.set_visible_devices([], "GPU")
         processor = tf.config.list_physical_devices("CPU")[0]

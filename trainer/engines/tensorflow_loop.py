@@ -20,6 +20,7 @@ from trainer.config import TrainSettings
 from trainer.data import MemoryTraining, StreamTraining, TrainingData
 from trainer.engines.tensorflow_step import TrainingStep, all_finite
 from trainer.pixels import scale
+from trainer.tracing import traced
 
 Rates = NDArray[np.float32]
 # From the first step's number and the steps' learning rates to float32 [steps, 2], each step's loss and accuracy (this
@@ -90,7 +91,7 @@ class StepLoop:
 
         order_type = tf.TensorSpec([None, *shape], tf.int32)
 
-        @tf.function(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32), order_type])
+        @traced(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32), order_type])
         def steps(first: Any, rates: Any, order: Any) -> Any:
             return self._loop(first, rates, lambda number: ((order[number],), 0.0), batch)
 
@@ -117,7 +118,7 @@ class StepLoop:
             start = replica * share
             return images[start : start + share], labels[start : start + share]
 
-        @tf.function(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32)])
+        @traced(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32)])
         def steps(first: Any, rates: Any) -> Any:
             return self._loop(first, rates, fetch, batch)
 
@@ -151,16 +152,19 @@ class StepLoop:
             self._step.update(gradients)
             return figures, []
 
-        count = tf.shape(rates)[0]
-        figures = tf.TensorArray(tf.float32, size=count, element_shape=[2])
-        waited = tf.constant(0.0, tf.float64)
-        for number in tf.range(count):
+        def one(number: Any, figures: Any, waited: Any) -> tuple[Any, Any, Any]:
             self._optimizer.learning_rate.assign(rates[number])
             fetched, seconds = fetch(number)
-            waited += tf.cast(seconds, tf.float64)
             by_device, gradients = self._layout.strategy.run(on_device, args=(first + number, *fetched))
             self._update_if_finite(gradients)
-            figures = figures.write(number, tf.add_n(self._layout.strategy.experimental_local_results(by_device)))
+            figure = tf.add_n(self._layout.strategy.experimental_local_results(by_device))
+            return number + 1, figures.write(number, figure), waited + tf.cast(seconds, tf.float64)
+
+        count = tf.shape(rates)[0]
+        figures = tf.TensorArray(tf.float32, size=count, element_shape=[2])
+        _, figures, waited = tf.while_loop(
+            lambda number, *_: number < count, one, (tf.constant(0), figures, tf.constant(0.0, tf.float64))
+        )
         return figures.stack(), waited
 
     def _update_if_finite(self, gradients: Any) -> None:
@@ -188,7 +192,7 @@ class StepLoop:
         def gather(order: Any) -> tuple[Any, Any]:
             return tf.gather(images, order), tf.gather(labels, order)
 
-        ahead = tf.function(gather, reduce_retracing=True)
+        ahead = traced(gather, reduce_retracing=True)
         rows = 1 << 16 if self._resident else self._rows(data)
         rows = min(rows, self._train.steps_per_call)
         steps = self._compiled_steps(rows, gather if self._resident else lambda *batch: batch)
@@ -230,7 +234,7 @@ class StepLoop:
                 self._update_if_finite(gradients)
             return number + 1, figures.write(number, figure)
 
-        @tf.function(jit_compile=True)
+        @traced(jit_compile=True)
         def steps(first: Any, count: Any, rates: Any, *handed: Any) -> Any:
             figures = tf.TensorArray(tf.float32, size=rows, element_shape=[2])
             _, figures = tf.while_loop(

@@ -14,28 +14,11 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from trainer.config import TrainSettings
+from trainer.tracing import traced
 
 # The loss scale of mixed_float16 at the start, and after how many steps without overflow it doubles.
 FIRST_SCALE = 2.0**15
 STEPS_BEFORE_GROWTH = 2000
-
-
-def optimizer(train: TrainSettings, variables: list[Any]) -> Any:
-    """The Keras optimizer that the settings name, built for `variables`; it takes gradients that are summed already."""
-    made: Any
-    if train.optimizer == "sgd":
-        momentum = {"momentum": train.momentum, "nesterov": train.nesterov}
-        made = keras.optimizers.SGD(train.learning_rate, weight_decay=train.decay or None, **momentum)
-    elif train.optimizer == "adamw":
-        made = keras.optimizers.AdamW(train.learning_rate, weight_decay=train.decay)
-    else:
-        made = keras.optimizers.Adam(train.learning_rate)
-    if train.decay:
-        made.exclude_from_weight_decay(var_list=[variable for variable in variables if len(variable.shape) < 2])
-    # Keras would sum them over the devices itself, too late for what is to be done with the sum.
-    made._all_reduce_sum_gradients = lambda pairs: pairs
-    made.build(variables)
-    return made
 
 
 class LossScale:
@@ -91,7 +74,7 @@ class TrainingStep:
         self._class_weights, self._replicas = class_weights, replicas
         self._variables = model.trainable_variables
         self.loss_scale = LossScale() if keras.config.dtype_policy().name == "mixed_float16" else None
-        self.part = tf.function(self._of_part, jit_compile=True) if compiled else self._of_part
+        self.part = traced(self._of_part, jit_compile=True) if compiled else self._of_part
 
     @property
     def variables(self) -> list[Any]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.tracing import traced
+
 # Operations that call functions of their own, whose operations are not in the graph that is counted.
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"}
 
@@ -26,7 +28,7 @@ def example_flops(model: Any, image_shape: tuple[int, int, int]) -> float | None
         return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
 
     specs = [tf.TensorSpec([1, *image_shape], tf.float32), tf.TensorSpec([1], tf.int32)]
-    graph = tf.function(gradients).get_concrete_function(*specs).graph
+    graph = traced(gradients).get_concrete_function(*specs).graph
     if any(operation.type in _CALLS for operation in graph.get_operations()):
         return None
     build = tf.compat.v1.profiler.ProfileOptionBuilder
@@ -41,8 +43,8 @@ def graph(model: Any, image_shape: tuple[int, int, int]) -> bytes:
     def logits(images: Any) -> Any:
         return model(images, training=False)
 
-    traced = tf.function(logits).get_concrete_function(specification)
-    return bytes(traced.graph.as_graph_def(add_shapes=True).SerializeToString())
+    concrete = traced(logits).get_concrete_function(specification)
+    return bytes(concrete.graph.as_graph_def(add_shapes=True).SerializeToString())
 
 
 def most_that_fit(gradients: Callable[[Any, Any], Any], image_shape: tuple[int, int, int], below: int) -> int:
@@ -56,7 +58,7 @@ def most_that_fit(gradients: Callable[[Any, Any], Any], image_shape: tuple[int, 
 
     def fits(examples: int) -> bool:
         try:
-            tf.function(gradients)(tf.zeros([examples, *image_shape]), tf.zeros([examples], tf.int32))
+            traced(gradients)(tf.zeros([examples, *image_shape]), tf.zeros([examples], tf.int32))
         except tf.errors.ResourceExhaustedError:
             return False
         return True

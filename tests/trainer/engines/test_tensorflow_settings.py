@@ -44,7 +44,7 @@ def rates(*each: float) -> Any:
 
 def weights(engine: Any) -> tuple[Any, Any]:
     """The kernel and the bias of the network without hidden layer."""
-    state = {name: array.copy() for name, array in engine.state().items()}
+    state = engine.state()
     return tuple(
         next(state[name] for name in state if name.startswith("model/") and name.endswith(end))
         for end in ("kernel", "bias")
@@ -157,7 +157,7 @@ def test_compiled_or_not_it_is_the_same_training(start: Any, budget: int) -> Non
 def test_a_step_whose_scaled_gradients_overflow_is_left_out_and_the_scale_halved(start: Any, xla: bool) -> None:
     engine, data = start(precision="mixed_float16", xla=xla, optimizer="adam")
     engine.run(data, 0, rates(0.1))
-    state = {name: array.copy() for name, array in engine.state().items()}
+    state = engine.state()
     scale = next(name for name in state if name.startswith("loss/") and name.endswith("scale"))
     steps = next(name for name in state if name.endswith("finite_steps"))
     assert (state[scale], state[steps]) == (2.0**15, 1)
@@ -196,7 +196,7 @@ def test_mixed_precision_learns_the_same_resumes_exactly_and_exports_float32(
     settings["builder"] = "sample_networks:dropout"
     mixed, data = start(precision=precision, **settings)
     mixed.run(data, 0, rates(*[0.01] * 40))
-    state = {name: array.copy() for name, array in mixed.state().items()}
+    state = mixed.state()
     later = mixed.run(data, 40, rates(*[0.01] * 20)).losses
     resumed, data = start(precision=precision, **settings)
     resumed.load_state(state)

@@ -1,0 +1,91 @@
+"""Going on from a checkpoint: only from one that this version wrote, and with the settings that it was made with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer import cluster as clusters
+from trainer.checkpoints import Checkpoint, Checkpoints
+from trainer.errors import UserError
+from trainer.resume import Interval, Progress, checkpoint_of, resume
+from trainer.selection import Selection
+
+IDENTITY = {"train.seed": 0, "model.builder": "module:function"}
+
+
+class OneWeight:
+    """An engine whose state is one number."""
+
+    weight = 7
+
+    def state(self) -> dict[str, Any]:
+        return {"weight": np.array(self.weight)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.weight = int(state["weight"])
+
+    def agree(self, values: list[float]) -> list[float]:
+        return values
+
+
+def saved(folder: Path) -> tuple[Checkpoints, Checkpoint]:
+    """Some checkpoint at step 20."""
+    engine: Any = OneWeight()
+    progress = Progress(20, Interval(3, 1.5, 0.5), Selection(0.25, 10, 0.25, 1))
+    checkpoint = checkpoint_of(progress, engine, IDENTITY)
+    checkpoints = Checkpoints(folder, keep=3)
+    checkpoints.save(checkpoint)
+    return checkpoints, checkpoint
+
+
+def resumed(checkpoints: Checkpoints, identity: dict[str, Any] = IDENTITY, steps: int = 30) -> tuple[Progress, int]:
+    engine: Any = OneWeight()
+    engine.weight = 0
+    try:
+        return resume(checkpoints, clusters.read({}), engine, identity, steps), engine.weight
+    except UserError:
+        assert engine.weight == 0, "nothing is taken over before it is refused"
+        raise
+
+
+def test_it_goes_on_with_everything_that_was_saved(tmp_path: Path) -> None:
+    checkpoints, _ = saved(tmp_path)
+    progress, weight = resumed(checkpoints)
+    assert progress == Progress(20, Interval(3, 1.5, 0.5), Selection(0.25, 10, 0.25, 1))
+    assert weight == 7
+    assert resumed(Checkpoints(tmp_path / "empty", keep=3))[0] == Progress()
+
+
+@pytest.mark.parametrize(
+    ("part", "entries", "what"),
+    [
+        ("selection", None, "its selection does not have best."),
+        ("selection", {"best": None, "best_step": 0, "reference": None}, "its selection does not have waited."),
+        ("interval", {"steps": 0, "loss": 0.0, "accuracy": 0.0, "norm": 1.0}, "its interval has norm."),
+        ("identity", {"train.seed": 0}, "its identity does not have model.builder."),
+        ("newer", {"entry": 1}, "its newer has entry."),
+    ],
+)
+def test_another_versions_checkpoint_is_refused(tmp_path: Path, part: str, entries: Any, what: str) -> None:
+    checkpoints, checkpoint = saved(tmp_path)
+    record = {**checkpoint.record, part: entries}
+    if entries is None:
+        del record[part]
+    checkpoints.save(Checkpoint(20, checkpoint.state, record))
+    with pytest.raises(UserError, match="step 20 was written by another version of Slipway") as refused:
+        resumed(checkpoints)
+    assert refused.value.message.endswith(what)
+    assert "empty checkpoint folder" in (refused.value.mend or "")
+
+
+def test_other_settings_and_a_shorter_run_are_refused(tmp_path: Path) -> None:
+    checkpoints, _ = saved(tmp_path)
+    with pytest.raises(UserError, match=r"another train\.seed: 0") as refused:
+        resumed(checkpoints, {**IDENTITY, "train.seed": 1})
+    assert (refused.value.setting, refused.value.nearest) == ("train.seed", "0")
+    with pytest.raises(UserError, match="step 20, past this run's last step 10"):
+        resumed(checkpoints, steps=10)
