@@ -15,7 +15,9 @@ from tests.end_to_end.workspace import Workspace, steps
 
 @pytest.fixture(scope="module")
 def first(workspace: Workspace) -> subprocess.CompletedProcess[str]:
-    return workspace.slipway("run")
+    temporary = workspace.path / "temporary"
+    temporary.mkdir()
+    return workspace.slipway("run", TMPDIR=str(temporary))
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,10 @@ def test_every_output_of_every_step_exists(workspace, first):
         for value in step["outputs"].values():
             if isinstance(value, str) and value.startswith("/"):
                 assert Path(value).exists()
+
+
+def test_nothing_is_left_among_temporary_files(workspace, first):
+    assert list((workspace.path / "temporary").iterdir()) == []
 
 
 def test_one_line_a_step_and_no_noise(workspace, first):

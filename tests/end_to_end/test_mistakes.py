@@ -102,6 +102,16 @@ def test_a_corrupt_image_is_named_and_a_stated_share_is_let_through(tmp_path: Pa
     assert allowed.returncode == 0, allowed.stdout + allowed.stderr
 
 
+def test_an_image_that_only_its_header_vouched_for_ends_training_on_one_screen(tmp_path: Path, pictures: Path):
+    workspace = Workspace(tmp_path)
+    for path in pictures.rglob("*.png"):
+        content = bytearray(path.read_bytes())
+        content[-20] ^= 0xFF  # in the compressed pixels
+        path.write_bytes(content)
+    refused(run_on(workspace, pictures, "--set", "data.check=header"), 1, "can not be decoded", "data.check=decode")
+    failed_in(workspace, "train")
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -149,7 +159,9 @@ def test_builders_that_do_not_build(tmp_path: Path, pictures: Path):
     result = run_on(workspace, pictures, "--set", "model.builder=my_models:broken")
     assert result.returncode == 1
     assert "KeyError: 'lost'" in result.stderr
-    assert "KeyError: 'lost'" in workspace.slipway("explain").stdout
+    explained = workspace.slipway("explain").stdout
+    assert f'File "{tmp_path / "my_models.py"}", line 8' in explained
+    assert "KeyError: 'lost'" in explained
 
 
 def test_a_batch_that_the_replicas_do_not_share(tmp_path: Path, pictures: Path):
