@@ -20,6 +20,7 @@ from components.register_model.settings import RegisterSettings
 from pipelines.hardware import Hardware
 from pipelines.hardware import parse as parse_hardware
 from pipelines.platforms.kubeflow.settings import KubeflowSettings
+from trainer import abilities
 from trainer.config import ModelSettings, Settings, TrainSettings
 from trainer.errors import UserError, nearest
 
@@ -167,6 +168,12 @@ class RunConfig(Settings):
     def parsed_hardware(self) -> Hardware:
         """The hardware as a typed choice."""
         return parse_hardware(self.hardware)
+
+    @property
+    def readers(self) -> int:
+        """How many processes read the prepared data set in training."""
+        hardware = self.parsed_hardware
+        return abilities.readers(self.train.engine, hardware.replicas, hardware.accelerators_per_replica)
 
     def as_yaml(self) -> str:
         """The resolved configuration as YAML, every setting that has a value written out."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from trainer import cluster as clusters
-from trainer import events, installed, peers
+from trainer import events, installed, peers, processes
 from trainer import manifest as manifests
 from trainer.checkpoints import Checkpoints
 from trainer.cluster import Cluster
@@ -30,7 +30,7 @@ from trainer.quick_import import import_tensorflow
 from trainer.resume import identity, resume
 from trainer.selection import FOLDER as BEST_FOLDER
 from trainer.selection import BestWeights, no_validation
-from trainer.share import Share, verify
+from trainer.share import Share, refuse_empty, verify
 from trainer.stopping import EXIT_CODE, PEER_LOST_EXIT_CODE, Stopped, StopRequest
 from trainer.summary import table
 
@@ -81,6 +81,10 @@ def _work(config: str, stop: StopRequest) -> None:
     logger.info("%s", cluster.describe())
     _check_replicas(job, cluster)
     share = Share(local_path(job.data), manifests.read(local_path(job.data)), cluster.rank, cluster.replicas)
+    count = processes.count(job.train.engine, cluster) if job.plan.processes == 1 else 1
+    if count > 1:
+        _train_in_processes(job, cluster, share, count, stop)
+        return
     verify(share)
     import_tensorflow(job.train.engine)
     watch = peers.meet(cluster, peers.seconds_to_wait(os.environ))
@@ -95,6 +99,21 @@ def _work(config: str, stop: StopRequest) -> None:
     watch.close()
 
 
+def _train_in_processes(job: JobConfig, cluster: Cluster, share: Share, count: int, stop: StopRequest) -> None:
+    """Train in a process a device; SystemExit with their status where that is not 0."""
+    for number in range(count):
+        refuse_empty(Share(share.folder, share.manifest, cluster.rank * count + number, cluster.replicas * count))
+    watch = peers.meet(cluster, peers.seconds_to_wait(os.environ))
+    status = processes.run(job, cluster, count, stop)
+    if status not in (0, EXIT_CODE):
+        sys.exit(status)
+    if status == 0 and cluster.is_chief:
+        watch.wait_for_farewells(FAREWELL_SECONDS)
+    watch.close()
+    if status:
+        sys.exit(status)
+
+
 def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: StopRequest) -> Engine:
     from trainer import data, engines, loop  # only now: they import TensorFlow
 
@@ -106,7 +125,7 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     origin = identity(job, share.manifest.fingerprint)
     progress = resume(checkpoints, cluster, engine, origin, job.plan.steps)
     metrics = Metrics(where.logs, progress.step) if cluster.is_chief else None
-    batch = job.plan.batch_per_replica
+    batch = job.plan.batch_per_process
     training = data.training(share, batch, job.plan.steps_per_epoch, job.train.seed)
     validation = data.evaluation(share, "validation", batch) if share.has("validation") else None
     if job.train.needs_validation and validation is None:
@@ -150,11 +169,12 @@ def _job(config: str) -> JobConfig:
 
 
 def _check_replicas(job: JobConfig, cluster: Cluster) -> None:
-    if job.plan.replicas != cluster.replicas:
+    planned = job.plan.replicas * job.plan.processes
+    if planned != cluster.replicas:
         raise UserError(
-            f"The job was planned for {job.plan.replicas} replicas, and {cluster.source} tells of {cluster.replicas}.",
+            f"The job was planned for {planned} replicas, and {cluster.source} tells of {cluster.replicas}.",
             setting="plan.replicas",
-            value=job.plan.replicas,
+            value=planned,
             nearest=str(cluster.replicas),
             mend="plan the training for the hardware that it runs on",
         )

@@ -28,6 +28,14 @@ UNABLE: dict[str, tuple[Unable, ...]] = {
     "pytorch": (Unable("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),),
 }
 
+# A process of theirs trains on one device: a replica of several devices has as many processes.
+ONE_DEVICE_A_PROCESS = frozenset({"pytorch"})
+
+
+def readers(engine: str, replicas: int, devices: int) -> int:
+    """How many processes read the data set: those of all replicas, which have `devices` each (0: only CPUs)."""
+    return replicas * max(1, devices) if engine in ONE_DEVICE_A_PROCESS else replicas
+
 
 def refuse(train: TrainSettings) -> None:
     """Check that the engine can do all that the settings ask for.

@@ -298,13 +298,20 @@ class Plan(Settings):
     """What plan_training worked out: the run's length and how a batch is shared.
 
     `steps` is the whole run's number of steps, `steps_per_epoch` that of one pass over the training split (its last,
-    partial batch dropped), `batch_per_replica` the examples that one replica takes a step.
+    partial batch dropped), `batch_per_replica` the examples that one replica takes a step. A replica trains in as many
+    `processes`, which share its examples.
     """
 
     replicas: PositiveInt
     batch_per_replica: PositiveInt
     steps_per_epoch: PositiveInt
     steps: PositiveInt
+    processes: PositiveInt = 1
+
+    @property
+    def batch_per_process(self) -> int:
+        """The examples that one process takes a step."""
+        return self.batch_per_replica // self.processes
 
 
 class JobConfig(Settings):

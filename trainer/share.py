@@ -47,6 +47,18 @@ def verify(share: Share) -> None:
     Raises:
         UserError: A shard is missing or damaged, or there is none of the training split for this worker.
     """
+    refuse_empty(share)
+    for split in ("train", "validation"):
+        for shard in share.shards(split) if share.has(split) else []:
+            verify_shard(share.folder / shard.file, shard)
+
+
+def refuse_empty(share: Share) -> None:
+    """Check that there are examples of the training split for this worker.
+
+    Raises:
+        UserError: There are none.
+    """
     if not share.examples("train"):
         count = len(share.manifest.splits["train"].shards)
         raise UserError(
@@ -55,6 +67,3 @@ def verify(share: Share) -> None:
             allowed=f"at most {count} replicas for this data set",
             mend="use fewer replicas, or prepare the data set for more",
         )
-    for split in ("train", "validation"):
-        for shard in share.shards(split) if share.has(split) else []:
-            verify_shard(share.folder / shard.file, shard)

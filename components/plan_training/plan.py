@@ -127,14 +127,16 @@ def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings)
             if largest
             else f"use fewer replicas than {replicas}, or more data",
         )
-    if shards < replicas:
+    readers = abilities.readers(train.engine, replicas, devices)
+    if shards < readers:
+        what = "replicas" if readers == replicas else "devices"
         raise UserError(
-            f"The training split has {shards} shards, fewer than the {replicas} replicas that would read them.",
+            f"The training split has {shards} shards, fewer than the {readers} {what} that would read them.",
             setting="hardware",
-            value=f"{replicas} replicas",
-            allowed=f"at most {shards} replicas for this data set",
-            nearest=f"{shards} replicas",
-            mend=f"use {shards} replicas or fewer, or let prepare_data write the set for {replicas} replicas",
+            value=f"{readers} {what}",
+            allowed=f"at most {shards} {what} for this data set",
+            nearest=f"{shards} {what}",
+            mend=f"use {shards} {what} or fewer, or let prepare_data write the set for {readers} {what}",
         )
     steps_per_epoch = examples // batch
     return Plan(

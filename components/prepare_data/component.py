@@ -10,7 +10,7 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
 
     Args:
         settings: DataSettings as JSON; with an empty store the set is kept in the artifact's own place.
-        replicas: How many replicas will read it: the training split has at least as many shards.
+        replicas: How many processes will read it: the training split has at least as many shards.
         dataset: The prepared set's folder or gs:// URI.
         statistics: Its statistics page.
     """

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import TextIO
 
 from components.train.replica import Replica
 from trainer.errors import ERROR_PREFIX, UserError
+from trainer.processes import die_with_parent
 
 KEPT_LINES = 400
-PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 class Worker:
@@ -37,7 +34,7 @@ class Worker:
             text=True,
             errors="replace",
             process_group=0,
-            preexec_fn=_die_with_parent(),
+            preexec_fn=die_with_parent(),
         )
         self._reader = threading.Thread(target=self._read, args=(log,), daemon=True)
         self._reader.start()
@@ -94,15 +91,3 @@ class Worker:
             return "was stopped by SIGTERM"
         last = self.traceback().rsplit("\n", 1)[-1]
         return f"failed with exit code {code}" + (f": {last}" if last else "")
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """What a new process does first so that it does not outlive a killed parent (Linux)."""
-    if sys.platform != "linux":
-        return None
-    library = ctypes.CDLL(None, use_errno=True)
-
-    def ask() -> None:
-        library.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
-
-    return ask

@@ -21,13 +21,13 @@ class TrainingEngine:
         abilities.refuse(train)
         check_engine(hardware, train.engine)
         devices = hardware.accelerators_per_replica
-        if train.engine == "pytorch" and devices > 1:
+        if train.engine == "pytorch" and hardware.is_tpu and devices > 1:
             raise UserError(
-                f"The engine pytorch trains on one device a replica; {hardware} has {devices}.",
+                f"The engine pytorch trains on one TPU chip a replica; {hardware} has {devices}.",
                 setting="train.engine",
                 value=train.engine,
-                allowed="pytorch with one accelerator a replica, jax and tensorflow with any number",
+                allowed="pytorch on CPUs, on any number of GPUs, on TPUs of one chip; jax on all",
                 nearest="jax",
-                mend="--set train.engine=jax, or more replicas of one accelerator each, such as l4x1*4",
+                mend="--set train.engine=jax",
             )
         return train.engine

@@ -52,18 +52,9 @@ def test_two_replicas_end_with_the_same_weights(workspace: Workspace) -> None:
     assert len(set(checksums.values())) == 1
 
 
-@pytest.mark.engine("jax")
 def test_a_cloud_layout_is_rehearsed_with_virtual_devices(workspace: Workspace) -> None:
-    result = workspace.slipway("rehearse", "--hardware", "t4x2*2", "--steps", "4", "--set", "train.engine=jax")
+    result = workspace.slipway("rehearse", "--hardware", "t4x2*2", "--steps", "4", "--set", f"train.engine={ENGINE}")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "2 of CPU here, 4 in 2 processes" in workspace.log("train")
+    on = {"jax": "2 of CPU here, 4 in 2 processes", "pytorch": "one CPU, one of 4 processes"}[ENGINE]
+    assert workspace.log("train").count(on) == 2
     assert len(set(re.findall(r"weights checksum ([0-9a-f]+)", workspace.log("train")))) == 1
-
-
-@pytest.mark.engine("pytorch")
-def test_several_devices_a_replica_are_refused(workspace: Workspace) -> None:
-    before = workspace.runs()
-    result = workspace.slipway("rehearse", "--hardware", "t4x2*2", "--set", "train.engine=pytorch")
-    assert result.returncode == 2
-    assert "one device a replica; t4x2*2 has 2" in result.stderr
-    assert workspace.runs() == before

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
-from tests.engines.conftest import ENGINE, Bench
+from tests.engines.conftest import ENGINE, HERE, Bench
+from trainer.errors import ERROR_PREFIX
 from trainer.stopping import PEER_LOST_EXIT_CODE
 
 SAVING = {"checkpoint": {"every_steps": 150, "every_seconds": None}}
@@ -65,6 +67,16 @@ def test_two_replicas_end_with_the_same_weights_also_when_killed(bench: Bench, t
     assert [end.checksum for end in resumed] == [whole[0].checksum] * 2, resumed
 
 
+def test_an_error_on_one_replica_is_its_own_only(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    chief, worker = workers.start_two(bench.job(replicas=2, builder="sample_networks:none_on_a_worker"), tmp_path)
+    end = worker.wait()
+    assert end.status == 1
+    assert "RuntimeError: not on a worker" in end.errors
+    end = chief.wait()
+    assert end.status == PEER_LOST_EXIT_CODE, end
+    assert "Traceback" not in end.errors
+
+
 @pytest.mark.engine("jax")
 def test_virtual_devices_train_as_one_would(bench: Bench, tmp_path: Path, workers: Any) -> None:
     config = bench.job(steps=100, steps_per_epoch=10, augment={})  # a log point each step
@@ -78,8 +90,57 @@ def test_virtual_devices_train_as_one_would(bench: Bench, tmp_path: Path, worker
 
 
 @pytest.mark.engine("pytorch")
-def test_several_devices_of_one_replica_are_refused(bench: Bench, tmp_path: Path, workers: Any) -> None:
-    end = workers.start(bench.job(), tmp_path, SLIPWAY_VIRTUAL_DEVICES="4").wait()
+def test_two_devices_of_a_replica_train_as_two_replicas_would(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    settings = {"steps": 900, "steps_per_epoch": 75, "builder": "sample_networks:dropout", **SAVING}
+    two = [worker.wait() for worker in workers.start_two(bench.job(replicas=2, **settings), tmp_path / "two")]
+    assert [end.status for end in two] == [0, 0], two
+
+    def start() -> Any:
+        return workers.start(bench.job(**settings), tmp_path / "one", SLIPWAY_VIRTUAL_DEVICES="2")
+
+    stopped = start()
+    stopped.wait_for_checkpoint(150)
+    devices = psutil.Process(stopped.process.pid).children()
+    stopped.process.send_signal(signal.SIGTERM)
+    assert stopped.wait().status == 143
+    assert len(devices) == 2
+    psutil.wait_procs(devices, timeout=30)
+    assert not any(device.is_running() for device in devices)
+
+    for victim in (1, 0):
+        killed = start()
+        saved = int((tmp_path / "one" / "checkpoints" / "latest").read_text().removeprefix("step-"))
+        killed.wait_for_checkpoint(saved + 150)
+        devices = psutil.Process(killed.process.pid).children()
+        devices[victim].kill()
+        end = killed.wait()
+        assert end.status == 128 + signal.SIGKILL, end
+        assert f"the process of device {victim} of this replica was killed by SIGKILL" in end.output
+        assert not any(device.is_running() for device in devices)
+
+    end = start().wait()
+    assert end.status == 0, end
+    assert "one CPU, one of 2 processes" in end.output
+    assert end.checksum == two[0].checksum
+
+
+@pytest.mark.engine("pytorch")
+def test_the_death_of_a_replica_of_two_devices_ends_them_all(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    config = bench.job(steps=STEPS, steps_per_epoch=75, replicas=2, **SAVING)
+    pair = workers.start_two(config, tmp_path, SLIPWAY_VIRTUAL_DEVICES="2")
+    pair[0].wait_for_checkpoint(150)
+    devices = [device for one in pair for device in psutil.Process(one.process.pid).children()]
+    assert len(devices) == 4
+    pair[1].process.kill()
+    assert pair[0].wait().status == PEER_LOST_EXIT_CODE
+    _, alive = psutil.wait_procs(devices, timeout=30)
+    assert not alive
+
+
+@pytest.mark.engine("pytorch")
+def test_an_error_on_one_device_of_a_replica_is_shown_once(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    config = bench.job(builder="torch_networks:none_on_device_1")
+    end = workers.start(config, tmp_path, SLIPWAY_VIRTUAL_DEVICES="2", PYTHONPATH=str(HERE / "networks")).wait()
     assert end.status == 1
-    assert "one device a replica, and this one has 4" in end.user_error["message"]
-    assert ENGINE in end.user_error["value"]
+    assert end.errors.count(ERROR_PREFIX) == 1
+    assert "RuntimeError: not on device 1" in end.user_error["traceback"]

@@ -28,7 +28,7 @@ def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vert
 
 @pytest.mark.parametrize(
     ("name", "hardware"),
-    [("tensorflow", "t4x2"), ("jax", "tpu-v5e-2x4"), ("jax", "l4x8*4"), ("pytorch", "l4x1*4"), ("pytorch", "cpu*2")],
+    [("tensorflow", "t4x2"), ("jax", "tpu-v5e-2x4"), ("jax", "l4x8*4"), ("pytorch", "l4x4*2"), ("pytorch", "cpu*2")],
 )
 def test_an_engine_on_its_hardware_passes(name: str, hardware: str) -> None:
     assert name in engine.TrainingEngine().look(subject(name, hardware))
@@ -40,9 +40,9 @@ def test_hardware_that_the_engine_does_not_run_on_is_refused() -> None:
     assert "train.engine=jax" in (caught.value.mend or "")
 
 
-def test_several_devices_a_replica_are_refused_for_pytorch() -> None:
-    with pytest.raises(UserError, match="one device a replica; l4x4 has 4"):
-        engine.TrainingEngine().look(subject("pytorch", "l4x4"))
+def test_several_tpu_chips_a_replica_are_refused_for_pytorch() -> None:
+    with pytest.raises(UserError, match="one TPU chip a replica; tpu-v6e-2x2 has 4"):
+        engine.TrainingEngine().look(subject("pytorch", "tpu-v6e-2x2"))
 
 
 def test_what_the_engine_can_not_do_is_refused() -> None:

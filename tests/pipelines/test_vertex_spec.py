@@ -23,24 +23,19 @@ VERTEX = {
 }
 
 
-@pytest.fixture(scope="module")
-def specification(tmp_path_factory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("spec")
+def compiled(folder: Path, hardware: str, *options: str) -> dict[str, Any]:
     values = yaml.safe_load(Path("configs/digits.yaml").read_text()) | {"vertex": VERTEX}
     (folder / "run.yaml").write_text(yaml.safe_dump(values))
-    arguments = [
-        "-c",
-        str(folder / "run.yaml"),
-        "--target",
-        "vertex",
-        "--hardware",
-        "cpu*4",
-        "-o",
-        str(folder / "spec.yaml"),
-    ]
-    result = CliRunner().invoke(app, ["compile", *arguments])
+    place = folder / "spec.yaml"
+    told = ["-c", str(folder / "run.yaml"), "--target", "vertex", "--hardware", hardware, "-o", str(place), *options]
+    result = CliRunner().invoke(app, ["compile", *told])
     assert result.exit_code == 0, result.output
-    return yaml.safe_load((folder / "spec.yaml").read_text())
+    return yaml.safe_load(place.read_text())
+
+
+@pytest.fixture(scope="module")
+def specification(tmp_path_factory) -> dict[str, Any]:
+    return compiled(tmp_path_factory.mktemp("spec"), "cpu*4")
 
 
 def executors(specification: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -83,6 +78,13 @@ def test_the_pools_are_the_hardwares(specification):
     inputs = specification["root"]["dag"]["tasks"]["plan-training"]["inputs"]["parameters"]
     pools = inputs["pools"]["runtimeValue"]["constant"]
     assert [pool["replica_count"] for pool in pools] == [1, 3]
+
+
+@pytest.mark.parametrize(("engine", "readers"), [("pytorch", 8), ("tensorflow", 2)])
+def test_the_data_set_has_a_shard_for_each_process_that_reads_it(tmp_path, engine, readers):
+    made = compiled(tmp_path, "l4x4*2", "--set", f"train.engine={engine}")
+    told = made["root"]["dag"]["tasks"]["prepare-data"]["inputs"]["parameters"]
+    assert told["replicas"]["runtimeValue"]["constant"] == readers
 
 
 def test_our_steps_run_in_the_configured_image(specification):

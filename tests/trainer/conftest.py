@@ -211,7 +211,7 @@ class Workers:
         self.started.append(worker)
         return worker
 
-    def start_two(self, config: JobConfig, place: Path) -> list[Worker]:
+    def start_two(self, config: JobConfig, place: Path, **environment: str) -> list[Worker]:
         """A chief and a worker on loopback, with the environment that Vertex would give."""
         with socket.socket() as first, socket.socket() as second:
             for listener in (first, second):
@@ -219,8 +219,8 @@ class Workers:
             addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in (first, second)]
         cluster = {"chief": addresses[:1], "worker": addresses[1:]}
         return [
-            self.start(config, place, TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}}))
-            for kind in cluster
+            self.start(config, place, TF_CONFIG=json.dumps({"cluster": cluster, "task": task}), **environment)
+            for task in ({"type": kind, "index": 0} for kind in cluster)
         ]
 
     def stop(self) -> None:

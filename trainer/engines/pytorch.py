@@ -67,7 +67,7 @@ class PyTorchEngine:
         return f"PyTorch {torch.__version__}, one {self._devices.kind}{several}"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
-        check_shared_evenly(job.train, job.plan.replicas, devices=1)
+        check_shared_evenly(job.train, job.plan.replicas, job.plan.processes)
         augment.verify(job.train.augment, manifest.image_shape)
         devices = self._devices
         chosen = precision.choose(job.train, devices.kind, devices.capability)
@@ -88,7 +88,7 @@ class PyTorchEngine:
             train=job.train,
             precision=chosen,
             class_weights=None if weights is None else torch.from_numpy(weights).to(devices.device),
-            batch=job.plan.batch_per_replica,
+            batch=job.plan.batch_per_process,
             devices=devices,
         )
         self._batches, self._position = None, 0
@@ -98,9 +98,10 @@ class PyTorchEngine:
             return self._network
         # With find_unused_parameters the order in which gradients are summed up never changes, so that a resumed run's
         # sums are the same as an undisturbed one's. Buffers are equal everywhere: BatchNorm is refused.
-        return torch.nn.parallel.DistributedDataParallel(
-            self._network, find_unused_parameters=True, forward_sync_buffers=False
-        )
+        with errors_named(self._devices.cluster):
+            return torch.nn.parallel.DistributedDataParallel(
+                self._network, find_unused_parameters=True, forward_sync_buffers=False
+            )
 
     def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
         if self._batches is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -13,13 +14,15 @@ import tensorflow as tf
 import torch
 import torch.distributed as distributed
 
-from trainer.accelerators import virtual_devices
 from trainer.cluster import Cluster
 from trainer.engines import OutOfMemory, PeerLost, pytorch_tpu
 from trainer.errors import UserError
 
 # The longest that a process waits in a collective: the chief may be exporting meanwhile.
 COLLECTIVE_MINUTES = 10
+# The longest that a process waits for the others when all is done, and how often it looks.
+LEAVE_SECONDS = 10.0
+LEAVE_POLL_SECONDS = 0.01
 # What gloo, NCCL and the store say where another process is gone.
 _LOST = ("gloo", "nccl", "connection", "peer", "socket", "timed out", "broken pipe", "store")
 
@@ -32,11 +35,11 @@ class Devices:
         with contextlib.suppress(ValueError, RuntimeError):
             tf.config.set_visible_devices([], "GPU")  # TensorFlow reads the data; it would take all of the memory
         self.tpu = pytorch_tpu.open_tpu() if pytorch_tpu.is_here(os.environ) else None
-        _refuse_several(self.tpu)
         if self.tpu:
             self.device = self.tpu.device
-        elif torch.cuda.is_available():
-            self.device = torch.device("cuda", 0)
+        elif torch.cuda.is_available() and cluster.accelerators.kind != "virtual":
+            _check_gpus(cluster, torch.cuda.device_count())
+            self.device = torch.device("cuda", cluster.local_rank)
             torch.cuda.set_device(self.device)
         else:
             self.device = torch.device("cpu")
@@ -75,14 +78,14 @@ class Devices:
             "MASTER_PORT": port,
             "RANK": str(self.cluster.rank),
             "WORLD_SIZE": str(self.cluster.replicas),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
+            "LOCAL_RANK": str(self.cluster.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.cluster.on_this_machine),
         }
         if host in ("127.0.0.1", "localhost"):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         timeout = timedelta(minutes=COLLECTIVE_MINUTES)
         self._listener = _listener(host, int(port)) if self.cluster.is_chief else None
-        store = distributed.TCPStore(
+        self._store = distributed.TCPStore(
             host,
             int(port),
             self.cluster.replicas,
@@ -93,7 +96,7 @@ class Devices:
         accelerated = {"GPU": "cpu:gloo,cuda:nccl"}.get(self.kind, "gloo")
         distributed.init_process_group(
             f"cpu:gloo,{self.device.type}:{self.tpu.backend}" if self.tpu else accelerated,
-            store=store,
+            store=self._store,
             rank=self.cluster.rank,
             world_size=self.cluster.replicas,
             timeout=timeout,
@@ -111,23 +114,36 @@ class Devices:
             self.tpu.end_step()
 
     def leave(self) -> None:
-        """Leave the group."""
-        if self.cluster.replicas > 1:
-            distributed.destroy_process_group()
+        """Leave the group, when all are through with the last collective: gloo cuts off who is still in it."""
+        others = self.cluster.replicas - 1
+        if not others:
+            return
+        with contextlib.suppress(RuntimeError):  # the chief, which has the store, does not wait for ever
+            self._store.add("through", 1)
+            self._wait_for("through", others + 1)
+            if self.cluster.is_chief:
+                self._wait_for("left", others)
+            else:
+                self._store.add("left", 1)
+        distributed.destroy_process_group()
+
+    def _wait_for(self, name: str, count: int) -> None:
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while self._store.add(name, 0) < count and time.monotonic() < deadline:
+            time.sleep(LEAVE_POLL_SECONDS)
 
 
-def _refuse_several(tpu: Any) -> None:
-    """Raise UserError where this process has several devices: one process trains on one."""
-    virtual = virtual_devices(os.environ)
-    count = virtual or (1 if tpu else torch.cuda.device_count())
-    if count > 1:
+def _check_gpus(cluster: Cluster, found: int) -> None:
+    """Raise UserError where there are fewer GPUs here than processes: each trains on one of its own."""
+    if found < cluster.on_this_machine:
         raise UserError(
-            f"The engine pytorch trains on one device a replica, and this one has {count}.",
-            setting="train.engine",
-            value="pytorch",
-            allowed="one accelerator a replica, such as l4x1*4",
-            nearest="jax",
-            mend="choose more replicas of one accelerator each, or --set train.engine=jax",
+            f"{cluster.on_this_machine} processes of the engine pytorch are on this machine, and it has {found} "
+            f"GPU{'s' if found > 1 else ''}.",
+            setting="hardware",
+            value=f"{cluster.on_this_machine} processes on one machine",
+            allowed="at most one process a GPU",
+            nearest=str(found),
+            mend="use fewer replicas, or slipway rehearse, which trains on the CPU",
         )
 
 

@@ -35,7 +35,7 @@ class KubeflowPlatform:
 
     def prepare_data(self, config: RunConfig) -> Any:
         data = config.data.model_copy(update={"store": self.settings.place(config.data.store)})
-        task = self._working(prepare_data)(settings=data.model_dump_json(), replicas=1)
+        task = self._working(prepare_data)(settings=data.model_dump_json(), replicas=config.readers)
         # On a volume the step itself finds a set that is there; the server's cache would not see that one is gone.
         return task.set_caching_options(not self.settings.volume)
 

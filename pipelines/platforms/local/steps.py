@@ -38,9 +38,7 @@ class LocalPlatform:
         return None
 
     def prepare_data(self, config: RunConfig) -> Any:
-        return self._step(prepare_data)(
-            settings=config.data.model_dump_json(), replicas=config.parsed_hardware.replicas
-        )
+        return self._step(prepare_data)(settings=config.data.model_dump_json(), replicas=config.readers)
 
     def plan_training(self, config: RunConfig, dataset: Any, image: Any) -> Any:
         return self._step(plan_training)(

@@ -58,7 +58,7 @@ class VertexPlatform:
         data = config.data
         if not data.store.startswith("gs://"):
             data = data.model_copy(update={"store": f"{self.settings.bucket}/datasets"})
-        return self._in_image(prepare_data)(settings=data.model_dump_json(), replicas=config.parsed_hardware.replicas)
+        return self._in_image(prepare_data)(settings=data.model_dump_json(), replicas=config.readers)
 
     def plan_training(self, config: RunConfig, dataset: Any, image: Any) -> Any:
         return self._in_image(plan_training)(

@@ -79,6 +79,7 @@ def test_steps_are_exact(train, steps):
         ({"replicas": 2, "devices": 4, "batch_size": 20}, "train.batch_size", "--set train.batch_size=16"),
         ({"available": 50, "batch_size": 64}, "train.batch_size", "--set train.batch_size=50"),
         ({"replicas": 8, "shards": 4, "batch_size": 64}, "hardware", "use 4 replicas"),
+        ({"devices": 8, "shards": 4, "batch_size": 64, "engine": "pytorch"}, "hardware", "use 4 devices"),
         ({"replicas": 2, "available": 1, "batch_size": 64}, "train.batch_size", "use fewer replicas"),
     ],
 )

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -19,7 +18,7 @@ import pytest
 
 from components.step import WorkFailed
 from components.train.local_cluster import run_local_cluster
-from components.train.replica import Ports, cluster_environment, replicas_of
+from components.train.replica import cluster_environment, replicas_of
 from trainer.config import RestartSettings
 from trainer.errors import UserError
 
@@ -80,19 +79,6 @@ def test_the_evaluator_is_not_in_the_cluster():
     config = json.loads(cluster_environment(replicas[2], replicas)["TF_CONFIG"])
     assert config["task"] == {"type": "evaluator", "index": 0}
     assert set(config["cluster"]) == {"chief", "ps"}
-
-
-def test_ports_are_kept_from_others_and_let_our_servers_in():
-    ports = Ports(3)
-    assert len(set(ports.numbers)) == 3
-    with socket.socket() as stranger, pytest.raises(OSError):
-        stranger.bind(("127.0.0.1", ports.numbers[0]))
-    with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        server.bind(("127.0.0.1", ports.numbers[0]))
-        server.listen()
-        socket.create_connection(("127.0.0.1", ports.numbers[0]), timeout=2).close()
-    ports.close()
 
 
 FAIL = """

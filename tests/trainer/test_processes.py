@@ -1,0 +1,66 @@
+"""In how many processes a replica trains."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trainer import processes
+from trainer.accelerators import Accelerators
+from trainer.cluster import Cluster, read
+
+VIRTUAL = {"SLIPWAY_VIRTUAL_DEVICES": "4"}
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "29500"}
+TWO_HERE = {
+    "TF_CONFIG": json.dumps(
+        {
+            "cluster": {"chief": ["127.0.0.1:1111"], "worker": ["127.0.0.1:2222"]},
+            "task": {"type": "worker", "index": 0},
+        }
+    )
+}
+
+
+def on_gpus(environment: dict[str, str], count: int) -> Cluster:
+    told = read(environment)
+    gpus = Accelerators("gpu", count, "device files")
+    return Cluster(told.tasks, told.rank, told.source, gpus, told.local_rank, told.on_this_machine)
+
+
+@pytest.mark.parametrize(
+    ("engine", "environment", "gpus", "expected"),
+    [
+        ("pytorch", {}, 0, 1),
+        ("pytorch", {}, 8, 8),
+        ("jax", {}, 8, 1),
+        ("tensorflow", {}, 8, 1),
+        ("pytorch", TWO_HERE, 8, 4),
+        ("pytorch", TWO_HERE, 1, 1),
+        ("pytorch", TORCHRUN, 4, 4),
+        ("pytorch", TORCHRUN | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, 4, 1),
+    ],
+)
+def test_an_engine_of_one_device_a_process_has_one_for_each_gpu(
+    engine: str, environment: dict[str, str], gpus: int, expected: int
+) -> None:
+    assert processes.count(engine, on_gpus(environment, gpus)) == expected
+
+
+def test_virtual_devices_have_processes_too() -> None:
+    assert processes.count("pytorch", read(VIRTUAL)) == 4
+    assert processes.count("pytorch", read(VIRTUAL | TWO_HERE)) == 4
+
+
+@pytest.mark.parametrize("environment", [{}, TWO_HERE, TORCHRUN])
+def test_a_process_finds_its_place_among_all(environment: dict[str, str]) -> None:
+    replica = read(VIRTUAL | environment)
+    meeting = replica.tasks[0].host_and_port if replica.replicas > 1 else ("127.0.0.1", 4711)
+    told = [processes.environment_of(VIRTUAL | environment, replica, 4, number, meeting) for number in range(4)]
+    found = [read(each) for each in told]
+    assert [each.rank for each in found] == [replica.rank * 4 + number for number in range(4)]
+    assert [each.local_rank for each in found] == [replica.local_rank * 4 + number for number in range(4)]
+    assert {each.replicas for each in found} == {replica.replicas * 4}
+    assert {each.on_this_machine for each in found} == {replica.on_this_machine * 4}
+    assert {each.tasks[0].host_and_port for each in found} == {meeting}
+    assert {processes.count("pytorch", each) for each in found} == {1}
