@@ -31,6 +31,8 @@ class ImageKind:
 def image_kind(source: Path, role: str, accelerator: str, engine: str = "tensorflow") -> ImageKind:
     """The image of a role ("steps", "trainer") for an accelerator ("cpu", "gpu", "tpu").
 
+    Where none is locked for CPUs, the one for GPUs does: PyTorch's packages are the same for both.
+
     Args:
         source: The source tree: what images there are follows from its requirements/.
         role: What runs in it.
@@ -40,8 +42,11 @@ def image_kind(source: Path, role: str, accelerator: str, engine: str = "tensorf
     Raises:
         UserError: No packages are locked for it.
     """
-    name = f"{role}-{accelerator}" + ("" if engine == "tensorflow" else f"-{engine}")
+    ending = "" if engine == "tensorflow" else f"-{engine}"
+    name = f"{role}-{accelerator}{ending}"
     known = sorted(path.stem for path in (source / "requirements").glob(f"{role}-*.txt"))
+    if name not in known and accelerator == "cpu":
+        name = f"{role}-gpu{ending}"
     if name not in known:
         raise UserError(
             f"There is no image in which {engine} trains on this hardware.",

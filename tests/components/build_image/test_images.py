@@ -1,0 +1,34 @@
+"""Which image is for which accelerator and engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from components.build_image.images import image_kind
+from trainer.errors import UserError
+
+SOURCE = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "engine", "name"),
+    [
+        ("cpu", "tensorflow", "trainer-cpu"),
+        ("cpu", "jax", "trainer-cpu-jax"),
+        ("tpu", "jax", "trainer-tpu-jax"),
+        ("gpu", "pytorch", "trainer-gpu-pytorch"),
+        ("cpu", "pytorch", "trainer-gpu-pytorch"),
+    ],
+)
+def test_each_accelerator_and_engine_has_an_image(accelerator: str, engine: str, name: str) -> None:
+    kind = image_kind(SOURCE, "trainer", accelerator, engine)
+    assert kind.name == name
+    assert (SOURCE / kind.requirements).is_file()
+
+
+def test_an_engine_without_an_image_for_the_accelerator_is_refused() -> None:
+    with pytest.raises(UserError) as caught:
+        image_kind(SOURCE, "trainer", "tpu", "pytorch")
+    assert "requirements/trainer-tpu-pytorch.in" in (caught.value.mend or "")
