@@ -80,7 +80,8 @@ class Cluster:
             return f"one replica ({self.source} in the environment), {accelerators}"
         names = ", ".join(str(task) for task in self.tasks)
         chief = " (the chief)" if self.is_chief else ""
-        place = f"{self.task.type} {self.task.index}{chief} of {self.replicas} replicas"
+        what = "processes" if self.source == TORCHRUN else "replicas"
+        place = f"{self.task.type} {self.task.index}{chief} of {self.replicas} {what}"
         return f"{place}, by {self.source}: {names}; {accelerators}"
 
 
