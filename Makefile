@@ -15,6 +15,8 @@ BIN := .venv/bin
 ENGINES_LOCK := requirements/engines.txt
 ENGINES_STAMP := .venv-engines/.installed
 ENGINES_BIN := .venv-engines/bin
+# PyTorch's builds for GPUs bring it along, and importing it at the wrong moment ends the process.
+TRITON := triton==3.7.1; sys_platform == 'linux'
 pinned = $(shell sed -n 's/.*"\($(1)==[^"]*\)".*/\1/p' pyproject.toml)
 options = -c $(CONFIG) $(if $(HARDWARE),--hardware '$(HARDWARE)')
 
@@ -96,7 +98,7 @@ endif
 .PHONY: lock
 lock: $(STAMP) ## Resolve the dependencies anew into requirements/
 	$(BIN)/uv pip compile --quiet --upgrade $(addprefix --extra ,training cloud beam development) --universal --generate-hashes --python-version 3.11 pyproject.toml -o $(LOCK)
-	echo '$(call pinned,jax)' | $(BIN)/uv pip compile --quiet - --constraints $(LOCK) --universal --generate-hashes --python-version 3.11 -o $(ENGINES_LOCK)
+	printf '%s\n' '$(call pinned,jax)' "$(TRITON)" | $(BIN)/uv pip compile --quiet - --constraints $(LOCK) --universal --generate-hashes --python-version 3.11 -o $(ENGINES_LOCK)
 
 	cd requirements && for image in *.in; do ../$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-package kfp-server-api --python-version 3.11 --python-platform x86_64-manylinux_2_31 $$image -o $${image%.in}.txt; done
 

@@ -39,7 +39,7 @@ def build_images(
         images = ensure_images(config, log, say, builder)
     except WorkFailed as error:
         raise UserError(error.message, mend="see the builder's output above") from None
-    return {"steps": images.steps, "trainer": images.trainer}
+    return images.by_role()
 
 
 def local_image(
@@ -69,10 +69,10 @@ def _on_this_machine(config: RunConfig, target: str, builder: str | None, log: T
         )
     if target == "local":
         settings = config.containers
-        images = [wanted_image(config, "steps", "cpu", settings.base, settings.repository, say)]
+        images = {"steps": wanted_image(config, "steps", "cpu", settings.base, settings.repository, say)}
     else:
-        images = list(wanted_images(config, say))
-    for image in images:
+        images = wanted_images(config, say)
+    for image in images.values():
         request = image.request
         local.build(str(chosen), image.context.archive(), request.uri, request.arguments, request.labels, log)
-    return dict(zip(("steps", "trainer"), (image.request.uri for image in images), strict=False))
+    return {role: image.request.uri for role, image in images.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -27,6 +27,7 @@ from components.build_image.registry import ARTIFACT_REGISTRY
 from components.cloud.retries import is_transient
 from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
 from pipelines.hardware import Hardware
+from trainer.abilities import RUN_THEIR_OWN_MODELS
 from trainer.errors import UserError
 
 SOURCE_TREE = Path(components.__file__).parents[1]
@@ -45,11 +46,31 @@ class VerifiedBuild:
 
 @dataclass(frozen=True)
 class Images:
-    """The images that a run's spec names. `build` is None where nothing is to be built while it runs."""
+    """The images that a run's spec names: the steps', that in which training runs, and that of the step evaluate.
+
+    `evaluation` is the steps' unless the engine's models need more. `build` is None where nothing is to be built while
+    the run runs.
+    """
 
     steps: str
     trainer: str
+    evaluation: str
     build: VerifiedBuild | None = None
+
+    @classmethod
+    def one(cls, image: str) -> Images:
+        """The same image for all."""
+        return cls(image, image, image)
+
+    @classmethod
+    def of(cls, uris: Mapping[str, str], build: VerifiedBuild | None) -> Images:
+        """From the URIs by role, as `wanted_images` has the roles."""
+        return cls(uris["steps"], uris["trainer"], uris.get("evaluation", uris["steps"]), build)
+
+    def by_role(self) -> dict[str, str]:
+        """The URIs of the different ones."""
+        uris = {"steps": self.steps, "trainer": self.trainer, "evaluation": self.evaluation}
+        return uris if self.evaluation != self.steps else {name: uris[name] for name in ("steps", "trainer")}
 
 
 @dataclass(frozen=True)
@@ -67,30 +88,31 @@ def accelerator_of(hardware: Hardware) -> str:
     return "tpu" if hardware.is_tpu else "gpu"
 
 
-def wanted_images(config: RunConfig, say: Say) -> tuple[Wanted, Wanted]:
-    """The steps' and the trainer's image for a run on Vertex AI.
+def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
+    """The images for a run on Vertex AI by role: steps, trainer, and evaluation where the steps' does not do for it.
 
     Raises:
         UserError: No image is possible: no checkout, files that git does not track, no such image.
     """
     settings = _vertex(config)
-    accelerator = accelerator_of(config.parsed_hardware)
-    roles = (("steps", "cpu"), ("trainer", accelerator))
-    steps, trainer = (
-        wanted_image(config, role, kind, settings.build.base, settings.image_repository, say, trains=role == "trainer")
-        for role, kind in roles
-    )
-    return steps, trainer
+    base, repository = settings.build.base, settings.image_repository
+    wanted = {
+        "steps": wanted_image(config, "steps", "cpu", base, repository, say, with_engine=False),
+        "trainer": wanted_image(config, "trainer", accelerator_of(config.parsed_hardware), base, repository, say),
+    }
+    if config.train.engine in RUN_THEIR_OWN_MODELS:
+        wanted["evaluation"] = wanted_image(config, "steps", "cpu", base, repository, say)
+    return wanted
 
 
 def wanted_image(
-    config: RunConfig, role: str, accelerator: str, base: str, repository: str, say: Say, *, trains: bool = True
+    config: RunConfig, role: str, accelerator: str, base: str, repository: str, say: Say, *, with_engine: bool = True
 ) -> Wanted:
     """One image of a run; files that git neither tracks nor ignores are left out, which is said.
 
-    `trains` says whether training runs in it: only then it depends on the engine.
+    `with_engine` says whether it has the engine that trains.
     """
-    kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine if trains else "tensorflow")
+    kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine if with_engine else "tensorflow")
     context = make_context(SOURCE_TREE, kind, base, own_code(config))
     for name in context.left_out:
         say(f"not in the image {kind.name}, since git does not track it: {name}")
@@ -98,7 +120,7 @@ def wanted_image(
 
 
 def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None = None) -> Images:
-    """Both images of a run on Vertex AI, by digest: found in the registry, or built now.
+    """The images of a run on Vertex AI, by digest: found in the registry, or built now.
 
     Args:
         config: The run's; with `vertex.image` set nothing is built.
@@ -112,44 +134,43 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
     """
     settings = _vertex(config)
     if settings.image is not None:
-        return Images(settings.image, settings.image)
+        return Images.one(settings.image)
     _check_builder(settings, builder or settings.build.builder)
     registry = registry_of(settings.image_repository, settings.connection)
-    uris = []
+    uris = {}
     wanted = wanted_images(config, say)
-    for image in wanted:
+    for role, image in wanted.items():
         found = find(image.request, registry)
         if found is None:
             say(f"building {image.request.uri} with {builder or settings.build.builder}")
             found = ensure(image.request, registry, _builder(settings, image, log, builder)).uri
         say(f"image {found}")
-        uris.append(found)
-    steps, trainer = uris
-    return Images(steps, trainer, _verified(settings, wanted[1], upload=True))
+        uris[role] = found
+    return Images.of(uris, _verified(settings, wanted["trainer"], upload=True))
 
 
 def known_images(config: RunConfig, say: Say) -> Images:
-    """Both images as far as they are known, for a spec that is only written: nothing is built or uploaded.
+    """The images as far as they are known, for a spec that is only written: nothing is built or uploaded.
 
     By digest where the registry has the content's tag, else (said aloud) by that tag.
     """
     settings = _vertex(config)
     if settings.image is not None:
-        return Images(settings.image, settings.image)
+        return Images.one(settings.image)
     wanted = wanted_images(config, say)
     try:
         registry = registry_of(settings.image_repository, settings.connection)
-        found = [find(image.request, registry) for image in wanted]
+        found = {role: find(image.request, registry) for role, image in wanted.items()}
     except Exception as error:
         if not isinstance(error, UserError) and not is_transient(error):
             raise
         say(f"the images' digests are not known: {getattr(error, 'message', error)}")
-        found = [None, None]
-    for image, uri in zip(wanted, found, strict=True):
-        if uri is None:
+        found = dict.fromkeys(wanted)
+    for role, image in wanted.items():
+        if found[role] is None:
             say(f"not built yet, so by its tag: {image.request.uri} (slipway build)")
-    steps, trainer = (uri or image.request.uri for image, uri in zip(wanted, found, strict=True))
-    return Images(steps, trainer, _verified(settings, wanted[1], upload=False) if all(found) else None)
+    uris = {role: found[role] or image.request.uri for role, image in wanted.items()}
+    return Images.of(uris, _verified(settings, wanted["trainer"], upload=False) if all(found.values()) else None)
 
 
 def own_code(config: RunConfig) -> dict[str, Path]:

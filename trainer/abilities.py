@@ -31,6 +31,9 @@ UNABLE: dict[str, tuple[Unable, ...]] = {
 # A process of theirs trains on one device: a replica of several devices has as many processes.
 ONE_DEVICE_A_PROCESS = frozenset({"pytorch"})
 
+# Their exported model takes their own library to run; that of the others is a SavedModel.
+RUN_THEIR_OWN_MODELS = frozenset({"pytorch"})
+
 
 def readers(engine: str, replicas: int, devices: int) -> int:
     """How many processes read the data set: those of all replicas, which have `devices` each (0: only CPUs)."""

@@ -6,7 +6,7 @@ nothing here uses; they take longer to import than Keras itself.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -36,6 +36,8 @@ def import_tensorflow(engine: str = "tensorflow") -> None:
     if "keras" in sys.modules:
         _check_backend(backend)
     os.environ["KERAS_BACKEND"] = backend
+    if engine == "pytorch":
+        import_triton()
     if library != "tensorflow":
         importlib.import_module(library)  # first: JAX itself can not do without SciPy
     hidden = [name for name in _OPTIONAL if name not in sys.modules]
@@ -49,6 +51,16 @@ def import_tensorflow(engine: str = "tensorflow") -> None:
             del sys.modules[name]
     for name in ("absl", "tensorflow"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def import_triton() -> None:
+    """Import Triton where PyTorch's builds for GPUs bring it along, and TensorFlow is not there yet.
+
+    PyTorch imports it when it first needs it. After TensorFlow (from 2.20 on) that ends the process with SIGSEGV, since
+    TensorFlow lets all others see its own LLVM: https://github.com/tensorflow/tensorflow/issues/124205
+    """
+    if "tensorflow" not in sys.modules and importlib.util.find_spec("triton") is not None:
+        importlib.import_module("triton")
 
 
 def _check_backend(backend: str) -> None:

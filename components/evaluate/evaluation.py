@@ -17,7 +17,7 @@ from components.evaluate.settings import EvaluateSettings
 from trainer import events, manifest
 from trainer.errors import UserError
 from trainer.manifest import Manifest, Split
-from trainer.quick_import import import_tensorflow
+from trainer.quick_import import import_tensorflow, import_triton
 
 SPLIT = "test"
 FEATURES = {"image": "string", "label": "int64", "key": "string"}
@@ -60,6 +60,7 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
     """
     description = manifest.read(data)
     split = _test_split(description, data)
+    import_triton()  # either model may be PyTorch's
     import_tensorflow()
     opponent_folder = champion if settings.champion == "registered" else None
     challenger = ServedModel(model, description, settings.worst_examples, is_champion=False)

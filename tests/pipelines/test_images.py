@@ -80,6 +80,26 @@ def test_the_accelerator_changes_the_trainers_image_only(project: FakeGoogle, tm
     assert accelerator_of(load(path, (), "t4x2").parsed_hardware) == "gpu"
 
 
+def test_pytorchs_models_are_evaluated_where_pytorch_is(project: FakeGoogle, tmp_path: Path) -> None:
+    path = configuration(project, tmp_path)
+    config = load(path, ("train.engine=pytorch",), "l4x4*2")
+    found = {
+        role: uri.rpartition("/")[2].partition(":")[0] for role, uri in known_images(config, print).by_role().items()
+    }
+    assert found == {"steps": "steps-cpu", "trainer": "trainer-gpu-pytorch", "evaluation": "steps-gpu-pytorch"}
+    images = ensure_images(config, io.StringIO(), print)
+    from kfp import compiler
+
+    from pipelines.platforms.vertex.steps import pipeline
+
+    compiler.Compiler().compile(pipeline(config, images), str(tmp_path / "spec.yaml"))
+    specification = yaml.safe_load((tmp_path / "spec.yaml").read_text())
+    executors = specification["deploymentSpec"]["executors"]
+    assert executors["exec-evaluate"]["container"]["image"] == images.evaluation
+    assert executors["exec-prepare-data"]["container"]["image"] == images.steps
+    assert "steps-gpu-pytorch@sha256:" in images.evaluation
+
+
 def test_compile_names_digests_once_they_are_built_and_tags_before(project: FakeGoogle, tmp_path: Path) -> None:
     path = configuration(project, tmp_path)
     _, before, said = compiled(path)

@@ -86,7 +86,7 @@ class VertexPlatform:
         return self._in_image(collect_model)(job=job.outputs["gcp_resources"], output=output)
 
     def evaluate(self, config: RunConfig, model: Any, dataset: Any, champion: Any) -> Any:
-        return self._in_image(evaluate)(
+        return self._in_image(evaluate, self.images.evaluation)(
             settings=config.evaluate.model_dump_json(), model=model, dataset=dataset, champion=champion.uri
         )
 
@@ -131,9 +131,9 @@ class VertexPlatform:
         where = {"project": self.settings.project, "region": self.settings.region, "endpoints": self.settings.endpoints}
         return json.dumps(where)
 
-    def _in_image(self, component: Any) -> Callable[..., Any]:
-        """A step's component, to run in the steps' image, and again where it fails."""
-        packed = dsl.component(component.python_func, base_image=self.images.steps, install_kfp_package=False)
+    def _in_image(self, component: Any, image: str = "") -> Callable[..., Any]:
+        """A step's component, to run in `image` or in the steps' image, and again where it fails."""
+        packed = dsl.component(component.python_func, base_image=image or self.images.steps, install_kfp_package=False)
 
         def task(**arguments: Any) -> Any:
             made = packed(**arguments)

@@ -29,7 +29,7 @@ def specification(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[st
 
         values = yaml.safe_load(Path("configs/digits.yaml").read_text())
         config = validate({**values, "hardware": hardware, "vertex": settings}, "the test")
-        images = Images(settings["image"], settings["image"])
+        images = Images.one(settings["image"])
         compile_pipeline(config, images, folder / "spec.yaml")
         return dict(yaml.safe_load((folder / "spec.yaml").read_text()))
 

@@ -109,7 +109,7 @@ def submit_in_process(hardware: str | None = None) -> Any:
     run = VertexRun(runs.create(config), config)
     assert config.vertex is not None
     image = str(config.vertex.image)
-    run.submit(Images(image, image))
+    run.submit(Images.one(image))
     return run
 
 

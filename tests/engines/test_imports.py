@@ -1,0 +1,28 @@
+"""What comes with an engine's builds for GPUs is imported in an order that the process survives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+TRAINER = (
+    "from trainer.quick_import import import_tensorflow; import_tensorflow('pytorch'); import torch._dynamo, triton"
+)
+EVALUATION = "from trainer.quick_import import *; import_triton(); import_tensorflow(); import triton"
+
+
+@pytest.mark.engine("pytorch")
+@pytest.mark.parametrize("program", [TRAINER, EVALUATION])
+def test_triton_does_not_end_the_process(program: str) -> None:
+    end = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert end.returncode == 0, end.stderr
+
+
+@pytest.mark.engine("pytorch")
+def test_triton_after_tensorflow_still_ends_the_process() -> None:
+    """Once it does not, `import_triton` is not needed any more."""
+    program = "import tensorflow, triton"
+    end = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert end.returncode < 0
