@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -58,3 +59,17 @@ def test_a_cloud_layout_is_rehearsed_with_virtual_devices(workspace: Workspace) 
     on = {"jax": "2 of CPU here, 4 in 2 processes", "pytorch": "one CPU, one of 4 processes"}[ENGINE]
     assert workspace.log("train").count(on) == 2
     assert len(set(re.findall(r"weights checksum ([0-9a-f]+)", workspace.log("train")))) == 1
+
+
+@pytest.mark.engine("pytorch")
+def test_a_run_trains_on_all_devices_of_this_machine(workspace: Workspace) -> None:
+    settings = ("--set", "train.engine=pytorch", "--set", "train.epochs=2", "--set", "evaluate.champion=none")
+    result = workspace.slipway("run", *settings, SLIPWAY_VIRTUAL_DEVICES="4")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "one CPU, one of 4 processes" in workspace.log("train")
+    (data,) = [path for path in workspace.path.glob("datasets/digits/*/manifest.json") if len(shards(path)) >= 4]
+    assert str(data.parent) == steps(workspace.record())["prepare_data"]["outputs"]["dataset"]
+
+
+def shards(manifest: Path) -> list[dict[str, object]]:
+    return json.loads(manifest.read_text())["splits"]["train"]["shards"]

@@ -3,6 +3,7 @@
 kfp reads a pipeline's annotations as objects, so they are not postponed here.
 """
 
+import os
 from typing import Any
 
 import psutil
@@ -15,6 +16,8 @@ from components.register_model.component import register_model
 from components.train.component import train
 from pipelines.config import RunConfig
 from pipelines.training import plan_arguments, training_steps
+from trainer import abilities
+from trainer.accelerators import find
 
 # How much of the memory that is free a rehearsal's batches may take: the replicas themselves need some.
 MEMORY_SHARE = 0.5
@@ -38,7 +41,10 @@ class LocalPlatform:
         return None
 
     def prepare_data(self, config: RunConfig) -> Any:
-        return self._step(prepare_data)(settings=config.data.model_dump_json(), replicas=config.readers)
+        readers = config.readers
+        if not self.rehearsal:  # replicas share this machine's devices, of which the configuration does not tell
+            readers = max(readers, abilities.readers(config.train.engine, 1, find(os.environ).count))
+        return self._step(prepare_data)(settings=config.data.model_dump_json(), replicas=readers)
 
     def plan_training(self, config: RunConfig, dataset: Any, image: Any) -> Any:
         return self._step(plan_training)(
