@@ -13,6 +13,7 @@ from components.register_model.registry import Registry
 from pipelines.config import no_place_on_vertex
 from pipelines.doctor.check import NotConcernedError, Subject
 from pipelines.hardware import validate_for
+from pipelines.hardware.placement import check_python
 from pipelines.platforms.kubeflow.checks import settings_of
 from trainer.batches import check_shared_evenly
 from trainer.errors import UserError, nearest
@@ -157,6 +158,8 @@ class HardwareChoice:
         if config.vertex is None:
             raise no_place_on_vertex()
         validate_for(hardware, region=config.vertex.region, engine=config.train.engine, image=config.vertex.image)
+        if config.vertex.image is None:
+            check_python(hardware, config.train.engine)
         return f"{hardware} in {config.vertex.region}"
 
 

@@ -52,7 +52,8 @@ class Family:
 class Accelerator:
     """A GPU or a TPU generation. `type` is Vertex's name, None where a topology says it all.
 
-    `memory_gb` is a chip's; `cores_per_chip` is how many devices a chip shows to the program.
+    `memory_gb` is a chip's; `cores_per_chip` is how many devices a chip shows to the program; `python` is the earliest
+    version that its libraries are for, where that is later than others'.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Accelerator:
     successors: tuple[str, ...] = ()
     certainty: str
     source: tuple[str, ...]
+    python: str | None = None
     note: str | None = None
 
     @property

@@ -38,11 +38,12 @@ class Hardware:
     @property
     def accelerators_per_replica(self) -> int:
         """How many devices one replica trains on; 0 on CPUs. Of a TPU slice, those of all its machines."""
-        return self.count
+        row = self.accelerator_row
+        return self.count * row.cores_per_chip if row and self.topology else self.count
 
     @property
     def chips(self) -> int:
-        """How many chips one replica has; a chip of TPU v2 and v3 has two cores."""
+        """How many chips one replica has; a chip of TPU v2, v3 and 7x shows two devices to the program."""
         row = self.accelerator_row
         return self.count // row.cores_per_chip if row and not self.topology else self.count
 

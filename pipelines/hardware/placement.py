@@ -17,6 +17,8 @@ from trainer.errors import UserError, nearest
 REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z]")
 PREBUILT_IMAGE = re.compile(r"(?:[a-z0-9-]+-)?docker\.pkg\.dev/vertex-ai/training/([^:@/]+)(?:[:@].*)?")
+# Of containers/Dockerfile; the locked packages are those of this version.
+IMAGE_PYTHON = "3.11"
 OLD_SERVICE_IMAGES = "gcr.io/cloud-ml-public/"
 
 
@@ -134,6 +136,26 @@ def check_engine(hardware: Hardware, engine: str, region: str | None = None) -> 
         nearest=near,
         mend=f"--hardware '{near}', or --set train.engine={row.engines[0]}",
     )
+
+
+def check_python(hardware: Hardware, engine: str | None = None) -> None:
+    """Slipway's own images have the Python that the accelerators' libraries need."""
+    row = hardware.accelerator_row
+    if row is None or row.python is None or _version(row.python) <= _version(IMAGE_PYTHON):
+        return
+    near = next((str(other) for other in alternatives(hardware, engine)), None)
+    raise UserError(
+        f"{row.title} needs Python {row.python} or later, and Slipway's images have {IMAGE_PYTHON}.",
+        setting="hardware",
+        value=str(hardware),
+        allowed=f"other accelerators, or an image of your own with Python {row.python} (vertex.image)",
+        nearest=near,
+        mend=f"--hardware '{near}', or --set vertex.image=IMAGE",
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
 
 
 def alternatives(hardware: Hardware, engine: str | None = None) -> Iterator[Hardware]:

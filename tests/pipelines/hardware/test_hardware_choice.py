@@ -102,7 +102,7 @@ def test_the_smallest_machine_that_fits_is_chosen():
 def test_chips_devices_and_machines():
     shape = {
         text: (h.accelerators_per_replica, h.chips, h.machines_per_replica, h.replicas)
-        for text in ("cpu*4", "l4x4*2", "tpu-v3-8", "tpu-v3-32", "tpu-v5e-2x4", "tpu-v5e-4x4")
+        for text in ("cpu*4", "l4x4*2", "tpu-v3-8", "tpu-v3-32", "tpu-v5e-2x4", "tpu-v5e-4x4", "tpu7x-2x2x2")
         for h in [parse(text)]
     }
     assert shape == {
@@ -112,6 +112,7 @@ def test_chips_devices_and_machines():
         "tpu-v3-32": (32, 16, 4, 1),
         "tpu-v5e-2x4": (8, 8, 1, 1),
         "tpu-v5e-4x4": (16, 16, 4, 1),
+        "tpu7x-2x2x2": (16, 8, 2, 1),
     }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import date
+from pathlib import Path
 
 import pytest
 
 from pipelines.hardware import parse, validate_for
+from pipelines.hardware.placement import IMAGE_PYTHON, check_python
 from trainer.errors import UserError
 
 TODAY = date(2026, 11, 20)
@@ -120,3 +122,17 @@ def test_the_nearest_region_has_it():
             with pytest.raises(UserError) as caught:
                 validate_for(hardware, region=region)
             validate_for(hardware, region=caught.value.nearest)
+
+
+def test_slipways_images_have_the_python_that_accelerators_need():
+    check_python(parse("tpu-v6e-2x2"), "jax")
+    check_python(parse("cpu"))
+    with pytest.raises(UserError, match=r"needs Python 3\.12 or later, and Slipway.s images have 3\.11") as caught:
+        check_python(parse("tpu7x-2x2x1"), "jax")
+    assert caught.value.nearest == "tpu-v6e-2x2"
+    assert "vertex.image" in (caught.value.mend or "")
+
+
+def test_the_images_python_is_the_dockerfiles():
+    base = next(line for line in Path("containers/Dockerfile").read_text().splitlines() if line.startswith("ARG BASE="))
+    assert f"python:{IMAGE_PYTHON}-" in base
