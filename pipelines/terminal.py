@@ -35,3 +35,8 @@ def user_errors(command: Command) -> Command:
             raise typer.Exit(EXIT_USAGE) from None
 
     return wrapped  # type: ignore[return-value]
+
+
+def say(line: str) -> None:
+    """Say on stderr how the work goes; stdout is for what the command gives."""
+    error_console.print(escape(line), highlight=False, soft_wrap=True)

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from pipelines.terminal import EXIT_INTERRUPTED, console, error_console, user_errors
+from pipelines.commands.options import Json
+from pipelines.terminal import EXIT_INTERRUPTED, console, say, user_errors
 from trainer.errors import UserError
 
 app = typer.Typer(
@@ -19,7 +20,6 @@ app = typer.Typer(
 )
 
 Name = Annotated[str | None, typer.Argument(help="A schedule's name, its file's without .yaml; without it, all.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @app.command()
@@ -28,7 +28,7 @@ def diff(name: Name = None, as_json: Json = False) -> None:
     """Show what Vertex AI has against the files, field by field. Nothing is changed."""
     from pipelines.schedules import work
 
-    _show(work.compare(_names(name), _say), as_json=as_json)
+    _show(work.compare(_names(name), say), as_json=as_json)
 
 
 @app.command()
@@ -37,7 +37,7 @@ def apply(name: Name = None, as_json: Json = False) -> None:
     """Make Vertex AI's schedules what the files say: make, change, or replace them."""
     from pipelines.schedules import work
 
-    _show(work.apply(_names(name), sys.stderr, _say), as_json=as_json)
+    _show(work.apply(_names(name), sys.stderr, say), as_json=as_json)
 
 
 @app.command()
@@ -74,7 +74,7 @@ def delete(
 
     doomed = work.doomed(name)
     for schedule in doomed:
-        _say(f"{schedule.title}: {schedule.state_text}, {schedule.runs} runs started")
+        say(f"{schedule.title}: {schedule.state_text}, {schedule.runs} runs started")
     if doomed and not yes:
         if not is_terminal():
             raise UserError(
@@ -92,10 +92,6 @@ def is_terminal() -> bool:
 
 def _names(name: str | None) -> tuple[str, ...]:
     return () if name is None else (name,)
-
-
-def _say(line: str) -> None:
-    error_console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def _show(results: list[Any], *, as_json: bool) -> None:

@@ -1,0 +1,74 @@
+"""What can be made before a run: its pipeline spec by `slipway compile`, its images by `slipway build`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipelines.commands.checks import check_configuration
+from pipelines.commands.options import DEFAULT_CONFIGURATION, Configuration, Hardware, Json, Overrides, Target
+from pipelines.terminal import console, say, user_errors
+from trainer.errors import UserError
+
+
+@user_errors
+def compile_(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    target: Annotated[Target, typer.Option(help="For which platform.")] = Target.vertex,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The pipeline spec to write.")] = Path("spec.yaml"),
+) -> None:
+    """Write the pipeline spec that a run executes."""
+    from pipelines.config import load
+    from pipelines.output import check_folder_of
+
+    configuration = load(config, overrides or (), hardware)
+    if target is not Target.local:
+        check_configuration(configuration, target)
+    if output.suffix not in (".yaml", ".yml", ".json"):
+        raise UserError(
+            "A pipeline spec is YAML or JSON.", setting="-o", value=str(output), allowed="*.yaml, *.yml, *.json",
+            mend=f"-o {output.with_suffix('.yaml')}",
+        )  # fmt: skip
+    check_folder_of(output)
+    if target is Target.vertex:
+        from pipelines.images import known_images
+        from pipelines.platforms.vertex import steps as vertex_steps
+
+        pipeline = vertex_steps.pipeline(configuration, known_images(configuration, say))
+    elif target is Target.kubeflow:
+        from pipelines.platforms.kubeflow import steps as kubeflow_steps
+
+        pipeline = kubeflow_steps.pipeline(configuration)
+    else:
+        from pipelines.platforms.local import steps
+
+        pipeline = steps.pipeline(configuration)
+    from kfp import compiler
+
+    compiler.Compiler().compile(pipeline, str(output))
+    console.print(f"{output}: {configuration.name} for {target.value} on {configuration.hardware}", highlight=False)
+
+
+@user_errors
+def build(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    target: Annotated[Target, typer.Option(help="For runs where: vertex, or local (--runner docker).")] = Target.vertex,
+    builder: Annotated[str | None, typer.Option(help="cloud-build, docker, podman, buildah; as configured.")] = None,
+    push: Annotated[bool, typer.Option(help="Without: build on this machine only.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Build the images that a run needs, unless the registry has them; give them by digest."""
+    from pipelines.build_command import build_images
+    from pipelines.config import load
+
+    configuration = load(config, overrides or (), hardware)
+    images = build_images(configuration, target.value, builder, push=push, log=sys.stderr, say=say)
+    sys.stdout.write(json.dumps(images, indent=2) + "\n" if as_json else "".join(f"{uri}\n" for uri in images.values()))

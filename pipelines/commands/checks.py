@@ -1,0 +1,33 @@
+"""What is seen to before a run is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipelines.commands.options import Runner, Target
+from trainer.errors import UserError
+
+
+def check_configuration(
+    configuration: Any, target: Target, *, rehearsal: bool = False, submitting: bool = False
+) -> None:
+    """Make the doctor's checks that concern a run, before anything is started."""
+    from pipelines.doctor import refuse_on_failure
+    from pipelines.doctor.check import Subject
+
+    subject = Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd())
+    refuse_on_failure(subject, submitting=submitting)
+
+
+def check_runner(asked: Runner, taken: Runner, what: str) -> None:
+    """Refuse a runner that would not be the run's, and see that a Docker API answers where one is needed."""
+    if asked is Runner.docker and taken is not Runner.docker:
+        raise UserError(
+            f"--runner is for new runs on this machine, not for {what}.", setting="--runner", value="docker"
+        )
+    if taken is Runner.docker:
+        from pipelines.platforms.local.containers import docker_client
+
+        with docker_client():
+            pass

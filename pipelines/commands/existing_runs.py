@@ -1,0 +1,123 @@
+"""The runs that there are, looked at and ended: `slipway status`, `list`, `logs`, `explain` and `cancel`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from pipelines.commands.options import Json, Run
+from pipelines.commands.watching import current, watch_and_exit
+from pipelines.platforms import remote
+from pipelines.terminal import EXIT_INTERRUPTED, console, error_console, user_errors
+from trainer.errors import UserError
+
+
+@user_errors
+def status(
+    run_id: Run = "latest",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch a run elsewhere until it has ended.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a run: its steps, its result, its error."""
+    from pipelines import display, runs
+
+    folder = runs.find(run_id)
+    if follow and remote(folder.read().platform):
+        shown = Console(stderr=True) if as_json else console
+        watch_and_exit(folder, shown, as_json=as_json, require_promotion=False)
+        return
+    record = current(folder)
+    if as_json:
+        sys.stdout.write(record.model_dump_json(indent=2) + "\n")
+        return
+    for step in record.steps:
+        console.print(display.step_line(step, judged=not record.rehearsal), highlight=False, soft_wrap=True)
+    console.print(display.summary(record), highlight=False)
+    if record.error:
+        console.print(f"\n{escape(display.explanation(record, with_traceback=False))}", highlight=False, soft_wrap=True)
+
+
+@user_errors
+def list_(as_json: Json = False) -> None:
+    """List the runs, the newest first."""
+    from pipelines import display, runs
+
+    records = []
+    for folder in runs.folders():
+        try:
+            records.append(current(folder))
+        except UserError as error:
+            error_console.print(f"left out: {escape(error.message)}", highlight=False, soft_wrap=True)
+    if as_json:
+        sys.stdout.write(json.dumps([record.model_dump(mode="json") for record in records], indent=2) + "\n")
+    elif not records:
+        console.print("There are no runs yet: slipway run", highlight=False)
+    else:
+        console.print(display.run_table(records), highlight=False)
+
+
+@user_errors
+def logs(
+    run_id: Run = "latest",
+    step: Annotated[str | None, typer.Option(help="One step's log; without it, all in order.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the run writes.")] = False,
+) -> None:
+    """Print a run's logs."""
+    from pipelines import runs
+
+    folder = runs.find(run_id)
+    try:
+        for line in _log_lines(folder, step, follow=follow):
+            print(line, flush=follow)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _log_lines(folder: Any, step: str | None, *, follow: bool) -> Any:
+    if elsewhere := remote(folder.read().platform):
+        return elsewhere.log_lines(folder, step, follow=follow)
+    from pipelines import log_reader
+
+    return log_reader.read(folder, step, follow=follow)
+
+
+@user_errors
+def explain(run_id: Run = "latest", as_json: Json = False) -> None:
+    """Say why a run failed: which step, which replica, its traceback, what mends it."""
+    from pipelines import display, runs
+
+    record = current(runs.find(run_id))
+    if as_json:
+        sys.stdout.write((record.error.model_dump_json(indent=2) if record.error else "null") + "\n")
+    else:
+        console.print(escape(display.explanation(record)), highlight=False, soft_wrap=True)
+
+
+@user_errors
+def cancel(run_id: Run = "latest") -> None:
+    """Stop a run; what it has finished stays, and --resume goes on from there."""
+    from pipelines import runs
+
+    folder = runs.find(run_id)
+    if elsewhere := remote(folder.read().platform):
+        record = current(folder)
+        if record.status == "running":
+            console.print(f"{record.run_id}: {elsewhere.cancel(folder).status}", highlight=False)
+            return
+    record = folder.read()
+    if record.status != "running" or record.process is None:
+        raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", mend="slipway list")
+    os.kill(record.process.pid, signal.SIGTERM)
+    while folder.read().status == "running":
+        time.sleep(0.1)
+    console.print(f"{record.run_id}: {folder.read().status}", highlight=False)

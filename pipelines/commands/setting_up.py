@@ -1,0 +1,104 @@
+"""What comes before the first run: `slipway doctor`, `setup`, `hardware` and `migrate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipelines.commands.options import DEFAULT_CONFIGURATION, Configuration, Hardware, Json, Overrides, Target
+from pipelines.terminal import EXIT_FAILED, console, error_console, user_errors
+
+
+@user_errors
+def doctor(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    target: Annotated[Target, typer.Option(help="Where the run is to be.")] = Target.local,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Make every check of the machine and the configuration: what was found, and how to mend it."""
+    from pipelines.config import load
+    from pipelines.display import findings_table
+    from pipelines.doctor import examine_all
+    from pipelines.doctor.check import Subject
+
+    configuration = load(config, overrides or (), hardware)
+    findings = examine_all(Subject(configuration, target.value, rehearsal=False, folder=Path.cwd()))
+    if as_json:
+        rows = [{key: getattr(row, key) for key in ("check", "status", "found", "mend")} for row in findings]
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    else:
+        console.print(findings_table(findings), highlight=False)
+    if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@user_errors
+def setup(
+    config: Configuration = DEFAULT_CONFIGURATION,
+    apply: Annotated[bool, typer.Option("--apply", help="Make what is missing; without it, only show it.")] = False,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Show what runs on Vertex AI need in the project (APIs, bucket, accounts, roles) and, with --apply, make it."""
+    from pipelines import access
+    from pipelines.config import load
+
+    sound, rows = access.setup(load(config, overrides or (), hardware), console, make=apply, as_json=as_json)
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    elif not apply and any(row["status"] == "missing" for row in rows):
+        console.print("make it so: the same command with --apply", highlight=False)
+    if not sound:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@user_errors
+def hardware_(
+    choice: Annotated[str | None, typer.Argument(help="One choice, such as l4x4*2; without it, all there is.")] = None,
+    region: Annotated[str | None, typer.Option(help="Only what this region has.")] = None,
+    accelerator: Annotated[str | None, typer.Option(help="Only this kind: t4, a100, tpu-v5e, cpu …")] = None,
+    engine: Annotated[str | None, typer.Option(help="Only what this engine runs on: tensorflow, jax, pytorch.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the hardware that there is, or show what one choice becomes and why it is refused."""
+    from pipelines.hardware import command
+
+    if choice is None:
+        if as_json:
+            sys.stdout.write(command.list_as_json(region, accelerator, engine) + "\n")
+        else:
+            command.show_list(console, region, accelerator, engine)
+    elif as_json:
+        sys.stdout.write(command.choice_as_json(choice, region, engine) + "\n")
+    else:
+        command.show_choice(console, choice, region, engine)
+
+
+@user_errors
+def migrate(
+    source: Annotated[
+        list[str] | None, typer.Argument(help="A config.yaml; or, behind --, gcloud's own flags.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The run configuration to write.")] = None,
+) -> None:
+    """Turn an AI Platform Training job (config.yaml, or gcloud's flags behind --) into a run configuration."""
+    from pipelines.legacy import command
+
+    given = source or []
+    is_file = len(given) == 1 and not given[0].startswith("-")
+    migration = command.migration_of(Path(given[0]) if is_file else None, [] if is_file else given)
+    if output is None:
+        sys.stdout.write(migration.yaml)
+        command.show(error_console, migration)
+        return
+    command.save(migration, output)
+    command.show(console, migration)
+    console.print(f"{output}: decide what is marked DECIDE, then", highlight=False, soft_wrap=True)
+    console.print(f"  slipway doctor -c {output} --target vertex", highlight=False, soft_wrap=True)

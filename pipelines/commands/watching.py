@@ -1,0 +1,49 @@
+"""A run's record as it is now, and a run elsewhere watched until it has ended."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from pipelines.platforms import remote
+from pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REJECTED, error_console
+
+
+def current(folder: Any) -> Any:
+    """A run's record, brought up to date where the run is on another platform."""
+    record = folder.read()
+    elsewhere = remote(record.platform)
+    return elsewhere.current(folder, error_console) if elsewhere else record
+
+
+def watch_and_exit(folder: Any, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
+    """Show a run on another platform until it has ended, and exit with the code that tells how it went."""
+    from pipelines import display
+
+    elsewhere: Any = remote(folder.read().platform)
+    record = elsewhere.watch(folder, shown)
+    if record is None:
+        shown.print(display.how_to_watch_on(folder.read()), highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if as_json:
+        sys.stdout.write(folder.record_file.read_text())
+    _exit_as_it_went(record, shown, require_promotion=require_promotion)
+
+
+def _exit_as_it_went(record: Any, shown: Console, *, require_promotion: bool) -> None:
+    """Show how a run on another platform ended, and exit with the code that tells it."""
+    from pipelines import display
+
+    if record.status == "failed":
+        error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
+        error_console.print(f"  go on: slipway run --resume {record.run_id}", highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_FAILED)
+    shown.print(display.summary(record), highlight=False)
+    if record.status == "cancelled":
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if require_promotion and record.verdict and record.verdict["decision"] != "promote":
+        raise typer.Exit(EXIT_REJECTED)
