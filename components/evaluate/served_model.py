@@ -110,8 +110,16 @@ class ServedModel:
     def _load(self) -> serving.Serve:
         try:
             return serving.load(self._folder, self._data)
-        except UserError:
-            raise
+        except UserError as error:  # what runs it is not installed
+            if not self._is_champion:
+                raise
+            raise UserError(
+                f"The champion in {self._folder} can not be run here. {error.message}",
+                setting="evaluate.champion",
+                value="registered",
+                allowed="registered, none",
+                mend=f"--set evaluate.champion=none to go without it, or {error.mend}",
+            ) from None
         except serving.NotServable as reason:
             raise self._problem(f"does not load: {reason}") from None
         except Exception as error:  # whatever a damaged file makes TensorFlow or PyTorch raise

@@ -15,6 +15,7 @@ from sklearn import metrics as reference
 from components.evaluate.evaluation import evaluate
 from components.evaluate.settings import EvaluateSettings, GateSettings
 from trainer.errors import UserError
+from trainer.installed import NEEDS, Needs
 
 DEFAULT = EvaluateSettings()
 
@@ -136,6 +137,18 @@ def test_a_champion_that_no_longer_loads_is_named_with_the_ways_out(
     assert "--set evaluate.champion=none" in caught.value.mend
     assert f"restore {champion}" in caught.value.mend
     assert len(str(caught.value).splitlines()) < 10
+
+
+def test_a_champion_of_an_engine_that_is_not_here_is_named_with_the_ways_out(
+    data_set: Path, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    champion = as_version(model_folder, tmp_path, 8)
+    (champion / "saved_model.pb").rename(champion / "model.pt2")
+    monkeypatch.setitem(NEEDS, "pytorch", Needs("pytorch", ("no_such_library",)))
+    with pytest.raises(UserError, match=r"can not be run here\. The engine pytorch needs no_such_library") as caught:
+        evaluate(DEFAULT, model_folder, data_set, champion)
+    assert str(champion) in caught.value.message
+    assert caught.value.mend == "--set evaluate.champion=none to go without it, or pip install 'slipway[pytorch]'"
 
 
 def test_a_model_that_does_not_load_is_refused(data_set: Path, model_folder: Path, tmp_path: Path) -> None:
