@@ -45,8 +45,9 @@ def image_kind(source: Path, role: str, accelerator: str, engine: str = "tensorf
     ending = "" if engine == "tensorflow" else f"-{engine}"
     name = f"{role}-{accelerator}{ending}"
     known = sorted(path.stem for path in (source / "requirements").glob(f"{role}-*.txt"))
-    if name not in known and accelerator == "cpu":
-        name = f"{role}-gpu{ending}"
+    for_both = f"{role}-gpu{ending}"
+    if name not in known and accelerator == "cpu" and for_both in known:
+        name = for_both
     if name not in known:
         raise UserError(
             f"There is no image in which {engine} trains on this hardware.",
