@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.fakes.google import FakeGoogle
+
+# How long an example takes says nothing here: machines are shared. What failed is printed so that it can be repeated.
+hypothesis.settings.register_profile(
+    "slipway", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("slipway")
 
 
 @pytest.fixture

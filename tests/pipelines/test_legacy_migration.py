@@ -406,7 +406,7 @@ inputs = st.dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None, print_blob=True)
+@settings(max_examples=300)
 @given(values=st.one_of(inputs, inputs.map(lambda values: {"trainingInput": values})), as_json=st.booleans())
 def test_no_job_crashes_the_migration(values, as_json):
     text = json.dumps(values) if as_json else yaml.safe_dump(values, allow_unicode=True)
@@ -416,7 +416,7 @@ def test_no_job_crashes_the_migration(values, as_json):
         assert error.message
 
 
-@settings(max_examples=200, deadline=None, print_blob=True)
+@settings(max_examples=200)
 @given(text=st.text())
 def test_no_text_crashes_the_migration(text):
     try:

@@ -99,7 +99,7 @@ def try_to_train(config: JobConfig, place: Path, engine: Any, data: tuple[Any, A
 CHECKPOINT = {"every_steps": 6, "every_seconds": None, "keep": 2}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     kills=st.lists(st.integers(0, 40), max_size=5),
     steps=st.integers(20, 45),

@@ -172,7 +172,7 @@ def feed_worst(measures: Measures, batch: Predictions, first: int) -> None:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32 - 1),
     examples=st.integers(1, 120),

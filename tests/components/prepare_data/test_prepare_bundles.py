@@ -79,7 +79,7 @@ mixed = st.dictionaries(st.sampled_from("abc"), st.integers(1, 9), min_size=1)
     ),
     seed=st.integers(0, 5),
 )
-@hypothesis_settings(deadline=None, max_examples=60)
+@hypothesis_settings(max_examples=60)
 def test_no_bundle_is_in_two_splits(tmp_path_factory, bundles: list[dict[str, int]], seed: int) -> None:
     """Nothing is lost, every class is in every split, and the same again is the same."""
     try:
@@ -103,7 +103,7 @@ def test_no_bundle_is_in_two_splits(tmp_path_factory, bundles: list[dict[str, in
 @given(
     bundles=st.lists(st.dictionaries(st.sampled_from("ab"), st.integers(1, 5), min_size=1), min_size=150, max_size=200)
 )
-@hypothesis_settings(deadline=None, max_examples=20)
+@hypothesis_settings(max_examples=20)
 def test_fractions_are_met_as_well_as_bundles_allow(tmp_path_factory, bundles: list[dict[str, int]]) -> None:
     bundles += [{label: 1} for label in "ab" for _ in range(3)]
     dealt = divided(tmp_path_factory.mktemp("share"), bundles)

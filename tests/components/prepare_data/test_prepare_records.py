@@ -24,7 +24,7 @@ def tensorflow():  # type: ignore[no-untyped-def]
 
 
 @given(examples=st.lists(st.tuples(contents, st.binary(max_size=200), labels), max_size=6))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_file_is_the_one_that_tensorflow_writes(tensorflow, tmp_path_factory, examples) -> None:
     encoder = RecordEncoder()
     ours = b"".join(encoder.encode(image, key, label) for image, key, label in examples)

@@ -6,7 +6,7 @@ import json
 import string
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.hardware import Hardware, parse
@@ -14,7 +14,7 @@ from pipelines.hardware.catalogue import load
 from pipelines.hardware.grammar import KEYS
 from trainer.errors import UserError
 
-PROPERTY = settings(max_examples=300, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+PROPERTY = settings(max_examples=300)
 NAMES = sorted({name for row in load().accelerators for name in row.names})
 MACHINES = sorted(load().machine_index)
 

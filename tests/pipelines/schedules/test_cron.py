@@ -71,7 +71,7 @@ def matches(text: str, field: Field, value: int) -> bool:
     return int(least) <= value <= int(largest or least)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.tuples(*(texts(field) for field in FIELDS)), st.integers(0, 300))
 def test_the_times_are_those_minutes_that_match(parts: tuple[str, ...], day: int) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=day, minutes=7 * day)
