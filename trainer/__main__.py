@@ -81,8 +81,7 @@ def _work(config: str, stop: StopRequest) -> None:
     logger.info("%s", cluster.describe())
     _check_replicas(job, cluster)
     share = Share(local_path(job.data), manifests.read(local_path(job.data)), cluster.rank, cluster.replicas)
-    count = processes.count(job.train.engine, cluster) if job.plan.processes == 1 else 1
-    if count > 1:
+    if (count := processes.count(job.train.engine, cluster)) > 1:
         _train_in_processes(job, cluster, share, count, stop)
         return
     verify(share)
@@ -105,11 +104,10 @@ def _train_in_processes(job: JobConfig, cluster: Cluster, share: Share, count: i
         refuse_empty(Share(share.folder, share.manifest, cluster.rank * count + number, cluster.replicas * count))
     watch = peers.meet(cluster, peers.seconds_to_wait(os.environ))
     status = processes.run(job, cluster, count, stop)
-    if status not in (0, EXIT_CODE):
-        sys.exit(status)
     if status == 0 and cluster.is_chief:
         watch.wait_for_farewells(FAREWELL_SECONDS)
-    watch.close()
+    if status in (0, EXIT_CODE):  # without a farewell the other replicas take this one for lost
+        watch.close()
     if status:
         sys.exit(status)
 
