@@ -34,9 +34,6 @@ from trainer.share import Share, refuse_empty, verify
 from trainer.stopping import EXIT_CODE, PEER_LOST_EXIT_CODE, Stopped, StopRequest
 from trainer.summary import table
 
-# How long the chief waits for the others to leave; a replica that does not is not worth more.
-FAREWELL_SECONDS = 10.0
-
 logger = logging.getLogger("trainer")
 
 
@@ -92,10 +89,10 @@ def _work(config: str, stop: StopRequest) -> None:
     except Stopped:
         watch.close()
         raise
-    if cluster.is_chief:  # it leaves last: the others are connected to it, and some are aborted when it goes first
-        watch.wait_for_farewells(FAREWELL_SECONDS)
-    engine.close()
-    watch.close()
+    with stop.deferred():  # all have agreed that they are done: neither a request nor the loss of a peer matters now
+        watch.finish()
+        engine.close(watch.wait_for_farewells)
+        watch.close()
 
 
 def _train_in_processes(job: JobConfig, cluster: Cluster, share: Share, count: int, stop: StopRequest) -> None:
@@ -103,11 +100,10 @@ def _train_in_processes(job: JobConfig, cluster: Cluster, share: Share, count: i
     for number in range(count):
         refuse_empty(Share(share.folder, share.manifest, cluster.rank * count + number, cluster.replicas * count))
     watch = peers.meet(cluster, peers.seconds_to_wait(os.environ))
-    status = processes.run(job, cluster, count, stop)
-    if status == 0 and cluster.is_chief:
-        watch.wait_for_farewells(FAREWELL_SECONDS)
-    if status in (0, EXIT_CODE):  # without a farewell the other replicas take this one for lost
-        watch.close()
+    with stop.deferred():
+        status = processes.run(job, cluster, count, stop)
+        if status in (0, EXIT_CODE):  # without a farewell the other replicas take this one for lost
+            watch.close()
     if status:
         sys.exit(status)
 

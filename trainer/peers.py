@@ -35,6 +35,8 @@ HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0
 # How long the engine may take to notice by itself that a peer is gone, and the last checkpoint to be written.
 LOST_SECONDS = 5.0
+# How long the chief waits for the others' farewells, and how long any replica waits for its own to be heard.
+FAREWELL_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +48,12 @@ class Connection:
     """
 
     def __init__(self, connected: socket.socket) -> None:
+        # Lines are short: each is sent at once and does not wait until the one before is acknowledged.
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setblocking(False)
         self.socket = connected
         self.heard_at = time.monotonic()
-        self.said_bye = False
+        self.has_left = False
         self._rest = b""
 
     def send(self, line: str) -> None:
@@ -71,6 +75,24 @@ class Connection:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [line.decode(errors="replace") for line in lines]
 
+    def say_bye(self) -> None:
+        """Send the farewell, the last line of this side."""
+        self.send("bye")
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+
+    def close(self, deadline: float) -> None:
+        """Close the connection once the other side has closed its own, or at `deadline` (time.monotonic).
+
+        A socket that is closed with unread bytes resets the connection, which drops what the other side has not read.
+        """
+        with contextlib.suppress(OSError):
+            while (seconds := deadline - time.monotonic()) > 0:
+                self.socket.settimeout(seconds)
+                if not self.socket.recv(65536):
+                    break
+        self.socket.close()
+
 
 def meet(cluster: Cluster, seconds: float) -> Watch:
     """Return once all replicas are there, with the watch over them.
@@ -85,7 +107,7 @@ def meet(cluster: Cluster, seconds: float) -> Watch:
     patience = _Patience(seconds)
     with _listening(cluster.task) as listener:
         if cluster.is_chief:
-            return Watch(_gather(cluster, listener, patience))
+            return Watch(_gather(cluster, listener, patience), leaves_last=True)
         return Watch({str(cluster.tasks[0]): _report_to(cluster.tasks[0], cluster, patience)})
 
 
@@ -210,76 +232,95 @@ def _listening(task: Task) -> Iterator[socket.socket]:
 
 
 class Watch:
-    """The watch over the replicas at the other ends of `connections`, by their names: the chief's over all, a worker's
-    over the chief."""
+    """The watch over the replicas at the other ends of `connections`, by name: the chief's over all, a worker's over
+    the chief. The one that `leaves_last` is the chief's."""
 
-    def __init__(self, connections: dict[str, Connection]) -> None:
+    def __init__(self, connections: dict[str, Connection], *, leaves_last: bool = False) -> None:
         self.lost: str | None = None
         self._connections = connections
-        self._closed = threading.Event()
+        self._leaves_last = leaves_last
+        self._finished, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         if connections:
             self._thread.start()
 
-    def wait_for_farewells(self, seconds: float) -> None:
-        """Return when the replicas at the other ends have ended well, or after `seconds`."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not all(each.said_bye for each in self._connections.values()):
+    def finish(self) -> None:
+        """All replicas have agreed that they are done: from now on the loss of one is no error."""
+        self._finished.set()
+
+    def wait_for_farewells(self) -> None:
+        """Return when the replicas at the other ends have left, or after `FAREWELL_SECONDS`."""
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while time.monotonic() < deadline and not all(each.has_left for each in self._connections.values()):
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Say farewell: this replica ends, and all is well."""
+        """Say farewell and leave. The chief closes when all have said it, and so a worker stays until all are done."""
+        self.finish()
+        if self._leaves_last:
+            self.wait_for_farewells()
         self._closed.set()
         if self._connections:
             self._thread.join(timeout=2 * HEARTBEAT_SECONDS)
         for connection in self._connections.values():
-            connection.send("bye")
-            connection.socket.close()
+            connection.say_bye()
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        for connection in self._connections.values():
+            connection.close(deadline)
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
             for name, connection in self._connections.items():
                 selector.register(connection.socket, selectors.EVENT_READ, name)
             beat_at = 0.0
-            while not self._closed.is_set() and self.lost is None:
+            end_at: float | None = None
+            while not self._closed.is_set():
                 for key, _ in selector.select(HEARTBEAT_SECONDS / 2):
                     if not self._listen(key.data):
                         selector.unregister(key.fileobj)
-                if time.monotonic() - beat_at >= HEARTBEAT_SECONDS:
-                    beat_at = time.monotonic()
+                now = time.monotonic()
+                if now - beat_at >= HEARTBEAT_SECONDS:
+                    beat_at = now
                     self._beat()
-        if self.lost is not None:
-            self._end(self.lost)
+                if self.lost is None or self._finished.is_set():
+                    continue
+                if end_at is None:
+                    end_at = now + LOST_SECONDS
+                    self._report(self.lost)
+                elif now >= end_at:  # the engine has not noticed it by itself
+                    os._exit(PEER_LOST_EXIT_CODE)
 
     def _listen(self, name: str) -> bool:
-        """Take in what came from a replica; whether there may be more."""
+        """Process what came from a replica; whether there may be more."""
         connection = self._connections[name]
         lines = connection.receive()
         for line in lines or ():
             word, _, who = line.partition(" ")
             if word == "bye":
-                connection.said_bye = True
+                connection.has_left = True
             elif word == "lost":
-                self.lost = who
-        if lines is None and not connection.said_bye and self.lost is None:
-            self.lost = name
+                self._lose(who)
+        if lines is None and not connection.has_left:
+            connection.has_left = True
+            self._lose(name)
         return lines is not None
 
     def _beat(self) -> None:
         for name, connection in self._connections.items():
-            if connection.said_bye:
+            if connection.has_left:
                 continue
             connection.send("")
             if _is_silent(connection, SILENCE_SECONDS):
-                self.lost = f"{name} (silent for {SILENCE_SECONDS:g} s)"
+                self._lose(f"{name} (silent for {SILENCE_SECONDS:g} s)")
 
-    def _end(self, lost: str) -> None:
-        """End this process unless that happens by itself."""
+    def _lose(self, name: str) -> None:
+        if self.lost is None and not self._finished.is_set():
+            self.lost = name
+
+    def _report(self, lost: str) -> None:
         for connection in self._connections.values():
             connection.send(f"lost {lost}")
-        logger.error("%s is gone; this replica can not go on alone", lost)
-        if not self._closed.wait(LOST_SECONDS):
-            os._exit(PEER_LOST_EXIT_CODE)
+        logger.error("%s is gone; this replica cannot continue alone", lost)
 
 
 def seconds_to_wait(environment: Mapping[str, str]) -> float:

@@ -8,7 +8,7 @@ all replicas meet in them.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,8 +154,12 @@ class Engine(Protocol):
         (`trainer.engines.pytorch_export`).
         """
 
-    def close(self) -> None:
-        """Leave the cluster, once all have agreed that they are done; the chief leaves last."""
+    def close(self, wait_for_others: Callable[[], None], /) -> None:
+        """Leave the cluster, once all have agreed that they are done.
+
+        Args:
+            wait_for_others: Returns when all other replicas have closed theirs; for a chief that has to leave last.
+        """
 
 
 def load(name: str) -> Engine:

@@ -7,7 +7,7 @@ global batch.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +183,9 @@ class JaxEngine:
         saved_model.write(folder, as_it_is, variables, manifest)
         model.save(folder / "model.keras")
 
-    def close(self) -> None:
+    def close(self, wait_for_others: Callable[[], None]) -> None:
+        if self._devices.cluster.is_chief:  # the runtime aborts a process that leaves after the chief
+            wait_for_others()
         self._devices.leave()
 
     # The variables

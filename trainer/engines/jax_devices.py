@@ -89,7 +89,7 @@ class Devices:
         return jax.make_array_from_single_device_arrays(shape, self.layout(0), copies)
 
     def leave(self) -> None:
-        """End the connection to the others. The runtime aborts a process that does so when the chief has done it."""
+        """End the connection to the others."""
         if self.cluster.replicas > 1:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # the chief's end of it may be closed already
                 jax.distributed.shutdown()

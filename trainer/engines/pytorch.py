@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,5 +221,5 @@ class PyTorchEngine:
                 tensor.copy_(trained[name])
         pytorch_export.write(folder, network, manifest)
 
-    def close(self) -> None:
+    def close(self, _wait_for_others: Callable[[], None]) -> None:
         self._devices.leave()

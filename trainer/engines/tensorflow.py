@@ -217,7 +217,7 @@ class TensorFlowEngine:
         saved_model.write(folder, model, [variable.value for variable in model.variables], manifest)
         model.save(folder / "model.keras")
 
-    def close(self) -> None:
+    def close(self, _wait_for_others: Callable[[], None]) -> None:
         """Nothing: TensorFlow's server goes with the process."""
 
     # Measuring
