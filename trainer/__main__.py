@@ -22,7 +22,7 @@ from trainer.cluster import Cluster
 from trainer.config import JobConfig
 from trainer.engines import Engine, PeerLost
 from trainer.errors import UserError, report
-from trainer.export import export
+from trainer.export import export, exported
 from trainer.failures import bad_image
 from trainer.metrics import Metrics
 from trainer.places import Places, local_path, places
@@ -115,6 +115,8 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     logger.info("%s", engine.open(cluster))
     stop.install()  # TensorFlow's server has put a handler of its own in its place
     engine.build(job, share.manifest)
+    if _is_finished(job, where, cluster, share, engine):
+        return engine
     checkpoints = Checkpoints(where.checkpoints, job.train.checkpoint.keep)
     origin = identity(job, share.manifest.fingerprint)
     progress = resume(checkpoints, cluster, engine, origin, job.plan.steps)
@@ -146,6 +148,16 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     engine.agree([0.0])  # all wait for all: who watches the job may look at the chief only
     logger.info("weights checksum %s", checksum)
     return engine
+
+
+def _is_finished(job: JobConfig, where: Places, cluster: Cluster, share: Share, engine: Engine) -> bool:
+    """Whether an earlier start of this job has exported its model and only failed to end well; as the chief sees it."""
+    checksum = exported(job, share.manifest, where.model) if cluster.is_chief else None
+    (finished,) = engine.agree([float(checksum is not None)])
+    if checksum is not None:
+        logger.info("this job has finished already: its model is in %s", where.model)
+        logger.info("weights checksum %s", checksum)
+    return finished > 0
 
 
 def _job(config: str) -> JobConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import shutil
@@ -60,6 +61,18 @@ def export(
     logger.info("model written to %s", folder)
 
 
+def exported(job: JobConfig, manifest: Manifest, folder: Path) -> str | None:
+    """Return the checksum of the weights that this very job has exported to `folder`; None where it has not."""
+    record = _read_record(folder) or {}
+    same = (record.get("job_checksum"), record.get("data_fingerprint")) == (_job_checksum(job), manifest.fingerprint)
+    return str(record["weights_checksum"]) if same else None
+
+
+def _job_checksum(job: JobConfig) -> str:
+    """A checksum of all settings; the data set's is its manifest's fingerprint, wherever it lies."""
+    return hashlib.sha256(job.model_dump_json(exclude={"data"}).encode()).hexdigest()
+
+
 def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weights_step: int) -> dict[str, Any]:
     return {
         "classes": manifest.classes,
@@ -79,6 +92,7 @@ def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weigh
         "seed": job.train.seed,
         "weights_checksum": checksum,
         "data_fingerprint": manifest.fingerprint,
+        "job_checksum": _job_checksum(job),
     }
 
 

@@ -276,7 +276,8 @@ def _training(model: Measured) -> list[tuple[str, str]]:
         description["image_size"] = f"{height_width[0]} × {height_width[1]} pixels{colour}"
     if "steps" in description:
         description["steps"] = f"{description['steps']:,}"
-    description.pop("classes", None)
+    for key in ("classes", "job_checksum"):
+        description.pop(key, None)
     known = [(label, description.pop(key)) for key, label in _TRAINING_LABELS.items() if key in description]
     others = [(key.replace("_", " ").capitalize(), value) for key, value in description.items()]
     return [(label, _text(value)) for label, value in known + others if value not in (None, {}, [], "")]

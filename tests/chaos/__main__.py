@@ -41,8 +41,9 @@ def main() -> int:
     hard = result.killed.count(signal.SIGKILL)
     print(
         f"chaos: {'FAILED' if result.problems else 'passed'}: {len(result.killed)} kills ({hard} SIGKILL, "
-        f"{len(result.killed) - hard} SIGTERM) of {chaos.processes} {chaos.engine} processes, "
-        f"{len(result.restarts)} restarts, {time.monotonic() - started:.0f} s, seed {chaos.seed}: "
+        f"{len(result.killed) - hard} SIGTERM) of {chaos.processes} {chaos.engine} processes "
+        f"in {result.strikes} groups, {len(result.restarts)} restarts, {time.monotonic() - started:.0f} s, "
+        f"seed {chaos.seed}: "
         + (
             "; ".join(result.problems)
             or f"weights {result.checksum[:12]} as undisturbed, no checkpoint lost, no process left"

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import re
 import signal
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,6 +29,8 @@ from trainer.checkpoints import Checkpoints, pointed_step
 from trainer.config import ModelSettings, RestartSettings, TrainSettings
 
 KEEP = 3
+LOG = "train.log"
+RESTART = re.compile(r"^\S+ .*all start again from .*$", re.MULTILINE)
 # Within this many seconds the whole of it has to be over: a hang is a failure.
 LIMIT_SECONDS = 1200.0
 # What of a line of the history the training decides, and not the clock.
@@ -47,10 +50,11 @@ class Chaos:
 
 @dataclass(frozen=True)
 class Strike:
-    """Some workers of one try, killed at one moment.
+    """Some workers of one try, killed at one moment, which the run's progress decides.
 
-    `when` is "starting": `part` of the time that a start takes after the try began; "training": as soon as the run is
-    saved past `part` of its steps; "ending": `part` of a second after its last step was saved.
+    `when` is "starting": `part` of the time that an undisturbed start needs after the try began, or as soon as the try
+    has saved something; "training": as soon as the run is saved past `part` of its steps; "saved": as soon as its last
+    step is saved; "exported": as soon as its model is there.
     """
 
     when: str
@@ -68,29 +72,41 @@ def plan_strikes(chaos: Chaos) -> list[Strike]:
         ranks = chance.sample(range(chaos.processes), count)
         groups.append(tuple((rank, chance.choice((signal.SIGKILL, signal.SIGTERM))) for rank in ranks))
         left -= count
-    endings = min(2, len(groups) - 1)
-    kinds = [("training", "starting")[number % 2] for number in range(len(groups) - endings)]
+    endings = ("saved", "exported")[3 - min(3, len(groups)) :]
+    kinds = [("training", "starting")[number % 2] for number in range(len(groups) - len(endings))]
     chance.shuffle(kinds)
-    parts = iter(sorted(chance.uniform(0.02, 0.95) for _ in kinds))
-    strikes = [
+    parts = iter(sorted(chance.uniform(0.02, 0.9) for _ in kinds))
+    return [
         Strike(kind, next(parts) if kind == "training" else chance.random(), victims)
-        for kind, victims in zip(kinds, groups[endings:], strict=True)
+        for kind, victims in zip([*kinds, *endings], groups, strict=True)
     ]
-    return strikes + [Strike("ending", chance.random(), victims) for victims in groups[:endings]]
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A strike that struck: the restarts before it, the newest checkpoint's step, and model.json where it was there."""
+
+    restarts: int
+    step: int
+    model: os.stat_result | None
 
 
 @dataclass
 class Attacker:
-    """Kills workers of the job that writes to `output`, in a thread of its own, while the main thread runs the job."""
+    """Kills workers of the job that writes to `output`, in a thread of its own, while the main thread runs the job.
+
+    Every strike strikes all its victims at once: where one of them has ended, the strike waits for the next try.
+    """
 
     chaos: Chaos
     output: Path
     start_seconds: float
     killed: list[signal.Signals] = field(default_factory=list)
-    seen_steps: list[int] = field(default_factory=list)  # the newest checkpoint's step, at each strike
+    struck: list[Struck] = field(default_factory=list)
     timed_out: bool = False
 
     def __post_init__(self) -> None:
+        self.strikes = plan_strikes(self.chaos)
         self._over = threading.Event()
         self._deadline = time.monotonic() + LIMIT_SECONDS
         self._thread = threading.Thread(target=self._attack, daemon=True)
@@ -103,61 +119,106 @@ class Attacker:
         self._over.set()
         self._thread.join()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is to be struck any more."""
+        return len(self.struck) == len(self.strikes) or self.timed_out or not self._thread.is_alive()
+
     def _attack(self) -> None:
-        struck: set[psutil.Process] = set()
-        for strike in plan_strikes(self.chaos):
-            workers = self._next_try(struck)
-            if not self._wait_for(strike):
-                break
-            self._strike(strike, workers)
-            struck |= {*workers}
+        known: set[psutil.Process] = set()
+        for strike in self.strikes:
+            while not self._is_over():
+                workers = self._next_try(known)
+                known |= {*workers}
+                if self._wait_for(strike, workers) and self._strike(strike, workers):
+                    break
         while not self._over.wait(0.5):
             if time.monotonic() > self._deadline:
                 self.timed_out = True
                 for worker in trainers():
                     worker.kill()
 
-    def _next_try(self, struck: set[psutil.Process]) -> list[psutil.Process]:
-        """The workers of a try that has not been struck, in the order of their ranks."""
+    def _next_try(self, known: set[psutil.Process]) -> list[psutil.Process]:
+        """The workers of a try that is not known, in the order of their ranks."""
         while not self._is_over():
             workers = trainers()
-            if len(workers) == self.chaos.processes and not struck & {*workers}:
+            if len(workers) == self.chaos.processes and not known & {*workers}:
                 return workers
             time.sleep(0.01)
         return []
 
-    def _wait_for(self, strike: Strike) -> bool:
-        """Wait for the moment; whether it has come before the job was over."""
-        if strike.when == "starting":
-            return not self._over.wait(strike.part * self.start_seconds)
-        goal = self.chaos.steps if strike.when == "ending" else strike.part * self.chaos.steps
-        while (pointed_step(self.output / "checkpoints") or 0) < goal:
-            if self._is_over():
-                return False
+    def _wait_for(self, strike: Strike, workers: list[psutil.Process]) -> bool:
+        """Wait for the moment; False where the try, or the job, ended before."""
+        started_at, saved = time.monotonic() + strike.part * self.start_seconds, self._saved_step()
+        while not self._is_over() and all(map(_is_alive, workers)):
+            moment = {
+                "starting": time.monotonic() >= started_at or self._saved_step() > saved,
+                "training": self._saved_step() >= strike.part * self.chaos.steps,
+                "saved": self._saved_step() >= self.chaos.steps,
+                "exported": self._model() is not None,
+            }
+            if moment[strike.when]:
+                return True
             time.sleep(0.002)
-        return strike.when == "training" or not self._over.wait(strike.part)
+        return False
 
-    def _strike(self, strike: Strike, workers: list[psutil.Process]) -> None:
-        self.seen_steps.append(pointed_step(self.output / "checkpoints") or 0)
-        for rank, number in strike.victims:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if workers and workers[rank].status() != psutil.STATUS_ZOMBIE:
-                    workers[rank].send_signal(number)
-                    self.killed.append(number)
+    def _strike(self, strike: Strike, workers: list[psutil.Process]) -> bool:
+        """Kill the victims while none of them can move; False, with none of them killed, where one has ended."""
+        victims = [workers[rank] for rank, _ in strike.victims]
+        try:
+            if not all(map(_freeze, victims)):
+                return False
+            model = self._model()
+            self.struck.append(Struck(_restarts(self._log()), self._saved_step(), model))
+            for victim, (_, number) in zip(victims, strike.victims, strict=True):
+                # A worker that is asked to stop when all is done ends well.
+                self.killed.append(signal.SIGKILL if model else number)
+                victim.send_signal(self.killed[-1])
+        finally:
+            for victim in victims:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    victim.send_signal(signal.SIGCONT)
+        return True
+
+    def _saved_step(self) -> int:
+        return pointed_step(self.output / "checkpoints") or 0
+
+    def _model(self) -> os.stat_result | None:
+        with contextlib.suppress(OSError):
+            return (self.output / "model" / "model.json").stat()
+        return None
+
+    def _log(self) -> str:
+        return (self.output / LOG).read_text()
 
     def _is_over(self) -> bool:
         return self._over.is_set() or time.monotonic() > self._deadline
 
 
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _freeze(process: psutil.Process) -> bool:
+    """Stop a process; whether it has stopped, and not ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGSTOP)
+        while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+            time.sleep(0.001)
+        return process.status() == psutil.STATUS_STOPPED
+    return False
+
+
 def trainers() -> list[psutil.Process]:
-    """This process's workers, also those that have just ended, in the order in which they were started."""
+    """This process's workers that run, in the order in which they were started."""
     found = []
     for child in psutil.Process().children():
-        try:
-            if "trainer" in child.cmdline() or child.status() == psutil.STATUS_ZOMBIE:
+        with contextlib.suppress(psutil.Error):
+            if "trainer" in child.cmdline():
                 found.append(child)
-        except psutil.Error:
-            continue
     return sorted(found, key=lambda process: process.pid)
 
 
@@ -167,6 +228,7 @@ class Result:
 
     problems: list[str]
     killed: list[signal.Signals]
+    strikes: int
     restarts: list[Restart]
     checksum: str
 
@@ -178,15 +240,21 @@ def run(chaos: Chaos, folder: Path) -> Result:
     output = folder / "attacked"
     with Attacker(chaos, output, calm.start_seconds) as attacker:
         attacked = _start(pools, spec, output)
+        while not attacker.is_done:  # it ended before a strike: started again, it has to see that all is done
+            again = _start(pools, spec, output)
+            attacked = replace(again, restarts=attacked.restarts + again.restarts)
     problems = ["it did not end by itself"] if attacker.timed_out else []
     problems += _differences(folder / "calm", output)
-    problems += _lost_checkpoints(output, attacked, attacker.seen_steps, chaos.steps)
+    problems += _lost_checkpoints(output, attacked, attacker.struck, chaos.steps)
+    problems += _repeated_ends(output, attacked, attacker.struck)
     if len(attacker.killed) < chaos.kills:
         problems.append(f"{chaos.kills} kills were planned and only {len(attacker.killed)} struck")
+    if len(attacked.restarts) < len(attacker.struck):
+        problems.append(f"{len(attacker.struck)} groups were killed, and there were {len(attacked.restarts)} restarts")
     if left := [process.pid for process in psutil.Process().children(recursive=True)]:
         problems.append(f"processes are left: {left}")
     checksum = json.loads((output / "model" / "model.json").read_text())["weights_checksum"]
-    return Result(problems, attacker.killed, attacked.restarts, checksum)
+    return Result(problems, attacker.killed, len(attacker.struck), attacked.restarts, checksum)
 
 
 @dataclass(frozen=True)
@@ -222,8 +290,8 @@ def _job(chaos: Chaos, folder: Path) -> tuple[list[dict[str, Any]], RestartSetti
 
 
 def _start(pools: list[dict[str, Any]], restarts: RestartSettings, output: Path) -> Ended:
-    output.mkdir()
-    log_file = output / "train.log"
+    output.mkdir(exist_ok=True)
+    log_file = output / LOG
     started = time.monotonic()
     first: list[float] = []
     over = threading.Event()
@@ -238,7 +306,7 @@ def _start(pools: list[dict[str, Any]], restarts: RestartSettings, output: Path)
     watcher.start()
     log: TextIO
     try:
-        with log_file.open("w") as log:
+        with log_file.open("a") as log:
             done = run_local_cluster(pools, output, restarts=restarts, log=log)
     finally:
         over.set()
@@ -264,10 +332,10 @@ def _differences(calm: Path, attacked: Path) -> list[str]:
     return problems
 
 
-def _lost_checkpoints(output: Path, ended: Ended, seen: list[int], steps: int) -> list[str]:
+def _lost_checkpoints(output: Path, ended: Ended, struck: list[Struck], steps: int) -> list[str]:
     """What was once saved and not gone on from, or can not be read at the end."""
     problems = []
-    tries = re.split(r"^\S+ .*all start again from .*$", ended.log, flags=re.MULTILINE)
+    tries = RESTART.split(ended.log)
     expected = [0, *(restart.step for restart in ended.restarts)]
     if len(tries) != len(expected):
         problems.append(f"the log tells of {len(tries) - 1} restarts, the record of {len(expected) - 1}")
@@ -278,12 +346,31 @@ def _lost_checkpoints(output: Path, ended: Ended, seen: list[int], steps: int) -
             found for found in re.findall(r"going on from the checkpoint at step (\d+)", text) if int(found) != step
         }
         problems += [f"try {number} went on from step {found}, and {step} had been saved" for found in sorted(wrong)]
-    for step, restart in zip(seen, ended.restarts, strict=False):
-        if restart.step < step:
-            problems.append(f"step {step} had been saved before a kill, and only {restart.step} was there after it")
+    for each in struck:
+        after = [restart.step for restart in ended.restarts[each.restarts :]]
+        if after and after[0] < each.step:
+            problems.append(f"step {each.step} had been saved before a kill, and only {after[0]} was there after it")
     if "damaged" in ended.log:
         problems.append("a checkpoint was damaged")
     newest = Checkpoints(output / "checkpoints", KEEP).newest()
     if newest is None or newest.step != steps:
         problems.append(f"the last checkpoint is {newest and newest.step}, not {steps}")
     return problems
+
+
+def _repeated_ends(output: Path, ended: Ended, struck: list[Struck]) -> list[str]:
+    """What was done again though the model had been exported before a kill."""
+    exported = next((each for each in struck if each.model), None)
+    if exported is None or exported.model is None:
+        return []
+    problems = []
+    later = "".join(RESTART.split(ended.log)[exported.restarts + 1 :])
+    problems += [f"{what!r} after the model was exported" for what in ("epoch ", "model written") if what in later]
+    now = (output / "model" / "model.json").stat()
+    if (now.st_ino, now.st_mtime_ns) != (exported.model.st_ino, exported.model.st_mtime_ns):
+        problems.append("the model was written again")
+    return problems
+
+
+def _restarts(log: str) -> int:
+    return len(RESTART.findall(log))

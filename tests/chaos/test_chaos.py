@@ -6,14 +6,22 @@ import json
 import os
 import random
 import signal
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from components.train.restarts import Restart
-from tests.chaos.chaos import Chaos, Ended, _differences, _lost_checkpoints, plan_strikes, run
+from tests.chaos.chaos import (
+    Chaos,
+    Ended,
+    Struck,
+    _differences,
+    _lost_checkpoints,
+    _repeated_ends,
+    plan_strikes,
+    run,
+)
 from trainer.checkpoints import Checkpoint, Checkpoints
 
 
@@ -24,7 +32,7 @@ def test_killed_a_few_times_a_job_ends_as_if_nothing_had_been(tmp_path: Path) ->
     result = run(Chaos(seed, processes=2, kills=3, steps=200), tmp_path)
     assert result.problems == []
     assert len(result.killed) == 3
-    assert result.restarts
+    assert len(result.restarts) >= result.strikes
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -36,7 +44,8 @@ def test_a_plan_has_all_kills_follows_from_its_seed_and_can_be_carried_out(seed:
     assert all(len({rank for rank, _ in strike.victims}) == len(strike.victims) for strike in strikes)
     parts = [strike.part for strike in strikes if strike.when == "training"]
     assert parts == sorted(parts), "the run can not go back for an earlier moment"
-    assert Counter(strike.when for strike in strikes)["ending"] == 2
+    assert [strike.when for strike in strikes[-2:]] == ["saved", "exported"]
+    assert {strike.when for strike in strikes[:-2]} == {"training", "starting"}
 
 
 def test_plans_of_other_seeds_differ_and_have_both_signals() -> None:
@@ -61,6 +70,10 @@ def test_other_weights_and_another_history_are_seen(tmp_path: Path) -> None:
     assert "history" in _differences(calm, model(tmp_path / "history", "a" * 64, [1.0]))[0]
 
 
+def struck(*seen: tuple[int, int]) -> list[Struck]:
+    return [Struck(restarts, step, None) for restarts, step in seen]
+
+
 def restarted(*steps: int) -> list[Restart]:
     return [Restart("workerpool0-0", "was killed by SIGKILL", "", step, 0.0) for step in steps]
 
@@ -73,19 +86,38 @@ def log(*steps: int) -> str:
 @pytest.mark.parametrize(
     ("text", "restarts", "seen", "problem"),
     [
-        (log(0, 10, 30), restarted(10, 30), [5, 30], None),
-        (log(0, 10, 20), restarted(10, 30), [5, 30], "went on from step 20, and 30 had been saved"),
-        (log(0, 20, 10), restarted(20, 10), [5, 10], "one went back"),
-        (log(0, 10, 30), restarted(10, 30), [20, 30], "step 20 had been saved before a kill, and only 10"),
-        (log(0, 10), restarted(10, 30), [5, 30], "tells of 1 restarts"),
+        (log(0, 10, 30), restarted(10, 30), struck((0, 5), (1, 30)), None),
+        (log(0, 10, 20), restarted(10, 30), struck((0, 5)), "went on from step 20, and 30 had been saved"),
+        (log(0, 20, 10), restarted(20, 10), struck((1, 10)), "one went back"),
+        (log(0, 10, 30), restarted(10, 30), struck((1, 20)), None),
+        (
+            log(0, 10, 30),
+            restarted(10, 30),
+            struck((0, 20), (1, 30)),
+            "step 20 had been saved before a kill",
+        ),
+        (log(0, 10), restarted(10, 30), [], "tells of 1 restarts"),
         (log(0) + "the checkpoint of step 20 is damaged", restarted(), [], "damaged"),
     ],
 )
 def test_a_lost_checkpoint_is_seen(
-    tmp_path: Path, text: str, restarts: list[Restart], seen: list[int], problem: str | None
+    tmp_path: Path, text: str, restarts: list[Restart], seen: list[Struck], problem: str | None
 ) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=3)
     checkpoints.save(Checkpoint(30, {"weights": np.ones(1)}, {}))
     found = _lost_checkpoints(tmp_path, Ended(text, restarts, 1.0), seen, steps=30)
     assert (problem is None and found == []) or (problem is not None and any(problem in each for each in found)), found
     assert any("last checkpoint" in each for each in _lost_checkpoints(tmp_path, Ended("", [], 1.0), [], steps=40))
+
+
+def test_an_end_that_is_repeated_is_seen(tmp_path: Path) -> None:
+    folder = model(tmp_path, "a" * 64, [1.0]) / "model"
+    exported = [*struck((0, 10)), Struck(1, 30, (folder / "model.json").stat())]
+    before = log(0, 10) + "[workerpool0-0] epoch 1.00\n[workerpool0-0] model written to model\n"
+    restart = log(0, 0).splitlines(keepends=True)[1]
+    assert _repeated_ends(tmp_path, Ended(before, [], 1.0), struck((0, 10))) == []
+    assert _repeated_ends(tmp_path, Ended(before + restart + "finished already", [], 1.0), exported) == []
+    repeated = _repeated_ends(tmp_path, Ended(before + restart + before, [], 1.0), exported)
+    assert len(repeated) == 2
+    (folder / "model.json").write_text("{}")
+    assert _repeated_ends(tmp_path, Ended(before, [], 1.0), exported) == ["the model was written again"]

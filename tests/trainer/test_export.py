@@ -12,7 +12,7 @@ import pytest
 from trainer import manifest as manifests
 from trainer import places
 from trainer.engines import ModelSize
-from trainer.export import export
+from trainer.export import export, exported
 
 
 class WritingEngine:
@@ -96,3 +96,17 @@ def test_in_a_bucket_the_record_goes_first_and_comes_last(
     found = [path.name for path in (tmp_path / "model").rglob("*") if path.is_file()]
     assert sorted(found) == ["metrics.jsonl", "model.json", "saved_model.pb"]
     assert json.loads((tmp_path / "model" / "model.json").read_text())["weights_checksum"] == "c2"
+
+
+def test_a_job_knows_the_model_that_it_has_exported(tiny: Path, tmp_path: Path, make_job: Any) -> None:
+    """The same job with its data elsewhere; not one with another setting or other data, nor a half-written model."""
+    job, manifest = make_job(tiny, steps=10, steps_per_epoch=75), manifests.read(tiny)
+    folder = tmp_path / "model"
+    assert exported(job, manifest, folder) is None
+    write(WritingEngine(), tiny, tmp_path, make_job)
+    assert exported(job, manifest, folder) == "c1"
+    assert exported(job.model_copy(update={"data": "elsewhere"}), manifest, folder) == "c1"
+    assert exported(make_job(tiny, steps=20, steps_per_epoch=75), manifest, folder) is None
+    assert exported(job, manifest.model_copy(update={"fingerprint": "other"}), folder) is None
+    (folder / "model.json").write_text('{"classes"')
+    assert exported(job, manifest, folder) is None
