@@ -16,7 +16,7 @@ class NotYaml(UserError):
     """The text is not YAML."""
 
 
-class _Limits(yaml.composer.Composer):
+class _Limits(yaml.parser.Parser, yaml.composer.Composer):
     """Composes a document while counting its values and levels, with aliases expanded.
 
     A node's size and height are known once it is composed, so an alias costs one lookup however much it stands for.

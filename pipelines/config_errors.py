@@ -223,6 +223,7 @@ def _missing_section(place: _Place, section: type[BaseModel], value: Any) -> Use
         setting=place.setting,
         value=value,
         allowed=f"a section with {', '.join([*(f'{name} (required)' for name in required), *others])}",
+        nearest=first if meant else None,
         mend=fix if first else f"remove {place.setting} from {place.where}",
     )
 

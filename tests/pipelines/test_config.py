@@ -97,7 +97,7 @@ def test_what_is_almost_right_is_refused_with_the_option_that_fixes_it(write, ov
     path = write(MINIMAL)
     error = refusal(path, override)
     assert error.setting == setting
-    assert error.nearest is None or error.nearest in nearest
+    assert error.nearest in nearest
     assert error.mend.startswith("--set")
     assert nearest in error.mend.replace("'\"'\"'", "'")
     assert str(path) not in error.mend
