@@ -27,7 +27,7 @@ class _Limits(yaml.parser.Parser, yaml.composer.Composer):
     _reached = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if parent is None:
             self._path: list[str] = []
             self._measured: dict[int, tuple[int, int]] = {}

@@ -217,7 +217,7 @@ def _missing_section(place: _Place, section: type[BaseModel], value: Any) -> Use
     first = FIRST_SETTINGS.get(place.setting) or (f"{place.setting}.{required[0]}=VALUE" if required else None)
     first = f"{place.setting}.{meant[0]}={value}" if meant else first
     has = f"has no section {place.setting}" if value is None else f"sets {place.setting}, a section, to {value!r}"
-    fix = f"--set {first}, or the section {place.setting}: in {place.where}"
+    fix = f"--set {first}" + ("" if place.override else f", or a section {place.setting}: in {place.where}")
     return UserError(
         f"{place.source} {has}{place.others}.",
         setting=place.setting,
