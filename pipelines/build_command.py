@@ -65,7 +65,10 @@ def _on_this_machine(config: RunConfig, target: str, builder: str | None, log: T
         chosen = config.vertex.build.builder
     if chosen == "cloud-build":
         raise UserError(
-            "Cloud Build pushes what it builds.", setting="--no-push", value=True, mend="--builder docker, or --push"
+            "Cloud Build pushes what it builds.",
+            setting="--no-push",
+            value=True,
+            mend="--builder docker, or leave --no-push out",
         )
     if target == "local":
         settings = config.containers

@@ -2,38 +2,98 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 import typer
+from typer.core import TyperArgument
 
 from pipelines.commands.build import build, compile_
 from pipelines.commands.existing_runs import cancel, explain, list_, logs, status
 from pipelines.commands.setting_up import doctor, hardware_, migrate, setup
 from pipelines.commands.start import rehearse, run
 from pipelines.schedules.commands import app as schedule_app
+from pipelines.terminal import show_help_alone
 
+# In the order in which --help lists them: the group, the command, its function, examples of it.
+COMMANDS = (
+    (
+        "Train",
+        "run",
+        run,
+        ("slipway run", "slipway run -c my.yaml --set train.epochs=5", "slipway run --resume latest"),
+    ),
+    ("Train", "rehearse", rehearse, ("slipway rehearse --hardware 'l4x4*2' --steps 20",)),
+    ("Follow runs", "list", list_, ("slipway list",)),
+    ("Follow runs", "status", status, ("slipway status", "slipway status --follow RUN", "slipway status --json")),
+    ("Follow runs", "logs", logs, ("slipway logs --step train", "slipway logs --follow")),
+    ("Follow runs", "explain", explain, ("slipway explain", "slipway explain RUN --json")),
+    ("Follow runs", "cancel", cancel, ("slipway cancel latest",)),
+    ("Prepare", "doctor", doctor, ("slipway doctor -c my.yaml", "slipway doctor --target vertex --hardware l4x1")),
+    ("Prepare", "hardware", hardware_, ("slipway hardware --region europe-west4", "slipway hardware 'l4x4*2'")),
+    ("Prepare", "setup", setup, ("slipway setup -c my.yaml", "slipway setup -c my.yaml --apply")),
+    (
+        "Prepare",
+        "migrate",
+        migrate,
+        ("slipway migrate config.yaml -o my.yaml", "slipway migrate -- my_job --scale-tier=BASIC_GPU"),
+    ),
+    ("Build and schedule", "compile", compile_, ("slipway compile --target vertex -c my.yaml -o spec.yaml",)),
+    ("Build and schedule", "build", build, ("slipway build --target vertex -c my.yaml", "slipway build --no-push")),
+)
+SCHEDULE_EXAMPLES = ("slipway schedule diff", "slipway schedule apply nightly", "slipway schedule pause nightly")
+EXAMPLES = (
+    "slipway doctor       check this machine and configs/digits.yaml",
+    "slipway run          train, evaluate and register a model on this machine",
+    "slipway explain      explain why the last run failed",
+    "slipway run -c my.yaml --target vertex --hardware l4x1",
+)
+
+
+def _examples(lines: tuple[str, ...]) -> str:
+    """A help page's last lines, each a paragraph: typer joins the lines of one."""
+    return "\n\n".join(["[bold]Examples[/]", *lines])
+
+
+def _keep_help_of_arguments() -> None:
+    """Let arguments keep their help: click 8.5 resets what this typer sets before it calls click."""
+    make = TyperArgument.__init__
+
+    def make_and_keep(self: TyperArgument, *, help: str | None = None, **fields: Any) -> None:
+        make(self, help=help, **fields)
+        self.help = help
+
+    TyperArgument.__init__ = make_and_keep  # type: ignore[method-assign]
+
+
+_keep_help_of_arguments()
 app = typer.Typer(
     name="slipway",
     help="From a data set to a trained, evaluated, registered model, as one Kubeflow pipeline.",
-    no_args_is_help=True,
-    add_completion=False,
+    epilog=_examples(EXAMPLES),
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+for group, name, function, lines in COMMANDS:
+    app.command(name, rich_help_panel=group, epilog=_examples(lines))(function)
+app.add_typer(schedule_app, name="schedule", rich_help_panel="Build and schedule", epilog=_examples(SCHEDULE_EXAMPLES))
 
-# In the order in which --help lists them.
-app.command()(run)
-app.command()(rehearse)
-app.command("compile")(compile_)
-app.command()(build)
-app.command()(status)
-app.command("list")(list_)
-app.command()(logs)
-app.command()(explain)
-app.command()(cancel)
-app.command()(doctor)
-app.command()(setup)
-app.command("hardware")(hardware_)
-app.command()(migrate)
-app.add_typer(schedule_app, name="schedule")
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"slipway {version('slipway')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def slipway(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 (its callback answers)
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    show_help_alone(context)
 
 
 def main() -> None:

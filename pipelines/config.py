@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from components.build_image.settings import BuildSettings, ContainerSettings
 from components.cloud.connection import Connection, check_endpoints
 from components.evaluate.settings import EvaluateSettings
 from components.prepare_data.settings import DataSettings
 from components.register_model.settings import RegisterSettings
+from components.yaml_loader import DEEPEST, NotYaml, load_yaml
+from pipelines.config_errors import explain_validation
 from pipelines.hardware import Hardware
 from pipelines.hardware import parse as parse_hardware
 from pipelines.platforms.kubeflow.settings import KubeflowSettings
@@ -190,19 +192,20 @@ def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None)
     Raises:
         UserError: No such file, not YAML, an unknown key, a value of the wrong type or out of range.
     """
+    overrides = list(overrides)
     values = read_yaml(path)
     apply_overrides(values, overrides)
     if hardware is not None:
         values["hardware"] = hardware
-    return validate(values, str(path))
+    return validate(values, str(path), overrides)
 
 
-def validate(values: Mapping[str, Any], where: str) -> RunConfig:
-    """`values` as a RunConfig; `where` names their source in an error."""
+def validate(values: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """`values` as a RunConfig; `where` names their source in an error, `overrides` what of them `--set` said."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise explain_validation(RunConfig, error, where) from None
+        raise explain_validation(RunConfig, error, where, values, overrides) from None
 
 
 def no_place_on_vertex() -> UserError:
@@ -223,28 +226,40 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UserError: No such file, not YAML, or no mapping.
     """
     if not path.is_file():
-        known = sorted(str(found) for found in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        near = nearest(str(path), known)
-        raise UserError(
-            f"There is no configuration {path}.",
-            setting="-c",
-            value=str(path),
-            allowed=", ".join(known) or "the path of a YAML file",
-            nearest=near,
-            mend=f"slipway run -c {near or 'configs/digits.yaml'}",
-        )
+        raise _no_configuration(path)
     try:
-        values = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "it can not be parsed"
-        raise UserError(f"{path}{line} is not YAML: {problem}.", mend=f"correct {path}{line}") from None
+        values = load_yaml(path.read_text(), str(path))
     except UnicodeDecodeError:
         raise UserError(f"{path} is not text in UTF-8.", mend=f"give -c a YAML file, not {path}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no settings.", allowed="a mapping such as configs/digits.yaml")
     return values
+
+
+def _no_configuration(path: Path) -> UserError:
+    """The error of a file that does not exist, with the run configurations that do."""
+    folders = dict.fromkeys([path.parent, Path(), Path("configs")])
+    known = [
+        str(found) for folder in folders for found in sorted(folder.glob("*.y*ml")) if _is_run_configuration(found)
+    ]
+    near = nearest(str(path), known) or (known[0] if len(known) == 1 else None)
+    return UserError(
+        f"The configuration {path} does not exist.",
+        setting="-c",
+        value=str(path),
+        allowed=", ".join(known) or "the path of a run configuration, a YAML file",
+        nearest=near,
+        mend=f"-c {near}" if near else "-c FILE, with the path of your run configuration",
+    )
+
+
+def _is_run_configuration(path: Path) -> bool:
+    """Whether a file looks like a run's configuration, as compiled specs and schedules do not."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return all(re.search(rf"^{section}:", text, re.MULTILINE) for section in ("data", "train"))
 
 
 def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> None:
@@ -258,101 +273,26 @@ def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> None:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise UserError(
-                f"--set takes key=value, not {text!r}.",
+                f"--set requires key=value; got {text!r}.",
                 setting="--set",
                 value=text,
                 mend="for instance --set train.batch_size=256",
             )
         *parents, last = key.split(".")
+        if len(parents) > DEEPEST:
+            raise UserError(f"--set {text[:40]}…: it nests more than {DEEPEST} levels deep.", setting="--set")
         target = values
         for depth, parent in enumerate(parents):
             child = target.setdefault(parent, {})
             if not isinstance(child, dict):
                 name = ".".join(parents[: depth + 1])
-                raise UserError(f"{name} holds a value, no settings of its own.", setting="--set", value=text)
+                raise UserError(f"{name} is a single value, not a section.", setting="--set", value=text)
             target = child
         try:
-            target[last] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            target[last] = load_yaml(value, f"--set {text}")
+        except NotYaml:
             target[last] = value
         if parents[:1] == ["train"] and last in DURATIONS:
             for other in DURATIONS:
                 if other != last and ".".join([*parents, other]) not in keys:
                     target.pop(other, None)
-
-
-def explain_validation(model: type[BaseModel], error: ValidationError, where: str) -> UserError:
-    """The first thing that pydantic found wrong, as a UserError; how many more there are is said."""
-    problems = error.errors()
-    problem = problems[0]
-    setting = ".".join(str(part) for part in problem["loc"])
-    more = f" ({len(problems) - 1} more after this one)" if len(problems) > 1 else ""
-    nested = problem.get("ctx", {}).get("error")
-    if problem["type"] == "extra_forbidden":
-        return _unknown_key(model, problem["loc"], problem["input"], where, more)
-    if problem["type"] == "missing":
-        return UserError(
-            f"{where} does not say {setting}{more}.",
-            setting=setting,
-            value=None,
-            mend=f"--set {setting}=VALUE, or add it to {where}",
-        )
-    text = str(nested) if nested is not None else problem["msg"]
-    choices = _choices(model, problem["loc"])
-    value = problem["input"]
-    near = nearest(str(value), choices) if choices else None
-    return UserError(
-        f"{where}: {setting or 'the configuration'}: {text[0].lower() + text[1:]}{more}.",
-        setting=setting or None,
-        value=value,
-        allowed=", ".join(choices) or None,
-        nearest=near,
-        mend=f"--set {setting}={near or 'VALUE'}, or correct it in {where}" if setting else f"correct {where}",
-    )
-
-
-def _unknown_key(
-    model: type[BaseModel], location: tuple[int | str, ...], value: Any, where: str, more: str
-) -> UserError:
-    setting = ".".join(str(part) for part in location)
-    parent = _model_at(model, location[:-1])
-    known = sorted(field.alias or name for name, field in parent.model_fields.items()) if parent else []
-    near = nearest(str(location[-1]), known) or _elsewhere(model, str(location[-1]))
-    full = ".".join([*(str(part) for part in location[:-1]), near]) if near in known else near
-    return UserError(
-        f"{where} has the unknown key {setting}{more}.",
-        setting=setting,
-        value=value,
-        allowed=", ".join(known),
-        nearest=full,
-        mend=f"write {full} instead of {setting}" if full else f"remove {setting}",
-    )
-
-
-def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """The settings class at a place in the configuration, or None where there is no such class."""
-    current: type[BaseModel] | None = model
-    for part in location:
-        field = next((f for n, f in (current.model_fields if current else {}).items() if part in (n, f.alias)), None)
-        candidates = [] if field is None else [field.annotation, *get_args(field.annotation)]
-        current = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-    return current
-
-
-def _elsewhere(model: type[BaseModel], key: str) -> str | None:
-    """The dotted name of a setting called like `key` in another section."""
-    for name, field in model.model_fields.items():
-        section = _model_at(model, (name,))
-        if section and key in section.model_fields:
-            return f"{field.alias or name}.{key}"
-    return None
-
-
-def _choices(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """The values that a setting of a few fixed ones takes."""
-    parent = _model_at(model, location[:-1]) if location else None
-    field = parent.model_fields.get(str(location[-1])) if parent else None
-    if field is None or "Literal" not in str(field.annotation):
-        return []
-    flat = [value for part in (field.annotation, *get_args(field.annotation)) for value in get_args(part)]
-    return [str(value) for value in flat if isinstance(value, str | int)]

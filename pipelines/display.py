@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pipelines.doctor.check import Finding
 from pipelines.hardware import Hardware
 from pipelines.hardware.memory import device_bytes, fits_memory
-from pipelines.runs import RunRecord, StepRecord
+from pipelines.runs import ROOT, RunRecord, StepRecord
+
+if TYPE_CHECKING:
+    from pipelines.doctor.check import Finding
 
 MARKS = {
     "succeeded": "[green]✓[/]",
@@ -202,6 +205,33 @@ def how_to_watch_on(record: RunRecord) -> str:
         f"  watch:  slipway status --follow {record.run_id}\n"
         f"  stop:   slipway cancel {record.run_id}"
     )
+
+
+# What may change in a run that continues: neither the data nor the weights depend on it.
+CHANGEABLE = ("evaluate", "register", "train.restarts")
+
+
+def is_changeable(setting: str) -> bool:
+    """Whether a setting may change in a run that continues."""
+    return any(f"{setting}.".startswith(f"{section}.") for section in CHANGEABLE)
+
+
+def new_run_with(run_id: str, options: str) -> str:
+    """The command that starts a new run with another one's configuration and `options`."""
+    return f"slipway run -c {ROOT / run_id / 'config.yaml'} {options}"
+
+
+def next_command(record: RunRecord) -> str:
+    """What to type once a failed run's error is fixed: a new run where the fix changes the data or the weights."""
+    fix = (record.error.mend if record.error else None) or ""
+    resume = f"slipway run --resume {record.run_id}"
+    option = re.search(r"--(set|hardware) ('[^']*'|\S*[^\s,;.:])", fix)
+    if option is None:
+        return resume
+    setting = option[2].strip("'").partition("=")[0]
+    if option[1] == "set" and is_changeable(setting):
+        return f"{resume} {option[0]}"
+    return new_run_with(record.run_id, option[0])
 
 
 def run_table(records: list[RunRecord]) -> Table:

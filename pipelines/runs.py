@@ -7,14 +7,16 @@ import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipelines.config import RunConfig
 from trainer.durable import replace_file
 from trainer.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from pipelines.config import RunConfig
 
 ROOT = Path("runs")
 LATEST = "latest"

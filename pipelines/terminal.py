@@ -40,3 +40,10 @@ def user_errors(command: Command) -> Command:
 def say(line: str) -> None:
     """Say on stderr how the work goes; stdout is for what the command gives."""
     error_console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def show_help_alone(context: typer.Context) -> None:
+    """Show the help of a group of commands that is called without one."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), nl=False)
+        raise typer.Exit

@@ -35,7 +35,7 @@ def plan_arguments(config: RunConfig) -> dict[str, Any]:
         "pools": config.parsed_hardware.worker_pools(),
         "devices": config.parsed_hardware.accelerators_per_replica,
         "model": config.model.model_dump_json() if config.model else "",
-        "train": config.train.model_dump_json(exclude_none=True),
+        "train": config.train.model_dump_json(exclude_none=True, exclude={"restarts"}),  # which train receives
     }
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Any, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    JsonValue,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    field_validator,
     model_validator,
 )
 
@@ -20,12 +25,25 @@ from trainer.errors import UserError
 
 # What Keras takes for AdamW where nothing is said.
 ADAMW_WEIGHT_DECAY = 0.004
+BUILDER_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 
 class Settings(BaseModel):
-    """Base of all settings: unknown keys are refused, values don't change."""
+    """Base of all settings: unknown keys, infinities and NaN are refused; values do not change.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Untyped values are `Untyped`, which holds them to the same rule. As JSON, a number that is not finite would be
+    `Infinity`, which the reader refuses, and never null, which switches a setting off.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
+
+
+def _strict(value: Any) -> Any:
+    json.dumps(value, allow_nan=False)  # read from JSON, a JsonValue may hold NaN
+    return value
+
+
+Untyped = Annotated[JsonValue, AfterValidator(_strict)]
 
 
 class ModelSettings(Settings):
@@ -36,8 +54,25 @@ class ModelSettings(Settings):
     shape [batch, classes].
     """
 
-    builder: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    arguments: dict[str, Any] = {}
+    builder: str
+    arguments: dict[str, Untyped] = {}
+
+    @field_validator("builder")
+    @classmethod
+    def _module_and_function(cls, builder: str) -> str:
+        if re.fullmatch(BUILDER_PATTERN, builder) is None:
+            module = re.sub(r"\.py(?=:|$)", "", builder).strip("./").replace("/", ".")
+            near = module if ":" in module else ":".join(module.rsplit(".", 1))
+            near = near if re.fullmatch(BUILDER_PATTERN, near) else "trainer.models.digits:build"
+            raise UserError(
+                f"{builder!r} does not name a function in a module.",
+                setting="model.builder",
+                value=builder,
+                allowed="an importable module:function, such as trainer.models.digits:build",
+                nearest=near,
+                mend=f"--set model.builder={near}",
+            )
+        return builder
 
 
 class CheckpointSettings(Settings):

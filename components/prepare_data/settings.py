@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
-from trainer.config import Settings
+from trainer.config import Settings, Untyped
 
 # Before the name of a column in data.group_by.
 COLUMN = "column:"
@@ -53,7 +53,7 @@ class BeamSettings(Settings):
     """
 
     runner: str = Field(default="DataflowRunner", pattern=r"^[A-Za-z][\w.]*$")
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Untyped] = Field(default_factory=dict)
     from_gigabytes: NonNegativeFloat = 100.0
 
 

@@ -10,24 +10,36 @@ from typing import Annotated
 import typer
 
 from pipelines.commands.checks import check_configuration
-from pipelines.commands.options import DEFAULT_CONFIGURATION, Configuration, Hardware, Json, Overrides, Target
+from pipelines.commands.options import (
+    Configuration,
+    ConfigurationFile,
+    Hardware,
+    Json,
+    Overrides,
+    Place,
+    Target,
+    configuration_path,
+)
 from pipelines.terminal import console, say, user_errors
 from trainer.errors import UserError
 
 
 @user_errors
 def compile_(
-    config: Configuration = DEFAULT_CONFIGURATION,
-    target: Annotated[Target, typer.Option(help="For which platform.")] = Target.vertex,
+    file: ConfigurationFile = None,
+    config: Configuration = None,
+    target: Place = Target.local,
     hardware: Hardware = None,
     overrides: Overrides = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The pipeline spec to write.")] = Path("spec.yaml"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The pipeline spec to write.")] = Path(
+        "spec.yaml"
+    ),
 ) -> None:
-    """Write the pipeline spec that a run executes."""
+    """Write the pipeline specification that a run executes."""
     from pipelines.config import load
     from pipelines.output import check_folder_of
 
-    configuration = load(config, overrides or (), hardware)
+    configuration = load(configuration_path(file, config), overrides or (), hardware)
     if target is not Target.local:
         check_configuration(configuration, target)
     if output.suffix not in (".yaml", ".yml", ".json"):
@@ -57,18 +69,27 @@ def compile_(
 
 @user_errors
 def build(
-    config: Configuration = DEFAULT_CONFIGURATION,
+    file: ConfigurationFile = None,
+    config: Configuration = None,
+    target: Annotated[
+        Target,
+        typer.Option(
+            "--target", metavar="PLATFORM", help="Where the images run: local (with run --runner docker) or vertex."
+        ),
+    ] = Target.local,
     hardware: Hardware = None,
     overrides: Overrides = None,
-    target: Annotated[Target, typer.Option(help="For runs where: vertex, or local (--runner docker).")] = Target.vertex,
-    builder: Annotated[str | None, typer.Option(help="cloud-build, docker, podman, buildah; as configured.")] = None,
-    push: Annotated[bool, typer.Option(help="Without: build on this machine only.")] = True,
+    builder: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="cloud-build, docker, podman or buildah; the configured one by default."),
+    ] = None,
+    no_push: Annotated[bool, typer.Option("--no-push", help="Build on this machine only.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Build the images that a run needs, unless the registry has them; give them by digest."""
+    """Build the images that a run needs, unless the registry has them, and print their digests."""
     from pipelines.build_command import build_images
     from pipelines.config import load
 
-    configuration = load(config, overrides or (), hardware)
-    images = build_images(configuration, target.value, builder, push=push, log=sys.stderr, say=say)
+    configuration = load(configuration_path(file, config), overrides or (), hardware)
+    images = build_images(configuration, target.value, builder, push=not no_push, log=sys.stderr, say=say)
     sys.stdout.write(json.dumps(images, indent=2) + "\n" if as_json else "".join(f"{uri}\n" for uri in images.values()))

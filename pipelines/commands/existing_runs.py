@@ -23,10 +23,10 @@ from trainer.errors import UserError
 @user_errors
 def status(
     run_id: Run = "latest",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch a run elsewhere until it has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch a remote run until it ends.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show a run: its steps, its result, its error."""
+    """Show a run's steps, result and error."""
     from pipelines import display, runs
 
     folder = runs.find(run_id)
@@ -47,7 +47,7 @@ def status(
 
 @user_errors
 def list_(as_json: Json = False) -> None:
-    """List the runs, the newest first."""
+    """List all runs, newest first."""
     from pipelines import display, runs
 
     records = []
@@ -67,8 +67,8 @@ def list_(as_json: Json = False) -> None:
 @user_errors
 def logs(
     run_id: Run = "latest",
-    step: Annotated[str | None, typer.Option(help="One step's log; without it, all in order.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the run writes.")] = False,
+    step: Annotated[str | None, typer.Option(metavar="STEP", help="Only this step's log, such as train.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing as the run writes.")] = False,
 ) -> None:
     """Print a run's logs."""
     from pipelines import runs
@@ -93,7 +93,7 @@ def _log_lines(folder: Any, step: str | None, *, follow: bool) -> Any:
 
 @user_errors
 def explain(run_id: Run = "latest", as_json: Json = False) -> None:
-    """Say why a run failed: which step, which replica, its traceback, what mends it."""
+    """Explain why a run failed: step, replica, traceback and fix."""
     from pipelines import display, runs
 
     record = current(runs.find(run_id))
@@ -105,7 +105,7 @@ def explain(run_id: Run = "latest", as_json: Json = False) -> None:
 
 @user_errors
 def cancel(run_id: Run = "latest") -> None:
-    """Stop a run; what it has finished stays, and --resume goes on from there."""
+    """Stop a run. Finished steps are kept, and run --resume continues it."""
     from pipelines import runs
 
     folder = runs.find(run_id)

@@ -9,25 +9,35 @@ from typing import Annotated
 
 import typer
 
-from pipelines.commands.options import DEFAULT_CONFIGURATION, Configuration, Hardware, Json, Overrides, Target
+from pipelines.commands.options import (
+    Configuration,
+    ConfigurationFile,
+    Hardware,
+    Json,
+    Overrides,
+    Place,
+    Target,
+    configuration_path,
+)
 from pipelines.terminal import EXIT_FAILED, console, error_console, user_errors
 
 
 @user_errors
 def doctor(
-    config: Configuration = DEFAULT_CONFIGURATION,
-    target: Annotated[Target, typer.Option(help="Where the run is to be.")] = Target.local,
+    file: ConfigurationFile = None,
+    config: Configuration = None,
+    target: Place = Target.local,
     hardware: Hardware = None,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Make every check of the machine and the configuration: what was found, and how to mend it."""
+    """Check the machine, the project and the configuration, and say how to fix what fails."""
     from pipelines.config import load
     from pipelines.display import findings_table
     from pipelines.doctor import examine_all
     from pipelines.doctor.check import Subject
 
-    configuration = load(config, overrides or (), hardware)
+    configuration = load(configuration_path(file, config), overrides or (), hardware)
     findings = examine_all(Subject(configuration, target.value, rehearsal=False, folder=Path.cwd()))
     if as_json:
         rows = [{key: getattr(row, key) for key in ("check", "status", "found", "mend")} for row in findings]
@@ -40,34 +50,43 @@ def doctor(
 
 @user_errors
 def setup(
-    config: Configuration = DEFAULT_CONFIGURATION,
-    apply: Annotated[bool, typer.Option("--apply", help="Make what is missing; without it, only show it.")] = False,
+    file: ConfigurationFile = None,
+    config: Configuration = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Create what is missing; without it, only show it.")] = False,
     hardware: Hardware = None,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Show what runs on Vertex AI need in the project (APIs, bucket, accounts, roles) and, with --apply, make it."""
+    """Show or create what runs on Vertex AI need: APIs, bucket, accounts, roles."""
     from pipelines import access
     from pipelines.config import load
 
-    sound, rows = access.setup(load(config, overrides or (), hardware), console, make=apply, as_json=as_json)
+    sound, rows = access.setup(
+        load(configuration_path(file, config), overrides or (), hardware), console, make=apply, as_json=as_json
+    )
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     elif not apply and any(row["status"] == "missing" for row in rows):
-        console.print("make it so: the same command with --apply", highlight=False)
+        console.print("to create what is missing: the same command with --apply", highlight=False)
     if not sound:
         raise typer.Exit(EXIT_FAILED)
 
 
 @user_errors
 def hardware_(
-    choice: Annotated[str | None, typer.Argument(help="One choice, such as l4x4*2; without it, all there is.")] = None,
-    region: Annotated[str | None, typer.Option(help="Only what this region has.")] = None,
-    accelerator: Annotated[str | None, typer.Option(help="Only this kind: t4, a100, tpu-v5e, cpu …")] = None,
-    engine: Annotated[str | None, typer.Option(help="Only what this engine runs on: tensorflow, jax, pytorch.")] = None,
+    choice: Annotated[
+        str | None, typer.Argument(metavar="[CHOICE]", help="One choice, such as l4x4*2; all hardware without it.")
+    ] = None,
+    region: Annotated[str | None, typer.Option(metavar="REGION", help="Only what this region has.")] = None,
+    accelerator: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Only this kind: cpu, t4, a100, tpu-v5e and others.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="ENGINE", help="Only what this engine runs on: tensorflow, jax or pytorch.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the hardware that there is, or show what one choice becomes and why it is refused."""
+    """List the available hardware, or show what one choice becomes or why it is refused."""
     from pipelines.hardware import command
 
     if choice is None:
@@ -84,11 +103,15 @@ def hardware_(
 @user_errors
 def migrate(
     source: Annotated[
-        list[str] | None, typer.Argument(help="A config.yaml; or, behind --, gcloud's own flags.")
+        list[str] | None,
+        typer.Argument(metavar="[JOB]", help="A config.yaml; or gcloud's own flags, after --."),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The run configuration to write.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The run configuration to write; stdout by default."),
+    ] = None,
 ) -> None:
-    """Turn an AI Platform Training job (config.yaml, or gcloud's flags behind --) into a run configuration."""
+    """Convert an AI Platform Training job into a run configuration."""
     from pipelines.legacy import command
 
     given = source or []

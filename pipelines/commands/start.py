@@ -1,7 +1,8 @@
-"""What starts a run, or goes on with one: `slipway run` and `slipway rehearse`."""
+"""Starting and resuming runs: `slipway run` and `slipway rehearse`."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Annotated, Any
 
@@ -10,8 +11,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from pipelines.commands.checks import check_configuration, check_runner
-from pipelines.commands.options import DEFAULT_CONFIGURATION, Configuration, Hardware, Json, Overrides, Runner, Target
-from pipelines.commands.watching import current, watch_and_exit
+from pipelines.commands.options import (
+    Configuration,
+    ConfigurationFile,
+    Hardware,
+    Json,
+    Overrides,
+    Place,
+    Runner,
+    Target,
+    complete_run,
+    configuration_path,
+)
+from pipelines.commands.watching import current, show_failure, watch_and_exit
 from pipelines.platforms import remote
 from pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REJECTED, console, error_console, user_errors
 from trainer.errors import UserError
@@ -19,21 +31,27 @@ from trainer.errors import UserError
 
 @user_errors
 def run(
-    config: Configuration = DEFAULT_CONFIGURATION,
-    target: Annotated[Target, typer.Option(help="Where to run.")] = Target.local,
+    file: ConfigurationFile = None,
+    config: Configuration = None,
+    target: Place = Target.local,
     hardware: Hardware = None,
     overrides: Overrides = None,
     runner: Annotated[
-        Runner, typer.Option(help="Steps as processes, or in containers (DOCKER_HOST).")
+        Runner, typer.Option(metavar="KIND", help="What runs local steps: process, or docker (containers).")
     ] = Runner.process,
     resume: Annotated[
-        str | None, typer.Option(help="Go on with this run (its id, or latest) where it stopped.")
+        str | None,
+        typer.Option(metavar="RUN", help="Continue this run (its id, or latest).", autocompletion=complete_run),
     ] = None,
-    require_promotion: Annotated[bool, typer.Option(help="Exit with 3 when the gate rejects the model.")] = False,
-    wait: Annotated[bool, typer.Option(help="On Vertex AI and Kubeflow: watch until it has ended.")] = True,
-    check: Annotated[
-        bool, typer.Option(help="On Vertex AI: look at the project first, as slipway doctor does.")
-    ] = True,
+    require_promotion: Annotated[
+        bool, typer.Option("--require-promotion", help="Exit with 3 if the gate rejects the model.")
+    ] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Submit a run to Vertex AI or Kubeflow without watching it.")
+    ] = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Submit without checking the project on Vertex AI first.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run the whole pipeline: prepare data, train, evaluate, register."""
@@ -41,28 +59,23 @@ def run(
     from pipelines.config import load
     from pipelines.platforms.local import launch
 
+    wait = not no_wait
     if resume:
-        if overrides or hardware:
+        if given := file or config:
             raise UserError(
-                "A run goes on with the settings that it was started with.",
-                setting="--set" if overrides else "--hardware",
-                value=overrides or hardware,
-                mend=f"slipway run --resume {resume}, or start a new run without --resume",
+                "A resumed run has its own configuration.", setting="-c", value=str(given), mend="leave it out"
             )
         folder = runs.find(resume)
-        if remote(folder.read().platform):
-            _resumable(current(folder))
-            _run_remotely(
-                remote(folder.read().platform), folder, wait=wait, as_json=as_json, require_promotion=require_promotion
-            )
+        record = _resumable(current(folder), changed=bool(overrides))
+        configuration = _resumed_configuration(folder, record, overrides or [], hardware)
+        if elsewhere := remote(record.platform):
+            _run_remotely(elsewhere, folder, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
-        configuration = load(folder.configuration_file)
-        record = _resumable(folder.read())
         check_runner(runner, Runner(record.runner), f"the run {record.run_id}")
     else:
-        configuration = load(config, overrides or (), hardware)
+        configuration = load(configuration_path(file, config), overrides or (), hardware)
         check_runner(runner, runner if target is Target.local else Runner.process, f"a run on {target.value}")
-        check_configuration(configuration, target, submitting=check)
+        check_configuration(configuration, target, submitting=not no_check)
         if elsewhere := remote(target.value):
             _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
@@ -73,18 +86,20 @@ def run(
 
 @user_errors
 def rehearse(
-    config: Configuration = DEFAULT_CONFIGURATION,
+    file: ConfigurationFile = None,
+    config: Configuration = None,
     hardware: Hardware = None,
     overrides: Overrides = None,
-    steps: Annotated[int, typer.Option(min=1, help="How many training steps.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, metavar="COUNT", help="How many training steps.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Try a worker layout for a few steps on this machine; nothing is registered."""
+    """Try a worker layout for a few steps on this machine."""
     from pipelines import runs
     from pipelines.config import load
     from pipelines.platforms.local import launch
 
-    if module := load(config, overrides or (), hardware).train.module:
+    path = configuration_path(file, config)
+    if module := load(path, overrides or (), hardware).train.module:
         raise UserError(
             "A training module of your own can not be shortened to a few steps.",
             setting="train.module",
@@ -93,20 +108,48 @@ def rehearse(
             mend="slipway run with the same options, and train.arguments that make the module stop early",
         )
     few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
-    configuration = load(config, [*(overrides or ()), *few], hardware)
+    configuration = load(path, [*(overrides or ()), *few], hardware)
     check_configuration(configuration, Target.local, rehearsal=True)
     folder = runs.create(configuration)
     record = launch.new_record(folder, configuration, rehearsal=True)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=False)
 
 
-def _resumable(record: Any) -> Any:
-    """The record of a run that can go on."""
+def _resumable(record: Any, *, changed: bool) -> Any:
+    """The record of a run that can continue: one that has not succeeded, or that gets another gate or registry."""
     if record.status == "running":
         raise UserError(f"The run {record.run_id} is still running.", mend=f"slipway status {record.run_id}")
-    if record.status == "succeeded":
+    if record.status == "succeeded" and (record.rehearsal or not changed):
         raise UserError(f"The run {record.run_id} has succeeded: nothing is left to do.", mend="slipway run")
     return record
+
+
+def _resumed_configuration(folder: Any, record: Any, overrides: list[str], hardware: str | None) -> Any:
+    """The configuration of a run that continues, with `overrides` put over it and stored.
+
+    Raises:
+        UserError: Something would change that the run's checkpoints depend on.
+    """
+    from pipelines.config import load
+    from pipelines.display import is_changeable, new_run_with
+    from trainer.durable import replace_file
+
+    fixed = [f"--set {shlex.quote(text)}" for text in overrides if not is_changeable(text.partition("=")[0])]
+    if hardware:
+        fixed.append(f"--hardware {shlex.quote(hardware)}")
+    if fixed:
+        raise UserError(
+            f"{fixed[0]} cannot change a resumed run: its data and checkpoints were made with the present value.",
+            setting=fixed[0].partition(" ")[0],
+            value=fixed[0].partition(" ")[2],
+            allowed="evaluate.*, register.* and train.restarts.*, which do not affect the weights",
+            mend=new_run_with(record.run_id, " ".join(fixed)),
+        )
+    configuration = load(folder.configuration_file, overrides)
+    if overrides:
+        replace_file(folder.configuration_file, configuration.as_yaml().encode())
+        record.champion = None  # the registry may be another one
+    return configuration
 
 
 def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, require_promotion: bool) -> None:
@@ -143,14 +186,10 @@ def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool
     if as_json:
         sys.stdout.write(folder.record_file.read_text())
     if record.status == "cancelled":
-        shown.print(f"stopped; go on with: slipway run --resume {record.run_id}", highlight=False, soft_wrap=True)
+        shown.print(f"stopped; to continue: slipway run --resume {record.run_id}", highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED)
     if record.status == "failed":
-        error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
-        go_on = f"slipway run --resume {record.run_id}"
-        if record.error is None or record.error.mend != go_on:
-            error_console.print(f"  go on: {go_on}", highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_FAILED)
+        show_failure(record)
     if record.rehearsal:
         ended = display.rehearsal_summary(record, configuration.parsed_hardware, configuration.train.optimizer_kind)
         shown.print(ended, highlight=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -39,11 +39,20 @@ def _exit_as_it_went(record: Any, shown: Console, *, require_promotion: bool) ->
     from pipelines import display
 
     if record.status == "failed":
-        error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
-        error_console.print(f"  go on: slipway run --resume {record.run_id}", highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_FAILED)
+        show_failure(record)
     shown.print(display.summary(record), highlight=False)
     if record.status == "cancelled":
         raise typer.Exit(EXIT_INTERRUPTED)
     if require_promotion and record.verdict and record.verdict["decision"] != "promote":
         raise typer.Exit(EXIT_REJECTED)
+
+
+def show_failure(record: Any) -> NoReturn:
+    """Show why a run failed and the command that takes it further, and exit."""
+    from pipelines import display
+
+    error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
+    command = display.next_command(record)
+    if record.error is None or record.error.mend != command:
+        error_console.print(f"  then: {command}", highlight=False, soft_wrap=True)
+    raise typer.Exit(EXIT_FAILED)

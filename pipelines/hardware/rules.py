@@ -89,6 +89,9 @@ def alike(request: Request, name: str, written: str) -> Iterator[Request]:
         yield replace(request, accelerator=turned[2], count=int(turned[1]))
     if name == "cpu":
         yield replace(request, accelerator=None, count=None, replicas=request.count)
+    inner = read_base(name)
+    if inner.count and load().accelerator(str(inner.accelerator)):  # l4x4x2
+        yield replace(request, accelerator=inner.accelerator, count=inner.count, replicas=request.count)
     names = [name for accelerator in load().accelerators for name in (accelerator.name, *accelerator.aliases)]
     if near := nearest(name, names):
         yield replace(request, accelerator=near)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
+from components.yaml_loader import load_yaml
 from trainer.errors import UserError, nearest
 
 REPLICA_KEYS = ("acceleratorConfig", "imageUri", "diskConfig", "containerCommand", "containerArgs", "tpuTfVersion")
@@ -169,22 +169,40 @@ def parse_text(text: str, source: str) -> Mapping[str, Any]:
     Raises:
         UserError: It is neither.
     """
-    try:
-        if text.lstrip().startswith("{"):
-            values = json.loads(text, parse_int=str, parse_float=str)
-        else:
-            values = yaml.load(text, Loader=yaml.BaseLoader)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{source}, line {error.lineno} is not JSON: {error.msg}.", mend=f"correct {source}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{source}{line} is not YAML.", mend=f"correct {source}{line}") from None
+    if text.lstrip().startswith("{"):
+        try:
+            values = json.loads(
+                text,
+                parse_int=str,
+                parse_float=str,
+                parse_constant=str,
+                object_pairs_hook=_without_duplicates(source),
+            )
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{source}, line {error.lineno} is not JSON: {error.msg}.", mend=f"correct {source}"
+            ) from None
+        except RecursionError:
+            raise UserError(f"{source} nests too deep.", mend=f"correct {source}") from None
+    else:
+        values = load_yaml(text, source, typed=False)
     if not isinstance(values, Mapping):
         raise UserError(
             f"{source} holds no settings.", allowed="trainingInput and what is in it", mend=f"correct {source}"
         )
     return values
+
+
+def _without_duplicates(source: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """What json.loads makes an object with."""
+
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, count in Counter(key for key, _ in pairs).items():
+            if count > 1:
+                raise UserError(f"{source} sets {key} twice.", mend=f"remove one of the two in {source}")
+        return dict(pairs)
+
+    return mapping
 
 
 def read_job(values: Mapping[str, Any]) -> OldJob:

@@ -10,22 +10,29 @@ import typer
 from rich.markup import escape
 
 from pipelines.commands.options import Json
-from pipelines.terminal import EXIT_INTERRUPTED, console, say, user_errors
+from pipelines.terminal import EXIT_INTERRUPTED, console, say, show_help_alone, user_errors
 from trainer.errors import UserError
 
 app = typer.Typer(
-    help="Schedules, as the files in configs/schedules say them.",
-    no_args_is_help=True,
+    help="Create, change and delete Vertex AI schedules from the files in configs/schedules.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Name = Annotated[str | None, typer.Argument(help="A schedule's name, its file's without .yaml; without it, all.")]
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="A schedule: its file's name without .yaml. All schedules without it."),
+]
+
+
+@app.callback(invoke_without_command=True)
+def schedule(context: typer.Context) -> None:
+    show_help_alone(context)
 
 
 @app.command()
 @user_errors
 def diff(name: Name = None, as_json: Json = False) -> None:
-    """Show what Vertex AI has against the files, field by field. Nothing is changed."""
+    """Compare the schedules on Vertex AI with the files, field by field."""
     from pipelines.schedules import work
 
     _show(work.compare(_names(name), say), as_json=as_json)
@@ -34,7 +41,7 @@ def diff(name: Name = None, as_json: Json = False) -> None:
 @app.command()
 @user_errors
 def apply(name: Name = None, as_json: Json = False) -> None:
-    """Make Vertex AI's schedules what the files say: make, change, or replace them."""
+    """Create, change or replace the schedules on Vertex AI as the files say."""
     from pipelines.schedules import work
 
     _show(work.apply(_names(name), sys.stderr, say), as_json=as_json)
@@ -43,7 +50,7 @@ def apply(name: Name = None, as_json: Json = False) -> None:
 @app.command()
 @user_errors
 def pause(name: Name = None, as_json: Json = False) -> None:
-    """Start no more runs until the schedule is resumed; those that are going on go on."""
+    """Start no more runs until the schedule is resumed. Runs in progress continue."""
     from pipelines.schedules import work
 
     _show(work.pause(_names(name)), as_json=as_json)
@@ -53,10 +60,10 @@ def pause(name: Name = None, as_json: Json = False) -> None:
 @user_errors
 def resume(
     name: Name = None,
-    catch_up: Annotated[bool, typer.Option("--catch-up", help="Start the runs that were missed, too.")] = False,
+    catch_up: Annotated[bool, typer.Option("--catch-up", help="Also start the runs that were missed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Let a paused schedule go on, with its next time, or with those that it missed."""
+    """Resume a paused schedule."""
     from pipelines.schedules import work
 
     _show(work.resume(_names(name), catch_up=catch_up), as_json=as_json)
@@ -66,10 +73,10 @@ def resume(
 @user_errors
 def delete(
     name: Name = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete schedules on Vertex AI, also one without a file any more. The files and the runs stay."""
+    """Delete schedules on Vertex AI. Their files and runs are kept."""
     from pipelines.schedules import work
 
     doomed = work.doomed(name)

@@ -12,7 +12,8 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import Field, PositiveInt, ValidationError
 
-from pipelines.config import RunConfig, explain_validation, load, no_place_on_vertex, read_yaml
+from pipelines.config import RunConfig, load, no_place_on_vertex, read_yaml
+from pipelines.config_errors import explain_validation
 from pipelines.schedules.cron import Cron, parse
 from trainer.config import Settings
 from trainer.errors import UserError, nearest
@@ -149,7 +150,7 @@ def _settings(path: Path) -> ScheduleSettings:
     try:
         return ScheduleSettings.model_validate(values)
     except ValidationError as error:
-        problem = explain_validation(ScheduleSettings, error, str(path))
+        problem = explain_validation(ScheduleSettings, error, str(path), values)
         if str(problem.mend).startswith("--set"):  # which is a run's
             problem.mend = f"{problem.setting}: {problem.nearest or 'VALUE'} in {path}"
         raise problem from None

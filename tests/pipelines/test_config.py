@@ -71,18 +71,37 @@ def test_two_durations_are_refused(write):
 @pytest.mark.parametrize(
     ("override", "setting", "nearest"),
     [
-        ("train.batchsize=3", "train.batchsize", "train.batch_size"),
-        ("modle.builder=a:b", "modle", "model"),
-        ("batch_size=3", "batch_size", "train.batch_size"),
-        ("evaluate.gate.minimun=0.9", "evaluate.gate.minimun", "evaluate.gate.minimum"),
-        ("train.optimizer=adma", "train.optimizer", "adam"),
+        ("train.batchsize=3", "train.batchsize", "train.batch_size=3"),
+        ("modle.builder=a:b", "modle", "model.builder=a:b"),
+        ("batch_size=3", "batch_size", "train.batch_size=3"),
+        ("evaluate.gate.minimun=0.9", "evaluate.gate.minimun", "evaluate.gate.minimum=0.9"),
+        ("train.optimizer=adma", "train.optimizer", "train.optimizer=adam"),
+        ("train.lr=0.1", "train.lr", "train.learning_rate=0.1"),
+        ("lr=0.1", "lr", "train.learning_rate=0.1"),
+        ("train.bs=8", "train.bs", "train.batch_size=8"),
+        ("train.wd=0.1", "train.wd", "train.weight_decay=0.1"),
+        ("minimum=0.9", "minimum", "evaluate.gate.minimum=0.9"),
+        ("dta.source=digits", "dta", "data.source=digits"),
+        ("train.class_weights=balance", "train.class_weights", "train.class_weights=balanced"),
+        ("train.xla=atuo", "train.xla", "train.xla=auto"),
+        ("train.schedule=cosine", "train.schedule", "train.schedule.shape=cosine"),
+        ("data.image_size=[32]", "data.image_size", "data.image_size=[32, 32]"),
+        ("data.image_size=32", "data.image_size", "data.image_size=[32, 32]"),
+        ("model.builder=nets.small", "model.builder", "nets:small"),
+        ("model.builder=nets/small.py:build", "model.builder", "nets.small:build"),
+        ("name=Digits 2", "name", "digits-2"),
+        ("model.arguments.since=2026-01-01", "model.arguments.since", "'2026-01-01'"),
     ],
 )
-def test_unknown_names_are_refused_with_the_nearest(write, override, setting, nearest):
-    error = refusal(write(MINIMAL), override)
+def test_what_is_almost_right_is_refused_with_the_option_that_fixes_it(write, override, setting, nearest):
+    path = write(MINIMAL)
+    error = refusal(path, override)
     assert error.setting == setting
-    assert error.nearest == nearest
-    assert nearest in error.mend
+    assert error.nearest in nearest
+    assert error.mend.startswith("--set")
+    assert nearest in error.mend.replace("'\"'\"'", "'")
+    assert str(path) not in error.mend
+    assert "run.yaml" not in error.message
 
 
 @pytest.mark.parametrize(
@@ -92,28 +111,82 @@ def test_unknown_names_are_refused_with_the_nearest(write, override, setting, ne
         ("train.batch_size=0", "train.batch_size", "greater than 0"),
         ("train.learning_rate=-1", "train.learning_rate", "greater than 0"),
         ("data.split.test=0.5", "data.split", "make 1"),
-        ("model.builder=not-a-builder", "model.builder", "pattern"),
+        ("model.builder=not-a-builder", "model.builder", "function in a module"),
         ("name=Digits 2", "name", "pattern"),
         ("data.skip_corrupt=1.5", "data.skip_corrupt", "less than 1"),
+        ("train.class_weights={cat: -1}", "train.class_weights.cat", "greater than 0"),
+        ("evaluate.gate.minimum=.inf", "evaluate.gate.minimum", "finite"),
+        ("evaluate.gate.margin=-.inf", "evaluate.gate.margin", "finite"),
+        ("train.learning_rate=.inf", "train.learning_rate", "finite"),
+        ("train.epochs=1e400", "train.epochs", "finite"),
+        ("train.class_weights={cat: .nan}", "train.class_weights.cat", "finite"),
+        ("model.arguments.deep=[{x: .nan}]", "model.arguments.deep.0.x", "finite"),
+        ("data.beam.options.x=1.0e+400", "data.beam.options.x", "finite"),
+        ("train.arguments=[.inf]", "train.arguments.0", "string"),
     ],
 )
 def test_wrong_values_are_refused_by_name(write, override, setting, words):
     error = refusal(write(MINIMAL), override)
     assert error.setting == setting
     assert words in error.message
-    assert setting in error.mend
+    assert setting.partition(".")[0] in error.mend
 
 
-def test_missing_setting_is_named(write):
-    error = refusal(write({key: value for key, value in MINIMAL.items() if key != "data"}))
+@pytest.mark.parametrize("values", [{}, {"data": None}], ids=["missing", "empty"])
+def test_a_missing_section_is_named_with_its_keys(write, values):
+    error = refusal(write({key: value for key, value in MINIMAL.items() if key != "data"} | values))
     assert error.setting == "data"
+    assert "source (required)" in error.allowed
+    assert "image_size" in error.allowed
+    assert error.mend.startswith("--set data.source=digits")
+
+
+def test_a_problem_of_the_file_and_one_of_set_are_told_apart(write):
+    path = write({**MINIMAL, "train": {"epochs": 2, "lr": 3}})
+    assert refusal(path).message == f"{path} has the unknown key train.lr."
+    assert refusal(path).mend == f"write train.learning_rate instead of train.lr in {path}"
+    assert refusal(path, "train={epochs: 1, lr: 3}").message.startswith("--set train={epochs: 1, lr: 3}: train.lr")
+
+
+def test_no_number_that_is_not_finite_passes_between_configuration_and_step():
+    from components.evaluate.settings import EvaluateSettings, GateSettings
+    from trainer.config import ModelSettings
+
+    for settings in (
+        GateSettings.model_construct(minimum=float("inf")),
+        ModelSettings.model_construct(builder="a:b", arguments={"x": float("nan")}),
+        EvaluateSettings.model_construct(gate=GateSettings.model_construct(margin=float("nan"))),
+    ):
+        with pytest.raises(ValueError, match=r"finite|Out of range"):
+            type(settings).model_validate_json(settings.model_dump_json())
 
 
 def test_missing_file_names_the_nearest(write):
     path = write(MINIMAL)
-    error = refusal(path.with_name("rum.yaml"))
+    path.with_name("run2.yaml").write_text("components: {}\ndeploymentSpec: {}\n")  # a compiled spec
+    error = refusal(path.with_name("run1.yaml"))
     assert error.nearest == str(path)
-    assert error.mend == f"slipway run -c {path}"
+    assert error.mend == f"-c {path}"
+    assert "run2" not in error.allowed
+
+
+def test_a_folder_without_configurations(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = refusal(Path("configs/digits.yaml"))
+    assert error.message == "The configuration configs/digits.yaml does not exist."
+    assert error.mend.startswith("-c FILE")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.arguments={a: 1, a: 2}", "sets a twice"),
+        (f"model.arguments.x={'[' * 500}{']' * 500}", "100 levels"),
+        (f"model.arguments.{'x.' * 500}y=1", "100 levels"),
+    ],
+)
+def test_the_limits_of_yaml_hold_for_overrides(write, override, words):
+    assert words in refusal(write(MINIMAL), override).message
 
 
 @pytest.mark.parametrize("text", ["a: [1", "\t- x", "just words", "- 1\n- 2\n", ""])

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from components.prepare_data import kinds
 from components.prepare_data.kinds import Kind, described
 from components.prepare_data.messages import values
@@ -20,6 +18,7 @@ from components.prepare_data.settings import DataSettings
 from components.prepare_data.sources.columns import stored_name
 from components.prepare_data.sources.source import OWN
 from components.prepare_data.unusable import Unusable
+from components.yaml_loader import NotYaml, load_yaml
 from trainer.errors import UserError, nearest
 from trainer.places import local_path
 
@@ -151,8 +150,10 @@ def read_features(settings: DataSettings, beside: Path | None) -> Features:
             mend="set data.features to a file, or to a mapping such as {image: image, label: {classes: [cat, dog]}}",
         )
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        content = load_yaml(path.read_text(encoding="utf-8"), str(path))
+    except NotYaml as error:
+        raise _unreadable(path, error.message.rstrip("."), settings) from None
+    except (UnicodeDecodeError, OSError) as error:
         raise _unreadable(path, str(error).splitlines()[0], settings) from None
     if not isinstance(content, dict) or not content:
         raise _unreadable(path, "it holds no features", settings)

@@ -93,7 +93,7 @@ def test_compatibility_table(machine, accelerator, allowed):
         ("tpu-v3-8*4", "exactly one worker pool of one replica; 4 were asked for", "tpu-v3-32"),
         ("tpu-v5e-2x4*2", "exactly one worker pool of one replica", "tpu-v5e-4x4"),
         ("tpu-v5e-2x2*0", "exactly one worker pool", "tpu-v5e-2x2"),
-        ("l4x2x2", "No hardware is called l4x2x2", "l4x2"),
+        ("l4x2x2", "No hardware is called l4x2x2", "l4x2*2"),
         (
             {"accelerator_type": "l4", "accelerator_count": 2, "tpu_topology": "2x2"},
             "chosen by count, not by topology",

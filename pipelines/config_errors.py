@@ -1,0 +1,309 @@
+"""What pydantic found wrong in a configuration, as one error in the user's words."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from trainer.errors import UserError, nearest
+
+Location = tuple[int | str, ...]
+
+# What other tools call a setting, and its name here.
+ALIASES = {
+    "lr": "learning_rate",
+    "batch": "batch_size",
+    "bs": "batch_size",
+    "wd": "weight_decay",
+    "opt": "optimizer",
+    "epoch": "epochs",
+    "num_epochs": "epochs",
+    "n_epochs": "epochs",
+    "max_epochs": "epochs",
+    "num_steps": "steps",
+    "max_steps": "steps",
+    "iterations": "steps",
+    "grad_accum": "accumulation",
+    "gradient_accumulation_steps": "accumulation",
+    "clipnorm": "clip_norm",
+    "grad_clip": "clip_norm",
+    "max_grad_norm": "clip_norm",
+    "scheduler": "schedule",
+    "lr_scheduler": "schedule",
+    "amp": "precision",
+    "mixed_precision": "precision",
+    "dtype": "precision",
+    "random_seed": "seed",
+    "augmentation": "augment",
+    "early_stopping": "early_stop",
+    "class_weight": "class_weights",
+    "jit_compile": "xla",
+    "backend": "engine",
+    "framework": "engine",
+    "arch": "builder",
+    "architecture": "builder",
+    "network": "builder",
+    "params": "arguments",
+    "kwargs": "arguments",
+    "dataset": "source",
+    "path": "source",
+    "folder": "source",
+    "resolution": "image_size",
+    "input_size": "image_size",
+    "machine": "hardware",
+    "accelerator": "hardware",
+    "gpu": "hardware",
+    "gpus": "hardware",
+}
+# What makes a first section of each kind; else its first required key.
+FIRST_SETTINGS = {"data": "data.source=digits", "train": "train.epochs=10"}
+
+
+def explain_validation(
+    model: type[BaseModel],
+    error: ValidationError,
+    where: str,
+    values: Mapping[str, Any],
+    overrides: Iterable[str] = (),
+) -> UserError:
+    """The first thing that is wrong in `values`, with the number of the others.
+
+    Args:
+        model: What they were validated as.
+        error: What pydantic says.
+        where: The file that they are from.
+        values: The values, `overrides` among them.
+        overrides: What `--set` put over the file's, as "key=value".
+    """
+    # An unknown key before a missing one: it is probably that one, misspelled.
+    found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    located = [(_location(problem, values), problem) for problem in found]
+    first = located[0][0]
+    # A union reports a problem for each of its members: the one that got furthest is meant.
+    same = [each for each in located if each[0][: len(first)] == first or first[: len(each[0])] == each[0]]
+    location, problem = max(same, key=lambda each: len(each[0]))
+    others = len({each[0] for each in located if each not in same})
+    more = f" ({others} more problem{'s' if others > 1 else ''})" if others else ""
+    place = _Place(model, location, where, _override(location, problem, overrides), more)
+    return _explain(place, dict(problem))
+
+
+class _Place:
+    """Where a problem is: its setting's name and field, and whether the file or `--set` says it."""
+
+    def __init__(
+        self, model: type[BaseModel], location: Location, where: str, override: str | None, others: str
+    ) -> None:
+        self.model = model
+        self.location = location
+        self.setting = ".".join(str(part) for part in location)
+        self.source = f"--set {override}" if override else where
+        self.is_given = override is not None and override.partition("=")[0] == self.setting
+        self.others = others
+        self.override = override
+        self.where = where
+
+    @property
+    def parent(self) -> type[BaseModel] | None:
+        return _model_at(self.model, self.location[:-1])
+
+    @property
+    def field(self) -> FieldInfo | None:
+        return _field(self.parent, self.location[-1]) if self.location else None
+
+    def fix(self, value: str | None) -> str:
+        """How the setting is given another value; a list's values are not settings of their own."""
+        setting = re.split(r"\.\d+(?:\.|$)", self.setting)[0]
+        if not setting or (value is None and _model_at(self.model, self.location)):
+            return f"correct {setting}{' in ' if setting else ''}{self.where}"
+        option = f"--set {shlex.quote(f'{setting}={value}') if value else f'{setting}=VALUE'}"
+        return option if self.override else f"{option}, or correct it in {self.where}"
+
+
+def _explain(place: _Place, problem: dict[str, Any]) -> UserError:
+    kind, value = problem["type"], problem["input"]
+    if kind == "extra_forbidden":
+        return _unknown_key(place, value)
+    section = _model_at(place.model, place.location) if place.location else None
+    if section is not None and (kind in ("missing", "model_type") or value is None):
+        return _missing_section(place, section, value if kind != "missing" else None)
+    length = _tuple_length(place.field)
+    if length and kind in ("missing", "too_long", "tuple_type"):
+        return _wrong_length(place, length, value)
+    if kind == "missing":
+        return UserError(
+            f"{place.source} does not set {place.setting}{place.others}.",
+            setting=place.setting,
+            value=None,
+            mend=f"--set {place.setting}=VALUE, or add it to {place.where}",
+        )
+    nested = problem.get("ctx", {}).get("error")
+    text = str(nested) if nested is not None else str(problem["msg"])
+    choices, allowed = _allowed(place.field)
+    near = nearest(str(value), choices) if choices else _near(problem)
+    if kind == "invalid-json-value":
+        text = f"{value} is a {type(value).__name__}, which JSON does not have"
+        allowed = "text (in quotes), numbers, true, false, null, lists and mappings"
+    elif choices:
+        text = f"{value!r} is not one of its values"
+    name = "" if place.is_given else f"{place.setting or 'the configuration'}: "
+    return UserError(
+        f"{place.source}: {name}{text[0].lower() + text[1:]}{place.others}.",
+        setting=place.setting or None,
+        value=value,
+        allowed=allowed,
+        nearest=near,
+        mend=place.fix(near),
+    )
+
+
+def _location(problem: Any, values: Any) -> Location:
+    """A problem's place in the values: pydantic also names the members of unions on the way."""
+    location: list[int | str] = []
+    for number, part in enumerate(problem["loc"]):
+        last = number == len(problem["loc"]) - 1
+        inside = range(len(values)) if isinstance(values, list | tuple) else values
+        if isinstance(inside, Mapping | range) and part in inside:
+            values = values[part]
+        elif not (last and problem["type"] == "missing" and isinstance(values, Mapping)):
+            continue
+        location.append(part)
+    return tuple(location)
+
+
+def _override(location: Location, problem: Any, overrides: Iterable[str]) -> str | None:
+    """The last `--set` that a setting's value is from, or that an unknown section is from."""
+    setting = ".".join(str(part) for part in location) + "."
+    keys = {f"{text.partition('=')[0]}.": text for text in overrides}
+    unknown = problem["type"] == "extra_forbidden"
+    texts = [text for key, text in keys.items() if setting.startswith(key) or (unknown and key.startswith(setting))]
+    return texts[-1] if texts else None
+
+
+def _unknown_key(place: _Place, value: Any) -> UserError:
+    *parents, key = (str(part) for part in place.location)
+    known = _names(place.parent) if place.parent else []
+    alias = ALIASES.get(key.lower().replace("-", "_"), key)
+    near = alias if alias in known else nearest(key, known)
+    full = ".".join([*parents, near]) if near else _elsewhere(place.model, alias)
+    given, _, text = (place.override or "").partition("=")
+    if full and f"{given}.".startswith(f"{place.setting}."):
+        mend = f"--set {shlex.quote(f'{full}{given[len(place.setting) :]}={text}')}"
+    else:
+        mend = f"write {full} instead of {place.setting}" if full else f"remove {place.setting}"
+        mend += "" if place.override else f" in {place.where}"
+    return UserError(
+        f"{place.source}: {place.setting} is not a setting{place.others}."
+        if place.override
+        else f"{place.source} has the unknown key {place.setting}{place.others}.",
+        setting=place.setting,
+        value=value,
+        allowed=", ".join(known),
+        nearest=full,
+        mend=mend,
+    )
+
+
+def _missing_section(place: _Place, section: type[BaseModel], value: Any) -> UserError:
+    required = [name for name, field in section.model_fields.items() if field.is_required()]
+    others = [name for name in _names(section) if name not in required]
+    meant = [name for name, field in section.model_fields.items() if value in _allowed(field)[0]]
+    first = FIRST_SETTINGS.get(place.setting) or (f"{place.setting}.{required[0]}=VALUE" if required else None)
+    first = f"{place.setting}.{meant[0]}={value}" if meant else first
+    has = f"has no section {place.setting}" if value is None else f"sets {place.setting}, a section, to {value!r}"
+    fix = f"--set {first}" + ("" if place.override else f", or a section {place.setting}: in {place.where}")
+    return UserError(
+        f"{place.source} {has}{place.others}.",
+        setting=place.setting,
+        value=value,
+        allowed=f"a section with {', '.join([*(f'{name} (required)' for name in required), *others])}",
+        nearest=first if meant else None,
+        mend=fix if first else f"remove {place.setting} from {place.where}",
+    )
+
+
+def _wrong_length(place: _Place, length: int, value: Any) -> UserError:
+    given = list(value) if isinstance(value, list | tuple) else [value]
+    filled = (given + given[:1] * length)[:length]
+    near = f"[{', '.join(map(str, filled))}]" if given and all(isinstance(each, int) for each in filled) else None
+    return UserError(
+        f"{place.source}: {place.setting} must have {length} values{place.others}.",
+        setting=place.setting,
+        value=value,
+        allowed=f"a list of {length} values",
+        nearest=near,
+        mend=place.fix(near),
+    )
+
+
+def _near(problem: dict[str, Any]) -> str | None:
+    """A value that the setting would take, where it has to have a form that the given one almost has."""
+    pattern, value = problem.get("ctx", {}).get("pattern"), problem["input"]
+    if problem["type"] == "invalid-json-value":
+        return f"'{value}'"
+    if pattern is None or not isinstance(value, str):
+        return None
+    forms = (re.sub(r"[^a-z0-9]+", joint, value.lower()).strip(joint) for joint in "-_")
+    return next((form for form in forms if form and re.search(pattern, form)), None)
+
+
+def _model_at(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
+    """The settings class at a place in the configuration, or None where there is no such class."""
+    current: type[BaseModel] | None = model
+    for part in location:
+        field = _field(current, part)
+        candidates = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        current = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    return current
+
+
+def _field(model: type[BaseModel] | None, name: int | str) -> FieldInfo | None:
+    return next((f for n, f in (model.model_fields if model else {}).items() if name in (n, f.alias)), None)
+
+
+def _names(model: type[BaseModel]) -> list[str]:
+    return sorted(field.alias or name for name, field in model.model_fields.items())
+
+
+def _elsewhere(model: type[BaseModel], key: str) -> str | None:
+    """The dotted name of a setting called `key`, wherever it is: the shallowest one, of these that of the training."""
+    names = [name for name in _all_names(model) if name.rpartition(".")[2] == key]
+    return min(names, key=lambda name: (name.count("."), not name.startswith("train.")), default=None)
+
+
+def _all_names(model: type[BaseModel], before: str = "") -> Iterator[str]:
+    for name in _names(model):
+        yield before + name
+        section = _model_at(model, (name,))
+        if section:
+            yield from _all_names(section, f"{before}{name}.")
+
+
+def _members(field: FieldInfo | None) -> list[Any]:
+    """A field's type, or the members of its union."""
+    annotation = field.annotation if field else None
+    flat = [annotation, *get_args(annotation)]
+    return [member for member in flat if member is not NoneType]
+
+
+def _allowed(field: FieldInfo | None) -> tuple[list[str], str | None]:
+    """The fixed values that a setting takes, and all that it takes in words; ([], None) where there are none."""
+    members = _members(field)
+    choices = [str(value) for m in members if get_origin(m) is Literal for value in get_args(m)]
+    if not choices:
+        return [], None
+    words = ["true", "false"] if bool in members else []
+    words += ["a mapping"] if any(get_origin(member) is dict for member in members) else []
+    return choices, ", ".join([*choices, *words])
+
+
+def _tuple_length(field: FieldInfo | None) -> int | None:
+    """How many values a list has to have, where that is fixed."""
+    lengths = [len(get_args(m)) for m in _members(field) if get_origin(m) is tuple and ... not in get_args(m)]
+    return lengths[0] if lengths else None
