@@ -12,6 +12,7 @@ import hashlib
 import os
 import posixpath
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -183,8 +184,9 @@ class ManifestSource:
     def _check_further(self, names: list[str], further: dict[str, int]) -> None:
         """Refuse further columns without a name of their own, or with one that looks like a slip."""
         known = {name for allowed in self._columns_of.values() for name in allowed} - set(names)
+        counts = Counter(names)
         for name in further:
-            if names.count(name) > 1 or not name:
+            if counts[name] > 1 or not name:
                 raise self._mistake(
                     f"Line 1 of {self.path} has {'a column without a name' if not name else f'two columns {name}'}."
                 )
