@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
+from components.prepare_data.check import check_bytes
 from components.prepare_data.kinds import Kind
 from components.prepare_data.messages import bytes_feature, values
 from components.prepare_data.remote import RemoteFiles, is_remote
@@ -305,7 +306,9 @@ class ManifestReader:
 
 
 def _content(path: bytes) -> bytes:
+    file = Path(os.fsdecode(path))
     try:
-        return Path(os.fsdecode(path)).read_bytes()
+        check_bytes(file.stat().st_size)
+        return file.read_bytes()
     except OSError as error:
         raise Unusable(f"{readable(path)} can not be read: {error.strerror}") from None
