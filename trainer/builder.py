@@ -2,19 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trainer.config import ModelSettings
 from trainer.errors import UserError, nearest
+from trainer.stopping import EXIT_CODE
 
 _CONTRACT = "a function of (image_shape, classes, …) that returns a network from images to logits [batch, classes]"
+
+
+class EndedProcess(Exception):
+    """User code tried to end this process; the cause is SystemExit, KeyboardInterrupt or what stands for os._exit."""
+
+
+class _OsExit(BaseException):
+    """A call of os._exit, with its status."""
+
+
+@contextlib.contextmanager
+def user_code() -> Iterator[None]:
+    """Run user code that must not end this process, nor look like a stop request: then `EndedProcess` is raised.
+
+    os._exit raises only in this thread; other threads and forked processes end as they ask for.
+    """
+    leave, caller = os._exit, (os.getpid(), threading.get_ident())
+
+    def raise_instead(status: int) -> NoReturn:
+        if os._exit is not raise_instead or (os.getpid(), threading.get_ident()) != caller:
+            leave(status)
+        raise _OsExit(status)
+
+    os._exit = raise_instead
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt, _OsExit) as error:
+        if isinstance(error, SystemExit) and error.code == EXIT_CODE:  # not the user's: SIGTERM has come
+            raise
+        raise EndedProcess(f"os._exit({error})" if isinstance(error, _OsExit) else _named(error)) from error
+    finally:
+        os._exit = leave
+
+
+def what_happened(error: Exception) -> str:
+    """A sentence's end about what user code did: "raised KeyError: 'x'", "called os._exit(3)"."""
+    if isinstance(error, EndedProcess):
+        return f"{'called' if isinstance(error.__cause__, _OsExit) else 'raised'} {error}"
+    return f"raised {_named(error)}"
+
+
+def _named(error: BaseException) -> str:
+    """An exception's type and the first lines of its text, without the colours that Keras puts in."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
+    text = "\n".join([line for line in lines if line.strip()][:4])
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
@@ -26,23 +76,18 @@ def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: i
     function = load(settings.builder)
     _check_arguments(function, settings, image_shape, classes)
     try:
-        return function(image_shape, classes, **settings.arguments)
+        with user_code():
+            return function(image_shape, classes, **settings.arguments)
     except UserError:
         raise
     except Exception as error:
         raise UserError(
-            f"The builder {settings.builder} raised {type(error).__name__}: {_brief(error)}",
+            f"The builder {settings.builder} {what_happened(error)}",
             setting="model.arguments" if settings.arguments else "model.builder",
             value=settings.arguments or settings.builder,
             allowed=_CONTRACT,
-            mend="mend the function, or choose other model.arguments",
+            mend="fix the function, or choose other model.arguments",
         ) from error
-
-
-def _brief(error: Exception) -> str:
-    """The first lines of an exception's text, without the colours that Keras puts in."""
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
-    return "\n".join([line for line in lines if line.strip()][:4])
 
 
 def load(builder: str) -> Callable[..., Any]:
@@ -55,7 +100,8 @@ def load(builder: str) -> Callable[..., Any]:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # a user's own modules lie in the folder that they work in; ours go before them
     try:
-        module = importlib.import_module(module_name)
+        with user_code():
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _import_failed(builder, module_name, error) from error
@@ -86,10 +132,10 @@ def load(builder: str) -> Callable[..., Any]:
 
 def _import_failed(builder: str, module_name: str, error: Exception) -> UserError:
     return UserError(
-        f"The module {module_name} can not be imported: {type(error).__name__}: {error}",
+        f"The module {module_name} cannot be imported: it {what_happened(error)}",
         setting="model.builder",
         value=builder,
-        mend="mend the module, or install what it needs",
+        mend="fix the module, or install what it needs",
     )
 
 

@@ -19,6 +19,8 @@ from components.prepare_data.unusable import Undecodable, Unusable
 
 # As Pillow's limit: more would be a decompression bomb.
 MOST_PIXELS = 89_478_485
+# No image of a size that is accepted takes more.
+MOST_IMAGE_BYTES = 1 << 29
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 PNG_HEADER = struct.Struct(">IIBBBBB")
@@ -46,6 +48,26 @@ class Look(NamedTuple):
     height: int
     width: int
     gray: bool
+
+
+def check_bytes(size: int) -> None:
+    """Refuse an encoded image that is too large to be read, before any of it is.
+
+    Raises:
+        Unusable: It has more bytes than `MOST_IMAGE_BYTES`.
+    """
+    if size > MOST_IMAGE_BYTES:
+        raise Unusable(f"it has {size:,} bytes, more than {MOST_IMAGE_BYTES:,}")
+
+
+def check_pixels(height: int, width: int) -> None:
+    """Refuse an image of more pixels than `MOST_PIXELS`.
+
+    Raises:
+        Unusable: It has more.
+    """
+    if height * width > MOST_PIXELS:
+        raise Unusable(f"it has {width}x{height} pixels, more than {MOST_PIXELS:,}")
 
 
 class Inspector:
@@ -81,8 +103,7 @@ class Inspector:
             look = jpeg_header(data)
         else:
             raise Unusable("it is empty" if not data else "it is neither PNG nor JPEG")
-        if look.height * look.width > MOST_PIXELS:
-            raise Unusable(f"it has {look.width}x{look.height} pixels, more than {MOST_PIXELS:,}")
+        check_pixels(look.height, look.width)
         if look.encoding == "png":
             # The first bytes of most PNG files of one set are the same.
             if len(self._png_headers) >= MOST_KEPT:

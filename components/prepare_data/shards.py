@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from pydantic import BaseModel
 
-from components.prepare_data.check import Inspector, Look
+from components.prepare_data.check import Inspector, Look, check_bytes
 from components.prepare_data.duplicates import hash_row, write_hashes
 from components.prepare_data.index import read_list
 from components.prepare_data.messages import values
@@ -24,8 +24,6 @@ from components.prepare_data.unusable import Unusable
 from components.prepare_data.workers import Tick
 from trainer.manifest import Shard
 
-# No image of a size that is accepted takes more.
-MOST_IMAGE_BYTES = 1 << 29
 BUFFER_BYTES = 1 << 19
 EXAMPLES_BETWEEN_TICKS = 256
 SECONDS_BETWEEN_TICKS = 0.2
@@ -125,8 +123,7 @@ class ShardWriter:
                     tick(done - told)
                     told, last = done, time.monotonic()
                 try:
-                    if listed_size > MOST_IMAGE_BYTES:
-                        raise Unusable(f"it has {listed_size:,} bytes, more than {MOST_IMAGE_BYTES:,}")
+                    check_bytes(listed_size)
                     image = read(key, place, listed_size)
                     decoded = is_decoded(key, below)
                     look = look_at_all if decoded else look_at_header

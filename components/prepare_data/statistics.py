@@ -86,10 +86,14 @@ def further_features(folder: Path, manifest: Manifest) -> list[FurtherFeature]:
         return []
     with (folder / manifest.splits["train"].shards[0].file).open("rb") as file:
         for message in itertools.islice(read_records(file), FEATURE_EXAMPLES):
-            stored = {key.decode("utf-8", "replace"): value for key, value in features_of(message).items()}
+            kept_of: dict[str, dict[str, bytes]] = {name: {} for name in found}
+            for stored, value in features_of(message).items():
+                key = stored.decode("utf-8", "replace")
+                parents = itertools.accumulate(key.split("/")[:-1], "{}/{}".format)
+                for name in kept_of.keys() & ({key} if key in found else set(parents)):
+                    kept_of[name][key] = value
             for name, feature in found.items():
-                inner = {key: value for key, value in stored.items() if key.startswith(f"{name}/") and key not in found}
-                kept = {name: stored[name], **inner} if name in stored else inner
+                kept = kept_of[name]
                 if feature.kind.startswith("image"):
                     given = [image for value in kept.values() for image in values(value)[:1]]
                     feature.images.extend(_inline(image) for image in given if isinstance(image, bytes))

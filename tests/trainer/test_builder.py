@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from trainer import builder
 from trainer.config import ModelSettings
 from trainer.errors import UserError
+from trainer.stopping import EXIT_CODE
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
@@ -38,6 +41,10 @@ def test_a_good_one_is_called_with_its_arguments() -> None:
         ("trainer.models.mnist:smal", "has no function 'smal'", "trainer.models.mnist:small"),
         ("broken_import:build", "No module named 'a_package_that_is_not_there'", None),
         ("sample_networks:raises", "raised KeyError: 'no such layer'", None),
+        ("sample_networks:exits", "raised SystemExit: 3", None),
+        ("sample_networks:interrupts", "raised KeyboardInterrupt", None),
+        ("sample_networks:leaves", r"called os\._exit\(3\)", None),
+        ("exits_on_import:build", r"cannot be imported: it raised SystemExit: usage", None),
         ("sample_networks:returns_nothing", "returned NoneType instead of a keras.Model", None),
         ("sample_networks:too_few_outputs", r"gives \[batch, 2\]; the data set has 3 classes", None),
         ("sample_networks:probabilities", "ends in a softmax", None),
@@ -75,6 +82,18 @@ def test_batch_normalization_is_refused_on_several_devices_only() -> None:
     settings = ModelSettings(builder="sample_networks:normalized", arguments={"synchronized": True})
     synchronized = keras_model.build_classifier(settings, (8, 8, 1), 3)
     normalization.refuse(keras_model.batch_normalization(synchronized), settings, 2)
+
+
+def test_a_stop_while_the_builder_runs_is_no_mistake_of_it() -> None:
+    with pytest.raises(SystemExit), builder.user_code():
+        sys.exit(EXIT_CODE)
+
+
+def test_processes_and_threads_of_user_code_end_as_they_ask_for() -> None:
+    with builder.user_code():
+        if (child := os.fork()) == 0:
+            os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_module_is_loaded_without_keras() -> None:

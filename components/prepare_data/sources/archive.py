@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from components.prepare_data.check import MOST_IMAGE_BYTES
 from components.prepare_data.sources.images import valid_name
 from components.prepare_data.sources.layout import groups_of, is_image
 from components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader, Reader
@@ -28,7 +29,12 @@ from trainer.places import local_path
 ENDING = re.compile(r"\.(tar|tar\.gz|tgz|zip)$", re.IGNORECASE)
 SPOOL = "images"
 PIECE = 1 << 20
-NOWHERE = 2**64 - 1
+# In place of where a member begins: it has no bytes of its own in the archive.
+LINK, SPARSE = 2**64 - 1, 2**64 - 2
+WITHOUT_BYTES = {
+    LINK: "it is a link inside the archive",
+    SPARSE: "it is a sparse file inside the archive; pack it again without --sparse",
+}
 DAMAGED = (tarfile.TarError, EOFError, zlib.error, struct.error, OSError)
 
 
@@ -106,7 +112,7 @@ class ArchiveSource(Plain):
 
 
 class Member(NamedTuple):
-    """A file in an archive: its name, its bytes (unpacked), a stamp, and where it begins (`NOWHERE`: it is a link)."""
+    """A file in an archive: its name, its bytes (unpacked), a stamp, and where it begins (or LINK, SPARSE)."""
 
     name: bytes
     size: int
@@ -124,13 +130,15 @@ def _tar_members(file: BinaryIO) -> Iterator[Member]:
 
 
 def _compressed_members(file: BinaryIO, spool: Path) -> Iterator[Member]:
-    """The members of a tar.gz; the images' bytes are appended to `spool`."""
+    """The members of a tar.gz; the bytes of images that are not too large are appended to `spool`."""
     place = 0
     with gzip.GzipFile(fileobj=file) as unpacked, spool.open("wb") as kept:
         with tarfile.open(fileobj=unpacked, mode="r|") as archive:
             for found in _tar_infos(archive):
-                yield _member(found, place)
-                content = archive.extractfile(found) if found.isreg() and is_image(os.fsencode(found.name)) else None
+                member = _member(found, place)
+                yield member
+                has_bytes = member.place not in WITHOUT_BYTES and member.size <= MOST_IMAGE_BYTES
+                content = archive.extractfile(found) if has_bytes and is_image(member.name) else None
                 while content and (piece := content.read(PIECE)):
                     place += kept.write(piece)
         while unpacked.read(PIECE):  # up to the checksum at its end
@@ -148,8 +156,10 @@ def _tar_infos(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 def _member(found: tarfile.TarInfo, place: int) -> Member:
     name = found.name.encode("utf-8", "surrogateescape")
     # A time before 1970 is as good as any other stamp.
-    stamp = int(found.mtime) & NOWHERE
-    return Member(name, found.size, stamp, place) if found.isreg() else Member(name, 0, stamp, NOWHERE)
+    stamp = int(found.mtime) & 2**64 - 1
+    if not found.isreg() or found.issparse():
+        return Member(name, 0, stamp, SPARSE if found.isreg() else LINK)
+    return Member(name, found.size, stamp, place)
 
 
 class StretchReader(PlainReader):
@@ -159,8 +169,8 @@ class StretchReader(PlainReader):
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
-        if place == NOWHERE:
-            raise Unusable("it is a link inside the archive")
+        if place in WITHOUT_BYTES:
+            raise Unusable(WITHOUT_BYTES[place])
         data = os.pread(self._descriptor, size, place)
         while 0 < len(data) < size and (more := os.pread(self._descriptor, size - len(data), place + len(data))):
             data += more

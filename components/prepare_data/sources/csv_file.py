@@ -12,11 +12,13 @@ import hashlib
 import os
 import posixpath
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
+from components.prepare_data.check import check_bytes
 from components.prepare_data.kinds import Kind
 from components.prepare_data.messages import bytes_feature, values
 from components.prepare_data.remote import RemoteFiles, is_remote
@@ -183,8 +185,9 @@ class ManifestSource:
     def _check_further(self, names: list[str], further: dict[str, int]) -> None:
         """Refuse further columns without a name of their own, or with one that looks like a slip."""
         known = {name for allowed in self._columns_of.values() for name in allowed} - set(names)
+        counts = Counter(names)
         for name in further:
-            if names.count(name) > 1 or not name:
+            if counts[name] > 1 or not name:
                 raise self._mistake(
                     f"Line 1 of {self.path} has {'a column without a name' if not name else f'two columns {name}'}."
                 )
@@ -303,7 +306,9 @@ class ManifestReader:
 
 
 def _content(path: bytes) -> bytes:
+    file = Path(os.fsdecode(path))
     try:
-        return Path(os.fsdecode(path)).read_bytes()
+        check_bytes(file.stat().st_size)
+        return file.read_bytes()
     except OSError as error:
         raise Unusable(f"{readable(path)} can not be read: {error.strerror}") from None

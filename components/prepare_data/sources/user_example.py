@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import marshal
 import os
+import stat
 from typing import Any, NamedTuple
 
+from components.prepare_data.check import check_bytes, check_pixels
 from components.prepare_data.kinds import Kind
 from components.prepare_data.png import COLORS, encode_png
 from components.prepare_data.sources.again import DIGEST_BYTES
@@ -38,22 +40,33 @@ def encoded_image(value: Any) -> bytes:
     """The encoded bytes of what a user gives as an image; they are checked when they are written.
 
     Raises:
-        Unusable: It is no image, or its file can not be read.
+        Unusable: It is no image, or too large, or its file cannot be read.
     """
     if isinstance(value, bytes):
+        check_bytes(len(value))
         return value
     if isinstance(value, str | os.PathLike):
-        try:
-            return local_path(os.fspath(value)).expanduser().read_bytes()
-        except OSError as error:
-            raise Unusable(f"its image {os.fspath(value)} can not be read: {error.strerror}") from None
+        return _content(os.fspath(value))
     value = value.numpy() if hasattr(value, "numpy") else value
     if not hasattr(value, "dtype") or not hasattr(value, "tobytes"):
         raise Unusable(f"its image is a {type(value).__name__}, not encoded bytes, a path or an array")
     shape = tuple(value.shape)
     if str(value.dtype) != "uint8" or len(shape) not in (2, 3) or 0 in shape or (*shape, 1)[2] not in COLORS:
         raise Unusable(f"its image is an array {value.dtype} {list(shape)}, not uint8 [height, width(, channels)]")
+    check_pixels(*shape[:2])
     return encode_png(value.tobytes(), *shape)
+
+
+def _content(path: str) -> bytes:
+    file = local_path(path).expanduser()
+    try:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise Unusable(f"its image {path} is no file")
+        check_bytes(status.st_size)
+        return file.read_bytes()
+    except OSError as error:
+        raise Unusable(f"its image {path} cannot be read: {error.strerror}") from None
 
 
 def label_of(value: Any) -> str:

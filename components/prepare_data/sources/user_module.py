@@ -36,7 +36,8 @@ from components.prepare_data.sources.user_example import (
 )
 from components.prepare_data.unusable import Unusable
 from components.prepare_data.workers import Tick, Workers
-from trainer.builder import load
+from trainer import builder
+from trainer.builder import EndedProcess, load, user_code, what_happened
 from trainer.errors import UserError, nearest
 
 REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
@@ -45,6 +46,8 @@ CONTRACT = (
     "width(, channels)]), label (text or integer), perhaps key, split, and further features"
 )
 SPOOL = "examples"
+# What an iterator gives at its end.
+END = object()
 WHOLE_NUMBER = re.compile(r"^-?\d+$")
 
 
@@ -128,12 +131,20 @@ class ModuleSource:
         """What the function gives; what it raises becomes a mistake with the place in the user's file."""
         function = self._function()
         try:
-            yield from function()
+            with user_code():
+                examples = iter(function())
+            while True:
+                with user_code():
+                    example = next(examples, END)
+                if example is END:
+                    return
+                yield example
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
+            raised = (error.__cause__ if isinstance(error, EndedProcess) else None) or error
+            frames = traceback.extract_tb(raised.__traceback__)
+            where = [frame for frame in frames if frame.filename != builder.__file__][-1]
             raise self._mistake(
-                f"{self.reference} raised {type(error).__name__}: {str(error).strip() or 'without a text'} "
-                f"({Path(where.filename).name}, line {where.lineno})."
+                f"{self.reference} {what_happened(error)} ({Path(where.filename).name}, line {where.lineno})."
             ) from None
 
     def _function(self) -> Any:
@@ -232,8 +243,8 @@ class ModuleReader:
         return self._spool.further(place + self._size)
 
 
-def main() -> None:
-    """Write the digests of all examples to stdout; what the function prints goes elsewhere."""
+def main() -> int:
+    """Write the digests of all examples to stdout; what the function prints goes elsewhere. The exit status."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     settings = DataSettings.model_validate_json(sys.argv[1])
@@ -242,8 +253,15 @@ def main() -> None:
             output.write(found)
         output.close()
     except UserError as error:
-        sys.exit(error.message)
+        print(error.message, file=sys.stderr)
+        return 1
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # not sys.exit, which would wait for threads that the function left running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import tarfile
 import zipfile
@@ -10,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from components.prepare_data import check
 from components.prepare_data.prepare import prepare
 from components.prepare_data.settings import DataSettings
+from components.prepare_data.sources import archive
 from components.prepare_data.sources.layout import groups_of
+from components.prepare_data.sources.source import Ignored
 from trainer.errors import UserError
 
 KINDS = ("tar", "tar.gz", "tgz", "zip", "stored.zip")
@@ -137,6 +141,49 @@ def test_links_and_damaged_members_are_named(
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"image 7\.png \(it is damaged in the archive\)"):
         prepare(make_settings(path), 1)
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
+def test_a_sparse_member_is_named_and_takes_no_space(
+    folder: Path, make_settings: Callable[..., DataSettings], kind: str
+) -> None:
+    """It claims to have 1 GB, in an archive of a few kilobytes."""
+    path, size = pack(folder, "tar"), 10**9
+    entry = tarfile.TarInfo("train/cat/sparse.png")
+    entry.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+    # The map of an old GNU header: one piece without bytes, at the end.
+    header[386:410] = b"%011o\0%011o\0" % (size, 0)
+    header[483:495] = b"%011o\0" % size
+    header[148:156] = b"%06o\0 " % tarfile.calc_chksums(header)[0]
+    content = bytes(header) + path.read_bytes()
+    path = path.with_suffix(f".{kind}")
+    path.write_bytes(gzip.compress(content) if kind == "tar.gz" else content)
+    with tarfile.open(path) as opened:
+        assert (opened.firstmember.issparse(), opened.firstmember.size) == (True, size)
+    source = archive.ArchiveSource(str(path), "images:it")
+    assert len(list(source.entries(path, Ignored(), folder))) == 61
+    if (folder / archive.SPOOL).exists():
+        assert (folder / archive.SPOOL).stat().st_size < 10_000
+    (left_out,) = prepare(make_settings(path, skip_corrupt=0.1), 1).manifest.left_out
+    assert left_out.key == "train/cat/sparse.png"
+    assert left_out.reason.startswith("it is a sparse file inside the archive")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_member_that_is_too_large_is_named_and_not_kept(
+    folder: Path, make_settings: Callable[..., DataSettings], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "train" / "cat" / "large.png").write_bytes(bytes(5000))
+    for module in (archive, check):
+        monkeypatch.setattr(module, "MOST_IMAGE_BYTES", 4000)
+    source = archive.ArchiveSource(str(pack(folder, kind)), "images:it")
+    listed = list(source.entries(source.path, Ignored(), folder))
+    assert len(listed) == 61
+    if (folder / archive.SPOOL).exists():
+        assert (folder / archive.SPOOL).stat().st_size < sum(size for _, _, _, size, *_ in listed)
+    with pytest.raises(UserError, match=r"1 of 61 .*/large\.png \(it has 5,000 bytes, more than 4,000\)"):
+        prepare(make_settings(source.path), 1)
 
 
 def test_a_zip_of_more_than_the_old_format_holds(

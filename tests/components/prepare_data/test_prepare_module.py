@@ -123,17 +123,21 @@ def test_splits_and_keys_are_its_own(write: Callable[[str], str], make_settings:
 
 
 def test_a_function_may_start_threads_of_its_own(write: Callable[[str], str], make_settings: MakeSettings) -> None:
-    """A forked process has none of its parent's threads: what the function starts is not to be started before that."""
+    """A forked process has none of its parent's threads: what the function starts is not to be started before that.
+
+    Nor is a thread that runs on waited for.
+    """
     source = write("""
         global pool
         if pool is None:
             from concurrent.futures import ThreadPoolExecutor
             pool = ThreadPoolExecutor(1)
+            threading.Thread(target=threading.Event().wait).start()  # is never done
         for n in range(30):
             yield {"image": pool.submit(image, n).result(timeout=20), "label": "a"}
     """)
     module = Path(f"{source.partition(':')[0]}.py")
-    module.write_text("pool = None\n" + module.read_text())
+    module.write_text("import threading\npool = None\n" + module.read_text())
     assert len(stored(prepare(make_settings(source), 1))) == 30
 
 
@@ -173,9 +177,14 @@ def test_what_can_not_be_used_is_counted_and_named(
         yield {"image": image(99), "label": "a", "age": 1, "split": "tset"}
         yield 7
         yield {"label": "a", "age": 1}
+        yield {"image": np.broadcast_to(np.uint8(0), (30_000, 30_000)), "label": "a", "age": 1}
+        yield {"image": "large.png", "label": "a", "age": 1}
+        yield {"image": "/dev/zero", "label": "a", "age": 1}
     """)
+    with (tmp_path / "large.png").open("wb") as file:
+        file.truncate(10**10)
     reasons = {
-        "example 90": "its image none.png can not be read: No such file or directory",
+        "example 90": "its image none.png cannot be read: No such file or directory",
         "example 91": "its image is an array float64 [6, 5], not uint8 [height, width(, channels)]",
         "example 92": "its label 1.5 is neither text nor an integer",
         "example 93": "it has no label",
@@ -185,13 +194,16 @@ def test_what_can_not_be_used_is_counted_and_named(
         "example 97": "its split 'tset' is none of train, validation and test",
         "example 98": "it is a int, not a dict",
         "example 99": "its image is a NoneType, not encoded bytes, a path or an array",
+        "example 100": "it has 30000x30000 pixels, more than 89,478,485",
+        "example 101": "it has 10,000,000,000 bytes, more than 536,870,912",
+        "example 102": "its image /dev/zero is no file",
     }
-    with pytest.raises(UserError, match="9 of 100 images can not be used") as error:
+    with pytest.raises(UserError, match="12 of 103 images can not be used") as error:
         prepare(make_settings(source), 1)
-    assert "data.skip_corrupt to 0.09" in (error.value.mend or "")
-    prepared = prepare(make_settings(source, skip_corrupt=0.1), 1)
+    assert "data.skip_corrupt to 0.1166" in (error.value.mend or "")
+    prepared = prepare(make_settings(source, skip_corrupt=0.13), 1)
     assert {item.key: item.reason for item in prepared.manifest.left_out} == reasons
-    assert prepared.manifest.left_out_count == 10
+    assert prepared.manifest.left_out_count == 13
     assert len(stored(prepared)) == 90
 
 
@@ -230,6 +242,11 @@ def test_what_is_not_the_same_twice_is_refused(
     [
         ("return []", "gives no examples"),
         ("return 5", "raised TypeError"),
+        ("raise SystemExit('enough')", r"raised SystemExit: enough \(own_data_\d+\.py, line 8\)"),
+        ("raise KeyboardInterrupt", r"raised KeyboardInterrupt \(own_data_\d+\.py, line 8\)"),
+        ("os._exit(0)", r"called os\._exit\(0\) \(own_data_\d+\.py, line 8\)"),
+        ("for n in range(30): yield {'image': image(n), 'label': 'a', 'key': str(n) if n < 20 else os._exit(7)}",
+         r"called os\._exit\(7\) \(own_data_\d+\.py, line 8\)"),
         ("yield 5", "is no dict with image and label: it is a int"),
         ("yield {'picture': image(1), 'label': 'a'}", "is no dict with image and label: it has picture, label"),
         ("yield {'image': image(1), 'label': 'a', 'x': None}", "The feature x of the first example has no kind"),

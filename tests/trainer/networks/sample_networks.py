@@ -41,6 +41,18 @@ def normalized(image_shape, classes, synchronized=False):
     )
 
 
+def exits(image_shape, classes):
+    raise SystemExit(3)
+
+
+def interrupts(image_shape, classes):
+    raise KeyboardInterrupt
+
+
+def leaves(image_shape, classes):
+    os._exit(3)
+
+
 def raises(image_shape, classes):
     return {}["no such layer"]
 
