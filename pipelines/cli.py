@@ -9,9 +9,11 @@ from pipelines.commands.existing_runs import cancel, explain, list_, logs, statu
 from pipelines.commands.setting_up import doctor, hardware_, migrate, setup
 from pipelines.commands.start import rehearse, run
 from pipelines.schedules.commands import app as schedule_app
+from pipelines.terminal import Commands
 
 app = typer.Typer(
     name="slipway",
+    cls=Commands,
     help="From a data set to a trained, evaluated, registered model, as one Kubeflow pipeline.",
     no_args_is_help=True,
     add_completion=False,

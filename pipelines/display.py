@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pipelines.doctor.check import Finding
 from pipelines.hardware import Hardware
 from pipelines.hardware.memory import device_bytes, fits_memory
 from pipelines.runs import RunRecord, StepRecord
+
+if TYPE_CHECKING:
+    from pipelines.doctor.check import Finding
 
 MARKS = {
     "succeeded": "[green]✓[/]",

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from pipelines.commands.options import DEFAULT_CONFIGURATION, Configuration, Hardware, Json, Overrides, Target
+from pipelines.commands.checks import check_runner
+from pipelines.commands.options import DEFAULT_CONFIGURATION, Configuration, Hardware, Json, Overrides, Runner, Target
 from pipelines.terminal import EXIT_FAILED, console, error_console, user_errors
 
 
@@ -19,6 +20,7 @@ def doctor(
     target: Annotated[Target, typer.Option(help="Where the run is to be.")] = Target.local,
     hardware: Hardware = None,
     overrides: Overrides = None,
+    runner: Annotated[Runner, typer.Option(help="What the steps of a local run are.")] = Runner.process,
     as_json: Json = False,
 ) -> None:
     """Make every check of the machine and the configuration: what was found, and how to mend it."""
@@ -28,9 +30,10 @@ def doctor(
     from pipelines.doctor.check import Subject
 
     configuration = load(config, overrides or (), hardware)
-    findings = examine_all(Subject(configuration, target.value, rehearsal=False, folder=Path.cwd()))
+    check_runner(runner, runner if target is Target.local else Runner.process, f"a run on {target.value}")
+    findings = examine_all(Subject(configuration, target.value, False, Path.cwd(), runner.value))
     if as_json:
-        rows = [{key: getattr(row, key) for key in ("check", "status", "found", "mend")} for row in findings]
+        rows = [row.as_dict() for row in findings]
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     else:
         console.print(findings_table(findings), highlight=False)

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from pipelines.commands.checks import check_configuration, check_runner
 from pipelines.commands.options import DEFAULT_CONFIGURATION, Configuration, Hardware, Json, Overrides, Runner, Target
-from pipelines.commands.watching import current, watch_and_exit
+from pipelines.commands.watching import current, exit_as_it_went, watch_and_exit
 from pipelines.platforms import remote
 from pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REJECTED, console, error_console, user_errors
 from trainer.errors import UserError
@@ -59,10 +59,15 @@ def run(
         configuration = load(folder.configuration_file)
         record = _resumable(folder.read())
         check_runner(runner, Runner(record.runner), f"the run {record.run_id}")
+        if record.runner == Runner.docker:
+            from pipelines.platforms.local.containers import docker_client
+
+            with docker_client():
+                pass
     else:
         configuration = load(config, overrides or (), hardware)
         check_runner(runner, runner if target is Target.local else Runner.process, f"a run on {target.value}")
-        check_configuration(configuration, target, submitting=check)
+        check_configuration(configuration, target, runner=runner, submitting=check)
         if elsewhere := remote(target.value):
             _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
@@ -110,16 +115,18 @@ def _resumable(record: Any) -> Any:
 
 
 def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, require_promotion: bool) -> None:
-    """Submit a configuration, or a run's folder again; watch it; exit with the code that tells how it went."""
+    """Submit a configuration, or a run's folder again; watch it; exit with the code that tells how it went.
+
+    Raises:
+        UserError: It was refused before it started; no run is left of it.
+    """
     from pipelines.runs import RunFolder
 
     shown = Console(stderr=True) if as_json else console
     begin = elsewhere.resume if isinstance(given, RunFolder) else elsewhere.start
-    try:
-        folder, record = begin(given, shown)
-    except UserError as error:
-        error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_FAILED) from None
+    folder, record = begin(given, shown)
+    if record.status == "failed":
+        exit_as_it_went(folder, record, shown, as_json=as_json, require_promotion=require_promotion)
     if wait:
         watch_and_exit(folder, shown, as_json=as_json, require_promotion=require_promotion)
         return
