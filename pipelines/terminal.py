@@ -6,7 +6,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import click
@@ -63,12 +63,20 @@ def user_errors(command: Command) -> Command:
 class Commands(TyperGroup):
     """The group of all commands; a usage error is an object on stdout where --json is among the arguments."""
 
-    def main(self, args: Sequence[str] | None = None, *more: Any, standalone_mode: bool = True, **options: Any) -> Any:
-        given = sys.argv[1:] if args is None else list(args)
-        if not standalone_mode or JSON_OPTION not in given:
-            return super().main(args, *more, standalone_mode=standalone_mode, **options)
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        run = partial(super().main, args, prog_name, complete_var, windows_expand_args=windows_expand_args, **extra)
+        if not standalone_mode or JSON_OPTION not in (sys.argv[1:] if args is None else args):
+            return run(standalone_mode=standalone_mode)
         try:
-            code = super().main(args, *more, standalone_mode=False, **options)
+            code = run(standalone_mode=False)
         except click.ClickException as error:
             near = next(iter(getattr(error, "possibilities", None) or ()), None)
             command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "slipway"

@@ -16,7 +16,7 @@ EXTRAS = {
     ),
     "cloud": (
         "google_auth_httplib2", "googleapiclient", "google.cloud.aiplatform", "google_cloud_pipeline_components",
-        "tenacity",
+        "httplib2", "tenacity",
     ),
     "beam": ("apache_beam",),
     "jax": ("jax", "jaxlib"),

@@ -39,7 +39,6 @@ def run(
     """Run the whole pipeline: prepare data, train, evaluate, register."""
     from pipelines import runs
     from pipelines.config import load
-    from pipelines.platforms.local import launch
 
     if resume:
         if overrides or hardware:
@@ -71,6 +70,8 @@ def run(
         if elsewhere := remote(target.value):
             _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
+        from pipelines.platforms.local import launch
+
         folder = runs.create(configuration)
         record = launch.new_record(folder, configuration, rehearsal=False, runner=runner.value)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
@@ -87,7 +88,6 @@ def rehearse(
     """Try a worker layout for a few steps on this machine; nothing is registered."""
     from pipelines import runs
     from pipelines.config import load
-    from pipelines.platforms.local import launch
 
     if module := load(config, overrides or (), hardware).train.module:
         raise UserError(
@@ -100,6 +100,8 @@ def rehearse(
     few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
     configuration = load(config, [*(overrides or ()), *few], hardware)
     check_configuration(configuration, Target.local, rehearsal=True)
+    from pipelines.platforms.local import launch
+
     folder = runs.create(configuration)
     record = launch.new_record(folder, configuration, rehearsal=True)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=False)
