@@ -12,7 +12,7 @@ from pipelines.commands.existing_runs import cancel, explain, list_, logs, statu
 from pipelines.commands.setting_up import doctor, hardware_, migrate, setup
 from pipelines.commands.start import rehearse, run
 from pipelines.schedules.commands import app as schedule_app
-from pipelines.terminal import show_help_alone
+from pipelines.terminal import Commands, show_help_alone
 
 # In the order in which --help lists them: the group, the command, its function, examples of it.
 COMMANDS = (
@@ -68,6 +68,7 @@ def _keep_help_of_arguments() -> None:
 _keep_help_of_arguments()
 app = typer.Typer(
     name="slipway",
+    cls=Commands,
     help="From a data set to a trained, evaluated, registered model, as one Kubeflow pipeline.",
     epilog=_examples(EXAMPLES),
     pretty_exceptions_enable=False,

@@ -18,6 +18,9 @@ from pipelines.runs import ROOT, RunRecord, StepRecord
 if TYPE_CHECKING:
     from pipelines.doctor.check import Finding
 
+if TYPE_CHECKING:
+    from pipelines.doctor.check import Finding
+
 MARKS = {
     "succeeded": "[green]✓[/]",
     "failed": "[red]✗[/]",

@@ -135,7 +135,7 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
     settings = _vertex(config)
     if settings.image is not None:
         return Images.one(settings.image)
-    _check_builder(settings, builder or settings.build.builder)
+    check_builder(settings, builder or settings.build.builder)
     registry = registry_of(settings.image_repository, settings.connection)
     uris = {}
     wanted = wanted_images(config, say)
@@ -218,7 +218,7 @@ def _service(settings: VertexSettings) -> CloudBuildSettings:
     )
 
 
-def _check_builder(settings: VertexSettings, builder: str) -> None:
+def check_builder(settings: VertexSettings, builder: str) -> None:
     """Raise UserError where a builder can not push to the repository."""
     if builder == "cloud-build" and not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -186,6 +187,18 @@ def create(config: RunConfig, root: Path = ROOT) -> RunFolder:
     folder.configuration_file.write_text(config.as_yaml())
     _point_latest_to(folder)
     return folder
+
+
+def discard(folder: RunFolder) -> None:
+    """Remove the folder of a run that was refused before it started; `latest` is the newest of the others again."""
+    shutil.rmtree(folder.path)
+    latest = folder.path.parent / LATEST
+    if latest.is_symlink() and not latest.exists():
+        others = next(folders(folder.path.parent), None)
+        if others is None:
+            latest.unlink()
+        else:
+            _point_latest_to(others)
 
 
 def _point_latest_to(folder: RunFolder) -> None:

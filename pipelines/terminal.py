@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from typing import Any, TypeVar
 
+import click
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from trainer.errors import UserError
+from trainer.installed import missing_extra
 
 console = Console()
 error_console = Console(stderr=True)
@@ -20,21 +26,74 @@ EXIT_USAGE = 2
 EXIT_REJECTED = 3
 EXIT_INTERRUPTED = 130
 
+JSON_OPTION = "--json"
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def user_errors(command: Command) -> Command:
-    """Show a user's mistake on one screen and exit with 2."""
+    """Show a user's mistake on one screen, with --json as an object on stdout, and exit with 2.
+
+    A package that is missing from an extra is such a mistake. With --json any other exception is an object, too.
+    """
 
     @wraps(command)
     def wrapped(*args: Any, **options: Any) -> Any:
+        as_json = bool(options.get("as_json"))
         try:
             return command(*args, **options)
         except UserError as error:
-            error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+            show_error(error, as_json=as_json)
             raise typer.Exit(EXIT_USAGE) from None
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            missing = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
+            if missing is not None:
+                show_error(missing, as_json=as_json)
+                raise typer.Exit(EXIT_USAGE) from None
+            if as_json:
+                text = f"{type(error).__name__}: {error}"
+                show_error(UserError(text, traceback=traceback.format_exc()), as_json=True)
+            raise
 
     return wrapped  # type: ignore[return-value]
+
+
+class Commands(TyperGroup):
+    """The group of all commands; a usage error is an object on stdout where --json is among the arguments."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        run = partial(super().main, args, prog_name, complete_var, windows_expand_args=windows_expand_args, **extra)
+        if not standalone_mode or JSON_OPTION not in (sys.argv[1:] if args is None else args):
+            return run(standalone_mode=standalone_mode)
+        try:
+            code = run(standalone_mode=False)
+        except click.ClickException as error:
+            near = next(iter(getattr(error, "possibilities", None) or ()), None)
+            command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "slipway"
+            mistake = UserError(error.format_message(), nearest=near, mend=f"{command} --help")
+            show_error(mistake, as_json=True)
+            code = error.exit_code
+        except click.Abort:
+            code = EXIT_INTERRUPTED
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def show_error(error: UserError, *, as_json: bool) -> None:
+    """Print an error: one screen on stderr for people, or the object {"error": …} on stdout for programs."""
+    if as_json:
+        sys.stdout.write(json.dumps({"error": error.as_dict()}, indent=2) + "\n")
+    else:
+        error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
 
 
 def say(line: str) -> None:

@@ -74,7 +74,12 @@ def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: i
         UserError: It does not import, does not take these arguments, or raises; then that exception is its cause.
     """
     function = load(settings.builder)
-    _check_arguments(function, settings, image_shape, classes)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a function written in C has none; its call will tell
+        pass
+    else:
+        check_signature(signature, settings)
     try:
         with user_code():
             return function(image_shape, classes, **settings.arguments)
@@ -139,25 +144,35 @@ def _import_failed(builder: str, module_name: str, error: Exception) -> UserErro
     )
 
 
-def _check_arguments(
-    function: Callable[..., Any], settings: ModelSettings, image_shape: tuple[int, int, int], classes: int
-) -> None:
+def check_signature(signature: inspect.Signature, settings: ModelSettings) -> None:
+    """Check that a builder of this signature accepts (image_shape, classes, **model.arguments).
+
+    Raises:
+        UserError: It does not.
+    """
     try:
-        signature = inspect.signature(function)
-    except ValueError:  # a function written in C has none; its call will tell
-        return
-    try:
-        signature.bind(image_shape, classes, **settings.arguments)
+        signature.bind(None, None, **settings.arguments)
     except TypeError as error:
+        problem = (
+            f"The builder {settings.builder} cannot be called with (image_shape, classes, **model.arguments): {error}."
+        )
+        if not settings.arguments:
+            raise UserError(
+                problem,
+                setting="model.builder",
+                value=settings.builder,
+                allowed=_CONTRACT,
+                mend=f"def {settings.builder.partition(':')[2]}(image_shape, classes): …",
+            ) from None
         names = [name for name in list(signature.parameters)[2:] if not name.startswith("_")]
         unknown = [name for name in settings.arguments if name not in signature.parameters]
         raise UserError(
-            f"The builder {settings.builder} does not take what it is given: {error}.",
-            setting="model.arguments" if settings.arguments else "model.builder",
-            value=settings.arguments or settings.builder,
+            problem,
+            setting="model.arguments",
+            value=settings.arguments,
             allowed=f"arguments by the names {', '.join(names)}" if names else "no arguments",
             nearest=nearest(unknown[0], names) if unknown else None,
-            mend="the function is called with (image_shape, classes, **model.arguments)",
+            mend="correct model.arguments",
         ) from None
 
 

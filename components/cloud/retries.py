@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import tenacity
-
 Result = TypeVar("Result")
 
 TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
@@ -65,6 +63,8 @@ def retried(
 
     def worth_it(error: BaseException) -> bool:
         return is_transient(error) or (also is not None and also(error))
+
+    import tenacity  # of the extra cloud: whatever else imports this module does without it
 
     first = float(os.environ.get(WAIT_VARIABLE) or FIRST_WAIT_SECONDS)
     policy = tenacity.Retrying(

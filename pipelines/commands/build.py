@@ -40,8 +40,7 @@ def compile_(
     from pipelines.output import check_folder_of
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
-    if target is not Target.local:
-        check_configuration(configuration, target)
+    check_configuration(configuration, target)
     if output.suffix not in (".yaml", ".yml", ".json"):
         raise UserError(
             "A pipeline spec is YAML or JSON.", setting="-o", value=str(output), allowed="*.yaml, *.yml, *.json",

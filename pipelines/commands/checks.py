@@ -10,24 +10,24 @@ from trainer.errors import UserError
 
 
 def check_configuration(
-    configuration: Any, target: Target, *, rehearsal: bool = False, submitting: bool = False
+    configuration: Any,
+    target: Target,
+    *,
+    runner: Runner = Runner.process,
+    rehearsal: bool = False,
+    submitting: bool = False,
 ) -> None:
     """Make the doctor's checks that concern a run, before anything is started."""
     from pipelines.doctor import refuse_on_failure
     from pipelines.doctor.check import Subject
 
-    subject = Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd())
+    subject = Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd(), runner=runner.value)
     refuse_on_failure(subject, submitting=submitting)
 
 
 def check_runner(asked: Runner, taken: Runner, what: str) -> None:
-    """Refuse a runner that would not be the run's, and see that a Docker API answers where one is needed."""
+    """Refuse a runner that would not be the run's."""
     if asked is Runner.docker and taken is not Runner.docker:
         raise UserError(
             f"--runner is for new runs on this machine, not for {what}.", setting="--runner", value="docker"
         )
-    if taken is Runner.docker:
-        from pipelines.platforms.local.containers import docker_client
-
-        with docker_client():
-            pass

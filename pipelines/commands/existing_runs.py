@@ -16,7 +16,7 @@ from rich.markup import escape
 from pipelines.commands.options import Json, Run
 from pipelines.commands.watching import current, watch_and_exit
 from pipelines.platforms import remote
-from pipelines.terminal import EXIT_INTERRUPTED, console, error_console, user_errors
+from pipelines.terminal import EXIT_FAILED, console, error_console, user_errors
 from trainer.errors import UserError
 
 
@@ -69,38 +69,49 @@ def logs(
     run_id: Run = "latest",
     step: Annotated[str | None, typer.Option(metavar="STEP", help="Only this step's log, such as train.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing as the run writes.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Every line, also the libraries' start-up messages.")] = False,
 ) -> None:
     """Print a run's logs."""
     from pipelines import runs
 
     folder = runs.find(run_id)
     try:
-        for line in _log_lines(folder, step, follow=follow):
+        for line in _log_lines(folder, step, follow=follow, raw=raw):
             print(line, flush=follow)
-    except KeyboardInterrupt:
-        raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _log_lines(folder: Any, step: str | None, *, follow: bool) -> Any:
-    if elsewhere := remote(folder.read().platform):
-        return elsewhere.log_lines(folder, step, follow=follow)
+def _log_lines(folder: Any, step: str | None, *, follow: bool, raw: bool) -> Any:
     from pipelines import log_reader
 
-    return log_reader.read(folder, step, follow=follow)
+    if elsewhere := remote(folder.read().platform):
+        return elsewhere.log_lines(folder, step, follow=follow, raw=raw)
+    return log_reader.read(folder, step, follow=follow, raw=raw)
 
 
 @user_errors
-def explain(run_id: Run = "latest", as_json: Json = False) -> None:
-    """Explain why a run failed: step, replica, traceback and fix."""
+def explain(
+    run_id: Run = "latest",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The failed step's whole log too, start-up messages and all.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Explain why a run failed: step, replica, traceback and fix. Exits with 1 for a failed run."""
     from pipelines import display, runs
 
-    record = current(runs.find(run_id))
+    folder = runs.find(run_id)
+    record = current(folder)
     if as_json:
         sys.stdout.write((record.error.model_dump_json(indent=2) if record.error else "null") + "\n")
     else:
         console.print(escape(display.explanation(record)), highlight=False, soft_wrap=True)
+        if raw and record.error:
+            for line in _log_lines(folder, record.error.step or "pipeline", follow=False, raw=True):
+                print(line)
+    if record.status == "failed":
+        raise typer.Exit(EXIT_FAILED)
 
 
 @user_errors

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from pipelines.commands.checks import check_runner
 from pipelines.commands.options import (
     Configuration,
     ConfigurationFile,
@@ -16,6 +17,7 @@ from pipelines.commands.options import (
     Json,
     Overrides,
     Place,
+    Runner,
     Target,
     configuration_path,
 )
@@ -29,6 +31,7 @@ def doctor(
     target: Place = Target.local,
     hardware: Hardware = None,
     overrides: Overrides = None,
+    runner: Annotated[Runner, typer.Option(help="What the steps of a local run are.")] = Runner.process,
     as_json: Json = False,
 ) -> None:
     """Check the machine, the project and the configuration, and say how to fix what fails."""
@@ -38,9 +41,10 @@ def doctor(
     from pipelines.doctor.check import Subject
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
-    findings = examine_all(Subject(configuration, target.value, rehearsal=False, folder=Path.cwd()))
+    check_runner(runner, runner if target is Target.local else Runner.process, f"a run on {target.value}")
+    findings = examine_all(Subject(configuration, target.value, False, Path.cwd(), runner.value))
     if as_json:
-        rows = [{key: getattr(row, key) for key in ("check", "status", "found", "mend")} for row in findings]
+        rows = [row.as_dict() for row in findings]
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     else:
         console.print(findings_table(findings), highlight=False)

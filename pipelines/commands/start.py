@@ -23,7 +23,7 @@ from pipelines.commands.options import (
     complete_run,
     configuration_path,
 )
-from pipelines.commands.watching import current, show_failure, watch_and_exit
+from pipelines.commands.watching import current, exit_as_it_went, show_failure, watch_and_exit
 from pipelines.platforms import remote
 from pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REJECTED, console, error_console, user_errors
 from trainer.errors import UserError
@@ -57,7 +57,6 @@ def run(
     """Run the whole pipeline: prepare data, train, evaluate, register."""
     from pipelines import runs
     from pipelines.config import load
-    from pipelines.platforms.local import launch
 
     wait = not no_wait
     if resume:
@@ -72,13 +71,20 @@ def run(
             _run_remotely(elsewhere, folder, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
         check_runner(runner, Runner(record.runner), f"the run {record.run_id}")
+        if record.runner == Runner.docker:
+            from pipelines.platforms.local.containers import docker_client
+
+            with docker_client():
+                pass
     else:
         configuration = load(configuration_path(file, config), overrides or (), hardware)
         check_runner(runner, runner if target is Target.local else Runner.process, f"a run on {target.value}")
-        check_configuration(configuration, target, submitting=not no_check)
+        check_configuration(configuration, target, runner=runner, submitting=not no_check)
         if elsewhere := remote(target.value):
             _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
+        from pipelines.platforms.local import launch
+
         folder = runs.create(configuration)
         record = launch.new_record(folder, configuration, rehearsal=False, runner=runner.value)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
@@ -96,7 +102,6 @@ def rehearse(
     """Try a worker layout for a few steps on this machine."""
     from pipelines import runs
     from pipelines.config import load
-    from pipelines.platforms.local import launch
 
     path = configuration_path(file, config)
     if module := load(path, overrides or (), hardware).train.module:
@@ -110,6 +115,8 @@ def rehearse(
     few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
     configuration = load(path, [*(overrides or ()), *few], hardware)
     check_configuration(configuration, Target.local, rehearsal=True)
+    from pipelines.platforms.local import launch
+
     folder = runs.create(configuration)
     record = launch.new_record(folder, configuration, rehearsal=True)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=False)
@@ -153,16 +160,18 @@ def _resumed_configuration(folder: Any, record: Any, overrides: list[str], hardw
 
 
 def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, require_promotion: bool) -> None:
-    """Submit a configuration, or a run's folder again; watch it; exit with the code that tells how it went."""
+    """Submit a configuration, or a run's folder again; watch it; exit with the code that tells how it went.
+
+    Raises:
+        UserError: It was refused before it started; no run is left of it.
+    """
     from pipelines.runs import RunFolder
 
     shown = Console(stderr=True) if as_json else console
     begin = elsewhere.resume if isinstance(given, RunFolder) else elsewhere.start
-    try:
-        folder, record = begin(given, shown)
-    except UserError as error:
-        error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_FAILED) from None
+    folder, record = begin(given, shown)
+    if record.status == "failed":
+        exit_as_it_went(folder, record, shown, as_json=as_json, require_promotion=require_promotion)
     if wait:
         watch_and_exit(folder, shown, as_json=as_json, require_promotion=require_promotion)
         return

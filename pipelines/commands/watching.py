@@ -29,15 +29,15 @@ def watch_and_exit(folder: Any, shown: Console, *, as_json: bool, require_promot
     if record is None:
         shown.print(display.how_to_watch_on(folder.read()), highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED)
-    if as_json:
-        sys.stdout.write(folder.record_file.read_text())
-    _exit_as_it_went(record, shown, require_promotion=require_promotion)
+    exit_as_it_went(folder, record, shown, as_json=as_json, require_promotion=require_promotion)
 
 
-def _exit_as_it_went(record: Any, shown: Console, *, require_promotion: bool) -> None:
+def exit_as_it_went(folder: Any, record: Any, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
     """Show how a run on another platform ended, and exit with the code that tells it."""
     from pipelines import display
 
+    if as_json:
+        sys.stdout.write(folder.record_file.read_text())
     if record.status == "failed":
         show_failure(record)
     shown.print(display.summary(record), highlight=False)

@@ -6,7 +6,15 @@ from pipelines.doctor.check import Check, Finding, Subject, examine
 from pipelines.doctor.engine import TrainingEngine
 from pipelines.doctor.machine import Accelerators, Cores, Disk, Packages, PythonVersion
 from pipelines.doctor.memory import ModelMemory
-from pipelines.doctor.run import Batch, Champion, DataSource, HardwareChoice, ModelBuilder
+from pipelines.doctor.run import (
+    Batch,
+    Champion,
+    DataSource,
+    HardwareChoice,
+    ImageContext,
+    ModelBuilder,
+    ServingImage,
+)
 
 CHECKS: tuple[Check, ...] = (
     PythonVersion(),
@@ -20,6 +28,8 @@ CHECKS: tuple[Check, ...] = (
     DataSource(),
     ModelBuilder(),
     ModelMemory(),
+    ImageContext(),
+    ServingImage(),
     Champion(),
 )
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pipelines.config import RunConfig
 from trainer.errors import UserError
+from trainer.installed import missing_extra
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is looked at: a run's configuration, where it is to run, and the folder that it runs in."""
+    """A run's configuration, where it is to run and in which folder; `runner` is what local steps are."""
 
     config: RunConfig
     target: Literal["local", "vertex", "kubeflow"]
     rehearsal: bool
     folder: Path
+    runner: Literal["process", "docker"] = "process"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class Finding:
     found: str
     mend: str | None = None
     error: UserError | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The finding as plain values, for programs."""
+        error = self.error.as_dict() if self.error else None
+        return {"check": self.check, "status": self.status, "found": self.found, "mend": self.mend, "error": error}
 
 
 class NotConcernedError(Exception):
@@ -58,3 +65,8 @@ def examine(check: Check, subject: Subject) -> Finding:
         return Finding(check.name, "skipped", str(reason))
     except UserError as error:
         return Finding(check.name, "fail", error.message, error.mend, error)
+    except ModuleNotFoundError as error:
+        if missing_extra(error) is None:
+            raise
+        # The check of the packages refuses it, with the command that installs it.
+        return Finding(check.name, "skipped", f"{error.name} is not installed")

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pipelines.doctor.check import NotConcernedError, Subject
+from trainer import installed
 from trainer.errors import UserError
 
 OLDEST_PYTHON = (3, 11)
@@ -105,22 +106,25 @@ class Accelerators:
 
 
 class Packages:
-    """No two packages are installed that break each other."""
+    """What the run needs on this machine is installed, and no two packages that break each other."""
 
     name = "packages"
     of_run = True
 
-    def look(self, subject: Subject) -> str:  # noqa: ARG002
+    def look(self, subject: Subject) -> str:
         for first, second, reason in CLASHES:
             if _version(first) and _version(second):
                 raise UserError(
                     f"{first} and {second} are both installed: {reason}.",
                     mend=f"pip uninstall {first} {second}, then make install",
                 )
-        found = [f"{name} {version}" for name in ("kfp", "tensorflow", "keras") if (version := _version(name))]
-        if _version("tensorflow") is None and _version("tensorflow-tpu") is None:
-            raise UserError("TensorFlow is not installed.", mend="make install, or pip install 'slipway[training]'")
-        return ", ".join(found)
+        installed.verify_extra("training")
+        if subject.target == "vertex":
+            installed.verify_extra("cloud")
+        if subject.runner == "docker":
+            installed.verify_docker()
+        names = ("kfp", "tensorflow", "keras")
+        return ", ".join(f"{name} {version}" for name in names if (version := _version(name)))
 
 
 def _version(package: str) -> str | None:

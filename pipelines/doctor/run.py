@@ -5,17 +5,17 @@ from __future__ import annotations
 import ast
 import importlib.machinery
 import importlib.util
+import inspect
 import pkgutil
 from pathlib import Path
 
-from components.prepare_data.sources import look_at_source
-from components.register_model.registry import Registry
 from pipelines.config import no_place_on_vertex
 from pipelines.doctor.check import NotConcernedError, Subject
 from pipelines.hardware import validate_for
 from pipelines.hardware.placement import check_python
 from pipelines.platforms.kubeflow.checks import settings_of
 from trainer.batches import check_shared_evenly
+from trainer.builder import check_signature
 from trainer.errors import UserError, nearest
 
 
@@ -52,6 +52,9 @@ class ModelBuilder:
                 nearest=f"{module}:{near}" if near else None,
                 mend=f"--set model.builder={module}:{near or 'FUNCTION'}",
             )
+        signature = _signature(source, function)
+        if signature is not None:
+            check_signature(signature, subject.config.model)
         return f"{builder} in {source}"
 
 
@@ -91,13 +94,48 @@ def _modules_beside(module: str) -> list[str]:
     return [f"{package}.{found.name}" for found in pkgutil.iter_modules([str(parent.parent)])]
 
 
-def _names(source: Path) -> set[str] | None:
-    """The names that a module defines at its top; None where that can not be told from its text."""
+def _parsed(source: Path) -> ast.Module | None:
+    """A module's syntax tree; None where it has none."""
     if source.suffix != ".py":
         return None
     try:
-        tree = ast.parse(source.read_text())
+        return ast.parse(source.read_text())
     except (SyntaxError, UnicodeDecodeError):
+        return None
+
+
+def _signature(source: Path, function: str) -> inspect.Signature | None:
+    """The signature of a function that a module defines once, undecorated, at its top; None for anything else."""
+    tree = _parsed(source)
+    bound = [node for node in ast.walk(tree) if _binds(node, function)] if tree else []
+    if tree is None or len(bound) != 1 or bound[0] not in tree.body or not isinstance(bound[0], ast.FunctionDef):
+        return None
+    if bound[0].decorator_list:
+        return None
+    # A lambda with these parameters has this signature; their annotations and default values are not evaluated.
+    nothing, parameters = ast.Constant(None), bound[0].args
+    for node in ast.walk(parameters):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    parameters.defaults = [nothing for _ in parameters.defaults]
+    parameters.kw_defaults = [default and nothing for default in parameters.kw_defaults]
+    expression = ast.fix_missing_locations(ast.Expression(ast.Lambda(parameters, nothing)))
+    return inspect.signature(eval(compile(expression, str(source), "eval")))
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    """Whether a node of a syntax tree gives `name` a value, wherever it stands."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node.name == name
+    if isinstance(node, ast.alias):
+        return name in (node.asname, node.name, "*")
+    return isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load)
+
+
+def _names(source: Path) -> set[str] | None:
+    """The names that a module defines at its top; None where that can not be told from its text."""
+    tree = _parsed(source)
+    if tree is None:
         return None
     names: set[str] = set()
     for node in tree.body:
@@ -115,6 +153,45 @@ def _names(source: Path) -> set[str] | None:
     return names
 
 
+class ServingImage:
+    """On Vertex AI, an image is named that serves the model; without one the model could not be registered."""
+
+    name = "serving image"
+    of_run = True
+
+    def look(self, subject: Subject) -> str:
+        if subject.target != "vertex":
+            raise NotConcernedError("the model is not registered on Vertex AI")
+        from pipelines.platforms.vertex.submission import serving_image_of, settings_of
+
+        return serving_image_of(settings_of(subject.config))
+
+
+class ImageContext:
+    """The images that the run builds are possible: git tracks their files; for local containers, Docker answers."""
+
+    name = "image context"
+    of_run = True
+
+    def look(self, subject: Subject) -> str:
+        config = subject.config
+        if subject.target == "vertex" and config.vertex is not None and config.vertex.image is None:
+            from pipelines.images import check_builder, wanted_images
+
+            check_builder(config.vertex, config.vertex.build.builder)
+            images = wanted_images(config, lambda _line: None)
+            return ", ".join(f"{image.request.name}:{image.request.tag}" for image in images.values())
+        if subject.runner == "docker":
+            from pipelines.images import wanted_image
+            from pipelines.platforms.local.containers import docker_client, has_gpus
+
+            accelerator, built = "gpu" if has_gpus() else "cpu", config.containers
+            with docker_client():
+                image = wanted_image(config, "steps", accelerator, built.base, built.repository, lambda _line: None)
+            return f"{image.request.name}:{image.request.tag}"
+        raise NotConcernedError("no image is built")
+
+
 class Champion:
     """The registry's champion, which the model will be measured against, is there."""
 
@@ -129,6 +206,8 @@ class Champion:
             raise NotConcernedError("a rehearsal is measured against nothing")
         if config.evaluate.champion == "none":
             raise NotConcernedError("evaluate.champion is none")
+        from components.register_model.registry import Registry
+
         champion = Registry(Path(config.register_.registry).absolute()).champion(config.model_name)
         return f"{config.model_name} version {champion.number}" if champion else f"{config.model_name} has none yet"
 
@@ -185,4 +264,6 @@ class DataSource:
     def look(self, subject: Subject) -> str:
         if subject.target != "local":
             raise NotConcernedError("the source is not read from this machine")
+        from components.prepare_data.sources import look_at_source  # needs the extra training
+
         return look_at_source(subject.config.data)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import tempfile
+from pathlib import Path
 
 from components.prepare_data.settings import COLUMN, DataSettings
 from components.prepare_data.sources.archive import ENDING, ArchiveSource
 from components.prepare_data.sources.csv_file import ManifestSource
 from components.prepare_data.sources.digits import DigitsSource
 from components.prepare_data.sources.images import ImagesSource
-from components.prepare_data.sources.source import Source
+from components.prepare_data.sources.source import Ignored, Source
 from components.prepare_data.sources.tfds_set import data_dir, find_set, open_tfds
 from components.prepare_data.sources.tfrecord import open_tfrecord
 from components.prepare_data.sources.user_module import REFERENCE, ModuleSource
@@ -51,13 +53,19 @@ def open_source(settings: DataSettings) -> Source:
 def look_at_source(settings: DataSettings) -> str:
     """What there is to say of the source before anything is done: that it can be opened, or is still to be made.
 
+    Of each part (a class folder, a file) only the first example is listed.
+
     Raises:
-        UserError: As `open_source`.
+        UserError: As `open_source`; or the source is not laid out as it must be, or a part has no example.
     """
     kind, _, place = settings.source.partition(":")
     if kind == "tfds" and find_set(place, settings) is None:
         return f"{settings.source}, which TensorFlow Datasets prepares in {data_dir(settings)} first"
-    open_source(settings)
+    source = open_source(settings)
+    if not isinstance(source, ModuleSource):  # which has taken its first example
+        with tempfile.TemporaryDirectory(prefix="slipway-") as scratch:
+            for part in source.parts():
+                next(iter(source.entries(part, Ignored(), Path(scratch))), None)
     return settings.source
 
 

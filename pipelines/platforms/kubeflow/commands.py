@@ -61,7 +61,7 @@ def current(folder: RunFolder, warn: Console) -> RunRecord:
         return folder.read()
 
 
-def log_lines(folder: RunFolder, step: str | None, *, follow: bool) -> Iterator[str]:
+def log_lines(folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:  # noqa: ARG001
     """Nothing: the server's client gives no logs.
 
     Raises:

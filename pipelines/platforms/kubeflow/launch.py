@@ -11,7 +11,7 @@ from pipelines.config import RunConfig, load
 from pipelines.platforms.kubeflow.checks import settings_of
 from pipelines.platforms.kubeflow.server import Server
 from pipelines.platforms.kubeflow.settings import KubeflowSettings
-from pipelines.runs import ErrorRecord, RunFolder, RunRecord, Status, StepRecord, create
+from pipelines.runs import ErrorRecord, RunFolder, RunRecord, Status, StepRecord, create, discard
 from trainer.errors import UserError
 
 STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
@@ -42,7 +42,7 @@ def submit(config: RunConfig) -> tuple[RunFolder, RunRecord]:
     """Start the run on the cluster; its folder, and its record with the server's id of it.
 
     Raises:
-        UserError: The configuration can not run there, no server answers, or it refuses.
+        UserError: The configuration can not run there, no server answers, or it refuses; no run is left of it.
     """
     settings = settings_of(config)
     server = Server(settings)
@@ -57,7 +57,11 @@ def submit(config: RunConfig) -> tuple[RunFolder, RunRecord]:
         created=datetime.now(UTC),
         steps=[StepRecord(name=name) for name in names],
     )
-    _start(folder, record, config, server)
+    try:
+        _start(folder, record, config, server)
+    except UserError:
+        discard(folder)
+        raise
     return folder, record
 
 
@@ -66,29 +70,27 @@ def resume(folder: RunFolder) -> RunRecord:
     config = load(folder.configuration_file)
     server = Server(settings_of(config))
     server.check()
-    record = folder.read()
+    earlier, record = folder.read(), folder.read()
     record.tries += 1
     record.status, record.error, record.ended, record.seconds, record.verdict = "running", None, None, None, None
     record.steps = [StepRecord(name=step.name) for step in record.steps]
-    _start(folder, record, config, server)
+    try:
+        _start(folder, record, config, server)
+    except UserError:
+        folder.write(earlier)
+        raise
     return record
 
 
 def _start(folder: RunFolder, record: RunRecord, config: RunConfig, server: Server) -> None:
-    """Compile and submit; whatever comes of it stands in the record."""
+    """Compile and submit; a submission whose answer is lost is found by the name in the record."""
     record.job = record.console = None
     folder.write(record)
-    try:
-        compile_to(folder.specification_file, config)
-        parameters = parameters_of(server.settings, record.run_id)
-        record.job = server.submit(_name(record), folder.specification_file, parameters).run_id
-        record.console = server.page(str(record.job))
-    except UserError as error:
-        record.status, record.ended = "failed", datetime.now(UTC)
-        record.error = ErrorRecord(step=None, message=error.message, mend=error.mend)
-        raise
-    finally:
-        folder.write(record)
+    compile_to(folder.specification_file, config)
+    parameters = parameters_of(server.settings, record.run_id)
+    record.job = server.submit(_name(record), folder.specification_file, parameters).run_id
+    record.console = server.page(str(record.job))
+    folder.write(record)
 
 
 def _name(record: RunRecord) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from components.step import LOGS_VARIABLE
 from pipelines.config import RunConfig
 from pipelines.runs import RunFolder
+from trainer import installed
 from trainer.errors import UserError
 from trainer.events import EVENTS_VARIABLE
 from trainer.places import local_path
@@ -33,10 +34,9 @@ def docker_client() -> Iterator[Any]:
     Raises:
         UserError: There is none.
     """
-    try:
-        import docker
-    except ImportError:
-        raise UserError("The Python package docker is not installed.", mend="pip install docker") from None
+    installed.verify_docker()
+    import docker
+
     host = os.environ.get("DOCKER_HOST")
     try:
         client = docker.from_env()

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from kfp import compiler, local
-from kfp.local import docker_task_handler
 
 from pipelines.config import load
 from pipelines.platforms.local.containers import run_arguments, run_container, stop_containers
@@ -35,6 +34,8 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
     if containers:
         if not _image_made(folder):
             return False
+        from kfp.local import docker_task_handler  # imports docker
+
         docker_task_handler.run_docker_container = run_container
         runner = local.DockerRunner(**run_arguments(folder, config))
     training = pipeline(config, rehearsal=rehearsal, image=folder.image_file.read_text() if containers else "")

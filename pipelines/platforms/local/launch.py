@@ -23,6 +23,7 @@ import psutil
 from components.register_model.registration import NONE_ASKED, champion_folder
 from components.step import LOGS_VARIABLE
 from pipelines.config import RunConfig
+from pipelines.log_reader import is_noise
 from pipelines.platforms.local.containers import stop_containers
 from pipelines.runs import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord
 from trainer.errors import UserError
@@ -276,7 +277,8 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
 
 
 def last_lines(path: Path, count: int = LOG_LINES) -> str:
-    """The last lines of a log, "" where there is none."""
+    """The last lines of a log without the libraries' start-up messages, "" where there is none."""
     if not path.is_file():
         return ""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-count:])
+    lines = [line for line in path.read_text(errors="replace").splitlines() if not is_noise(line)]
+    return "\n".join(lines[-count:])

@@ -24,8 +24,11 @@ def is_on_vertex(record: RunRecord) -> bool:
 def start(config: RunConfig, shown: Console) -> tuple[RunFolder, RunRecord]:
     """See that the images are there, submit, and say where the run is.
 
+    Returns:
+        The run; it has failed where a build did, or where Vertex AI could not be reached any more.
+
     Raises:
-        UserError: An image can not be had, or Vertex AI refuses the run.
+        UserError: An image is not possible, or Vertex AI refuses the run; nothing is left of it.
     """
     return _submit(VertexRun(runs.create(config), config), None, shown)
 
@@ -42,12 +45,18 @@ def _submit(run: VertexRun, earlier: RunRecord | None, shown: Console) -> tuple[
     try:
         with (run.folder.logs / "build_image.log").open("w") as log:
             images = ensure_images(run.config, log, say)
-    except (UserError, WorkFailed) as error:
-        refused = error if isinstance(error, UserError) else UserError(error.message, mend=f"see {log.name}")
-        if earlier is None:
-            run.refuse(refused)
-        raise refused from None
-    record = run.submit(images, earlier)
+    except WorkFailed as error:
+        return run.folder, run.build_failed(UserError(error.message, mend=f"see {log.name}"), earlier)
+    except BaseException:
+        _undo(run.folder, earlier)
+        raise
+    try:
+        record = run.submit(images, earlier)
+    except UserError:
+        _undo(run.folder, earlier)
+        raise
+    if record.status == "failed":
+        return run.folder, record
     say(f"run {record.run_id} on {record.hardware} in {run.connection.region}, submitted")
     say(f"  console: {record.console}")
     try:
@@ -55,6 +64,14 @@ def _submit(run: VertexRun, earlier: RunRecord | None, shown: Console) -> tuple[
     except UserError as error:
         say(f"  not in the experiment {run.experiment}: {error.message}")
     return run.folder, record
+
+
+def _undo(folder: RunFolder, earlier: RunRecord | None) -> None:
+    """Leave nothing of a run that was refused before it started; of a resumed one, its record as it was."""
+    if earlier is None:
+        runs.discard(folder)
+    else:
+        folder.write(earlier)
 
 
 def watch(folder: RunFolder, shown: Console) -> RunRecord | None:
@@ -79,14 +96,14 @@ def current(folder: RunFolder, warn: Console) -> RunRecord:
         return record
 
 
-def log_lines(folder: RunFolder, step: str | None, *, follow: bool) -> Iterator[str]:
-    """A run's log lines, of all replicas.
+def log_lines(folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:
+    """A run's log lines, of all replicas; the start-up messages of libraries only with `raw`.
 
     Raises:
         UserError: The run has no such step.
     """
     log_reader.check_step(folder, step)
-    yield from VertexRun(folder).log_lines(step, follow=follow)
+    yield from VertexRun(folder).log_lines(step, follow=follow, raw=raw)
 
 
 def cancel(folder: RunFolder) -> RunRecord:

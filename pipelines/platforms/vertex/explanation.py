@@ -11,7 +11,7 @@ from typing import Any
 from components.cloud.connection import Connection
 from components.cloud.known_errors import first_recognised
 from components.cloud.retries import retried, status_of
-from pipelines.platforms.vertex.logs import SERVICE, LogLine, LogReader
+from pipelines.platforms.vertex.logs import SERVICE, LogLine, LogReader, not_noise
 from pipelines.platforms.vertex.tasks import custom_jobs, step_of
 from pipelines.runs import ErrorRecord
 from trainer.errors import ERROR_PREFIX, UserError
@@ -98,9 +98,9 @@ def _failed_job(connection: Connection, names: Iterable[str]) -> _FailedJob | No
 
 
 def _log(reader: LogReader, job: str) -> tuple[list[LogLine], str | None]:
-    """A job's log, or where it may not be read, the service's sentence."""
+    """A job's log without the libraries' start-up messages, or where it may not be read, the service's sentence."""
     try:
-        return reader.read([job]), None
+        return not_noise(reader.read([job])), None
     except Exception as error:
         if status_of(error) not in (401, 403):
             raise

@@ -9,6 +9,7 @@ from typing import Any
 
 from components.cloud.connection import Connection
 from components.cloud.retries import retried
+from pipelines.log_reader import is_noise
 
 PAGE = 1000
 # Entries of several machines arrive out of order; one look goes back that far for those that came late.
@@ -86,6 +87,11 @@ class LogReader:
             old = [key for key, time in self._seen.items() if key.startswith(prefix) and time < newest - 2 * LATE]
             for key in old:
                 del self._seen[key]
+
+
+def not_noise(lines: Iterable[LogLine]) -> list[LogLine]:
+    """The lines without the start-up messages of libraries."""
+    return [line for line in lines if not is_noise(line.text)]
 
 
 def _time(text: str) -> datetime:

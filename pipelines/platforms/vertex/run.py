@@ -16,7 +16,7 @@ from pipelines.images import Images
 from pipelines.platforms.vertex import submission
 from pipelines.platforms.vertex.experiments import list_in_experiment
 from pipelines.platforms.vertex.explanation import explain
-from pipelines.platforms.vertex.logs import LogReader
+from pipelines.platforms.vertex.logs import LogReader, not_noise
 from pipelines.platforms.vertex.tasks import RUNNING, custom_jobs, step_of, steps_of, take_in
 from pipelines.runs import ErrorRecord, RunFolder, RunRecord, StepRecord
 from trainer.errors import UserError
@@ -68,8 +68,11 @@ class VertexRun:
             earlier: The record of the same run's try before this one: its output directory is kept, and with it what
                 training has saved; steps that succeeded are found in Vertex AI's cache.
 
+        Returns:
+            The record; failed where Vertex AI could not be reached, as the job may or may not have been made.
+
         Raises:
-            UserError: Vertex AI refuses it; the record says so, too.
+            UserError: Vertex AI refuses it.
         """
         tries = earlier.tries + 1 if earlier else 1
         job_id = self.folder.run_id if tries == 1 else f"{self.folder.run_id}-{tries}"
@@ -86,15 +89,21 @@ class VertexRun:
             made = submission.submit(self.connection, job, job_id)
         except Exception as error:
             told = self._told(error)
+            if not isinstance(told, UnreachableError):
+                raise told from error
             self._never_began(record, told)
-            raise told from error
+            return record
         take_in(record, made)
         self.folder.write(record)
         return record
 
-    def refuse(self, error: UserError) -> None:
-        """Record that a new run can not be submitted, and why."""
-        self._never_began(self._new_record(), error)
+    def build_failed(self, error: UserError, earlier: RunRecord | None) -> RunRecord:
+        """Record that an image could not be built, and give the record."""
+        record = earlier or self._new_record()
+        record.status, record.ended = "failed", datetime.now(UTC)
+        record.error = ErrorRecord(step=None, message=error.message, mend=error.mend)
+        self.folder.write(record)
+        return record
 
     def list_in_experiment(self, record: RunRecord) -> None:
         """Put a run that has been submitted into its experiment, which takes until it has begun.
@@ -169,8 +178,11 @@ class VertexRun:
                 return self.refresh(record)
             pause()
 
-    def log_lines(self, step: str | None, *, follow: bool) -> Iterator[str]:
-        """The lines of all replicas, in the order they were written; with `follow`, until the run has ended."""
+    def log_lines(self, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:
+        """The lines of all replicas, in the order they were written; with `follow`, until the run has ended.
+
+        `raw` keeps the start-up messages of libraries.
+        """
         reader, record = LogReader(self.connection), self.folder.read()
         if record.job is None:
             raise UserError(f"The run {record.run_id} was never on Vertex AI.", mend=f"slipway explain {record.run_id}")
@@ -185,7 +197,7 @@ class VertexRun:
                 lines = reader.read(steps)
             except Exception as error:
                 raise as_user_error(error, "Cloud Logging refused", submission.facts_of(self.config)) from error
-            for line in lines:
+            for line in lines if raw else not_noise(lines):
                 yield f"{'' if step else steps[line.job] + ' '}{line.replica} | {line.text}"
             if not follow or job.state.name in ENDED:
                 return

@@ -22,8 +22,8 @@ from components.train.component import collect_model
 from pipelines.access import access_settings
 from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
 from pipelines.images import Images
+from pipelines.platforms.vertex.submission import serving_image_of
 from pipelines.training import plan_arguments, training_steps
-from trainer.errors import UserError
 
 
 class VertexPlatform:
@@ -100,17 +100,9 @@ class VertexPlatform:
         return Champion(task.outputs["uri"], task.outputs["version"])
 
     def register_model(self, config: RunConfig, trained: Any, evaluation: Any, run_id: Any, champion: Any) -> Any:
-        if self.settings.serving_image is None:
-            raise UserError(
-                "A registered model needs an image that serves it.",
-                setting="vertex.serving_image",
-                value=None,
-                allowed="an image that serves a SavedModel, by digest or by a tag that is never moved",
-                mend="--set vertex.serving_image=IMAGE",
-            )
         candidate = {
             "model": config.model_name,
-            "serving_image": self.settings.serving_image,
+            "serving_image": serving_image_of(self.settings),
             "labels": self.settings.labels,
             "encryption_key": self.settings.encryption_key,
         }

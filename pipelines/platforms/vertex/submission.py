@@ -11,6 +11,7 @@ from components.register_model.model_registry import label
 from components.register_model.registry import git_commit
 from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
 from pipelines.images import Images
+from trainer.errors import UserError
 
 CONFIGURATION_LABEL = "slipway-configuration"
 COMMIT_LABEL = "slipway-commit"
@@ -28,6 +29,23 @@ def settings_of(config: RunConfig) -> VertexSettings:
     if config.vertex is None:
         raise no_place_on_vertex()
     return config.vertex
+
+
+def serving_image_of(settings: VertexSettings) -> str:
+    """The image that serves the registered model.
+
+    Raises:
+        UserError: None is named.
+    """
+    if settings.serving_image is None:
+        raise UserError(
+            "A registered model needs an image that serves it.",
+            setting="vertex.serving_image",
+            value=None,
+            allowed="an image that serves a SavedModel, by digest or by a tag that is never moved",
+            mend="--set vertex.serving_image=IMAGE",
+        )
+    return settings.serving_image
 
 
 def facts_of(config: RunConfig) -> dict[str, str | None]:
