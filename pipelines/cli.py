@@ -12,7 +12,7 @@ from pipelines.commands.existing_runs import cancel, explain, list_, logs, statu
 from pipelines.commands.setting_up import doctor, hardware_, migrate, setup
 from pipelines.commands.start import rehearse, run
 from pipelines.schedules.commands import app as schedule_app
-from pipelines.terminal import Commands, show_help_alone
+from pipelines.terminal import Commands, print_any_character, show_help_alone
 
 # In the order in which --help lists them: the group, the command, its function, examples of it.
 COMMANDS = (
@@ -99,4 +99,5 @@ def slipway(
 
 def main() -> None:
     """The console script's entry."""
+    print_any_character()
     app()

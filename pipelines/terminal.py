@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import sys
 import traceback
@@ -15,12 +17,13 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from trainer.errors import UserError
+from trainer.errors import UserError, system_error
 from trainer.installed import missing_extra
 
 console = Console()
 error_console = Console(stderr=True)
 
+ASCII_MARKS = {"✓": "+", "✗": "x", "■": "#", "…": "...", "–": "-", "·": "."}
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_REJECTED = 3
@@ -42,22 +45,31 @@ def user_errors(command: Command) -> Command:
         as_json = bool(options.get("as_json"))
         try:
             return command(*args, **options)
-        except UserError as error:
-            show_error(error, as_json=as_json)
-            raise typer.Exit(EXIT_USAGE) from None
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
-            missing = missing_extra(error) if isinstance(error, ModuleNotFoundError) else None
-            if missing is not None:
-                show_error(missing, as_json=as_json)
-                raise typer.Exit(EXIT_USAGE) from None
-            if as_json:
-                text = f"{type(error).__name__}: {error}"
-                show_error(UserError(text, traceback=traceback.format_exc()), as_json=True)
-            raise
+            mistake = _mistake_of(error)
+            if mistake is None:
+                if as_json:
+                    text = f"{type(error).__name__}: {error}"
+                    show_error(UserError(text, traceback=traceback.format_exc()), as_json=True)
+                raise
+            show_error(mistake, as_json=as_json)
+            raise typer.Exit(EXIT_USAGE) from None
 
     return wrapped  # type: ignore[return-value]
+
+
+def _mistake_of(error: Exception) -> UserError | None:
+    """The user's mistake that an exception stands for, or None where it is an error of Slipway's."""
+    match error:
+        case UserError():
+            return error
+        case OSError():
+            return system_error(error)
+        case ModuleNotFoundError():
+            return missing_extra(error)
+    return None
 
 
 class Commands(TyperGroup):
@@ -94,6 +106,20 @@ def show_error(error: UserError, *, as_json: bool) -> None:
         sys.stdout.write(json.dumps({"error": error.as_dict()}, indent=2) + "\n")
     else:
         error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+
+
+def print_any_character() -> None:
+    """Print characters that the terminal's encoding lacks in another form: marks as ASCII, letters as JSON escapes."""
+    codecs.register_error("slipway", _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="slipway")
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(ASCII_MARKS.get(character) or json.dumps(character)[1:-1] for character in lacking), error.end
 
 
 def say(line: str) -> None:

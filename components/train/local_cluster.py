@@ -138,6 +138,7 @@ def _stop(workers: Sequence[Worker]) -> None:
     running = [worker for worker in workers if worker.exit_code is None]
     for worker in running:
         worker.signal(signal.SIGTERM)
+        worker.signal(signal.SIGCONT)  # a frozen one hears nothing else
     deadline = time.monotonic() + GRACE_SECONDS
     while running and time.monotonic() < deadline:
         running = [worker for worker in running if worker.exit_code is None]

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from pipelines.commands.checks import check_configuration, check_runner
 from pipelines.commands.options import (
@@ -25,7 +24,7 @@ from pipelines.commands.options import (
 )
 from pipelines.commands.watching import current, exit_as_it_went, show_failure, watch_and_exit
 from pipelines.platforms import remote
-from pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REJECTED, console, error_console, user_errors
+from pipelines.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, user_errors
 from trainer.errors import UserError
 
 
