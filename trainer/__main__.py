@@ -119,6 +119,8 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     logger.info("%s", engine.open(cluster))
     stop.install()  # TensorFlow's server has put a handler of its own in its place
     engine.build(job, share.manifest)
+    if cluster.is_chief:
+        _warn_untrainable(engine, job)
     checkpoints = Checkpoints(where.checkpoints, job.train.checkpoint.keep)
     origin = identity(job, share.manifest.fingerprint)
     progress = resume(checkpoints, cluster, engine, origin, job.plan.steps)
@@ -150,6 +152,14 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     engine.agree([0.0])  # all wait for all: who watches the job may look at the chief only
     logger.info("weights checksum %s", checksum)
     return engine
+
+
+def _warn_untrainable(engine: Engine, job: JobConfig) -> None:
+    """Warn of a network that training cannot change."""
+    if not engine.size().trainable:
+        text = f"warning: the network of {job.model.builder} has no trainable weights: training does not change it"
+        logger.warning("%s", text)
+        events.message(text)
 
 
 def _job(config: str) -> JobConfig:
