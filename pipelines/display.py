@@ -132,6 +132,7 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
     elif step.name == "register_model" and "model" in outputs:
         place = "the champion" if outputs["champion"] else "not the champion: another was promoted in the meantime"
         text = f"{_short(outputs['model'])}, {place}"
+        text += "" if outputs.get("checked", True) else " (unchecked: no minimum is set)"
     if step.reused:
         text = f"{text} (reused)".lstrip()
     return text

@@ -118,6 +118,8 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     engine.build(job, share.manifest)
     if _is_finished(job, where, cluster, share, engine):
         return engine
+    if cluster.is_chief:
+        _warn_untrainable(engine, job)
     checkpoints = Checkpoints(where.checkpoints, job.train.checkpoint.keep)
     origin = identity(job, share.manifest.fingerprint)
     progress = resume(checkpoints, cluster, engine, origin, job.plan.steps)
@@ -159,6 +161,14 @@ def _is_finished(job: JobConfig, where: Places, cluster: Cluster, share: Share, 
         logger.info("this job has finished already: its model is in %s", where.model)
         logger.info("weights checksum %s", checksum)
     return finished > 0
+
+
+def _warn_untrainable(engine: Engine, job: JobConfig) -> None:
+    """Warn of a network that training cannot change."""
+    if not engine.size().trainable:
+        text = f"warning: the network of {job.model.builder} has no trainable weights: training does not change it"
+        logger.warning("%s", text)
+        events.message(text)
 
 
 def _job(config: str) -> JobConfig:

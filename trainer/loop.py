@@ -180,21 +180,20 @@ class Loop:
         steps = zip(figures.losses.tolist(), figures.accuracies.tolist(), rates.tolist(), strict=True)
         for loss, accuracy, learned_at in steps:
             self._progress.step += 1
-            interval = self._progress.interval
+            interval, epoch = self._progress.interval, self._progress.epoch
             interval.add(loss, accuracy)
-            if self._step % every and not self._ends_epoch(self._step):
+            epoch.add(loss, accuracy)
+            ends_epoch = self._ends_epoch(self._step)
+            if self._step % every and not ends_epoch:
                 continue
             if self._metrics:
-                self._metrics.write(
-                    "train",
-                    self._step,
-                    self._epoch(),
-                    loss=interval.loss / interval.steps,
-                    accuracy=interval.accuracy / interval.steps,
-                    learning_rate=learned_at,
-                    **speed,
-                )
+                values = {**interval.means(), "learning_rate": learned_at, **speed}
+                if ends_epoch:
+                    values |= {f"epoch_{name}": mean for name, mean in epoch.means().items()}
+                self._metrics.write("train", self._step, self._epoch(), **values)
             self._progress.interval = Interval()
+            if self._step % self._plan.steps_per_epoch == 0:  # not at the last step: a longer run may resume from it
+                self._progress.epoch = Interval()
 
     def _show(self, figures: StepFigures) -> None:
         """Tell whoever watches how far the run is."""

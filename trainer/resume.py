@@ -18,29 +18,41 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Interval:
-    """The sums since the last log point; saved with a checkpoint, so that a resumed history is exact."""
+    """Sums over steps; saved with a checkpoint, so that a resumed history is exact.
+
+    Every step has the same number of examples, so a mean over steps is the mean over their examples.
+    """
 
     steps: int = 0
     loss: float = 0.0
     accuracy: float = 0.0
 
     def add(self, loss: float, accuracy: float) -> None:
-        """Take one step's figures."""
+        """Add one step's figures."""
         self.steps += 1
         self.loss += loss
         self.accuracy += accuracy
 
+    def means(self) -> dict[str, float]:
+        """Mean loss and accuracy of the steps."""
+        return {"loss": self.loss / self.steps, "accuracy": self.accuracy / self.steps}
+
 
 @dataclass
 class Progress:
-    """Steps done, the figures since the last log point, what the validations decided.
+    """Steps done, the figures since the last log point and since the epoch's start, what the validations decided.
 
     Data order and epoch follow from the step.
     """
 
     step: int = 0
     interval: Interval = field(default_factory=Interval)
+    epoch: Interval = field(default_factory=Interval)
     selection: Selection = field(default_factory=Selection)
+
+
+# What of the progress is in a checkpoint's record, beside its step and the run's identity.
+_PARTS: dict[str, Any] = {"interval": Interval, "epoch": Interval, "selection": Selection}
 
 
 def identity(job: JobConfig, data_fingerprint: str) -> dict[str, Any]:
@@ -61,7 +73,7 @@ def identity(job: JobConfig, data_fingerprint: str) -> dict[str, Any]:
 
 def checkpoint_of(progress: Progress, engine: Engine, identity: dict[str, Any]) -> Checkpoint:
     """The run as it stands, to be saved."""
-    record = {"identity": identity, "interval": asdict(progress.interval), "selection": asdict(progress.selection)}
+    record = {"identity": identity, **{name: asdict(getattr(progress, name)) for name in _PARTS}}
     return Checkpoint(progress.step, engine.state(), record)
 
 
@@ -88,14 +100,12 @@ def resume(
     _check(checkpoint, identity, steps)
     engine.load_state(checkpoint.state)
     logger.info("going on from the checkpoint at step %d of %d", step, steps)
-    return Progress(step, Interval(**checkpoint.record["interval"]), Selection(**checkpoint.record["selection"]))
+    return Progress(step, **{name: part(**checkpoint.record[name]) for name, part in _PARTS.items()})
 
 
 def _check_form(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:
     """Raise UserError where the checkpoint's record has other entries than `checkpoint_of` gives it."""
-    parts: dict[str, Any] = {
-        "identity": identity, "interval": asdict(Interval()), "selection": asdict(Selection()),
-    }  # fmt: skip
+    parts: dict[str, Any] = {"identity": identity, **{name: asdict(part()) for name, part in _PARTS.items()}}
     expected = {(name, key) for name, entries in parts.items() for key in entries}
     record = checkpoint.record
     found = {(name, key) for name, entries in record.items() if isinstance(entries, dict) for key in entries}

@@ -1,4 +1,4 @@
-"""The table at the end of a training: an epoch a line, from the run's history."""
+"""The table at the end of a training: a line for each epoch, from the run's history."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ _HEAD = ("epoch", "step", "loss", "accuracy", "validation loss", "validation acc
 
 def table(history: Sequence[dict[str, Any]], best_step: int | None = None) -> list[str]:
     """Lines of text, the head first: at most `ROWS` epochs, evenly chosen, the last and the best among them.
+
+    Loss and accuracy are means over the epoch's steps, measured while the weights changed.
 
     Args:
         history: The records of metrics.jsonl.
@@ -26,8 +28,8 @@ def table(history: Sequence[dict[str, Any]], best_step: int | None = None) -> li
             (
                 f"{(trained or validated)['epoch']:.2f}",
                 f"{step:,}",
-                _number(trained.get("loss")),
-                _number(trained.get("accuracy")),
+                _number(trained.get("epoch_loss")),
+                _number(trained.get("epoch_accuracy")),
                 _number(validated.get("loss")),
                 _number(validated.get("accuracy")),
                 f"{trained['steps_per_second']:,.1f}" if trained.get("steps_per_second") else "",

@@ -28,6 +28,7 @@ def evaluate(
     from pathlib import Path
 
     from components.evaluate.evaluation import evaluate as work
+    from components.evaluate.gate import UNCHECKED
     from components.evaluate.results import log_classification
     from components.evaluate.settings import EvaluateSettings
     from components.step import step
@@ -46,6 +47,9 @@ def evaluate(
         for name, value in evaluation.model.metrics.items():
             metrics.log_metric(name, value)
         log_classification(evaluation, classification)
-        report.metadata.update(decision=evaluation.verdict.decision, reasons=" ".join(evaluation.verdict.reasons))
+        verdict = evaluation.verdict
+        report.metadata.update(decision=verdict.decision, reasons=" ".join(verdict.reasons), checked=verdict.checked)
+        if not verdict.checked:  # the registry keeps it with the figures
+            metrics.metadata[UNCHECKED] = " ".join(verdict.reasons)
         outcome.outputs = {**evaluation.as_dict(), "report": report.path}
     return evaluation.verdict.decision

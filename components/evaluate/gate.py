@@ -12,6 +12,8 @@ Decision = Literal["promote", "reject"]
 
 # Below this, a difference of two figures is rounding: 0.98 - 0.97 is not quite 0.01 in floating point.
 ROUNDING = 1e-9
+# In the metadata of the metrics and in the registry: the reasons of a verdict that compared nothing.
+UNCHECKED = "unchecked"
 NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "loss": "loss"}
 
 
@@ -33,13 +35,17 @@ class Opponent:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate decided, and the reasons, each a sentence."""
+    """What the gate decided, and the reasons, each a sentence.
+
+    `checked` is false where nothing was compared: no minimum is set, and there was no champion to beat.
+    """
 
     decision: Decision
     reasons: list[str]
+    checked: bool = True
 
     def as_dict(self) -> dict[str, Any]:
-        return {"decision": self.decision, "reasons": self.reasons}
+        return {"decision": self.decision, "reasons": self.reasons, "checked": self.checked}
 
 
 def decide(
@@ -58,6 +64,8 @@ def decide(
         holds, reason = _against_minimum(gate.metric, metrics[gate.metric], gate.minimum)
         passed.append(holds)
         reasons.append(reason)
+    elif champion is None:
+        reasons.append(f"No minimum is set (evaluate.gate.minimum): any {NAMES[gate.metric]} passes.")
     if champion is None:
         reasons.append(without_champion)
     elif champion.identical:
@@ -67,7 +75,7 @@ def decide(
         beaten, reason = _against_champion(gate, metrics[gate.metric], champion)
         passed.append(beaten)
         reasons += [reason, *_other_classes(champion)]
-    return Verdict("promote" if all(passed) else "reject", reasons)
+    return Verdict("promote" if all(passed) else "reject", reasons, checked=bool(passed))
 
 
 def _against_minimum(metric: str, value: float, minimum: float) -> tuple[bool, str]:

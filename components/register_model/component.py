@@ -34,6 +34,7 @@ def register_model(
     """
     from pathlib import Path
 
+    from components.evaluate.gate import UNCHECKED
     from components.register_model.registration import register
     from components.register_model.settings import RegisterSettings
     from components.step import step
@@ -55,6 +56,7 @@ def register_model(
             "model": str(version.folder),
             "version": version.number,
             "champion": registration.champion,
+            "checked": UNCHECKED not in metrics.metadata,
         }
 
 
@@ -125,6 +127,7 @@ def register_version(
     import json
 
     from components.cloud.connection import Connection
+    from components.evaluate.gate import UNCHECKED
     from components.register_model.registration import register_in_model_registry
     from components.step import step
 
@@ -141,7 +144,15 @@ def register_version(
             metrics=metrics.metadata,
         )
         registered.uri = f"https://{connection.region}-aiplatform.googleapis.com/v1/{version.name}"
-        registered.metadata.update(resourceName=version.name, version=version.number, champion=version.champion)
+        checked = UNCHECKED not in metrics.metadata
+        registered.metadata.update(
+            resourceName=version.name, version=version.number, champion=version.champion, checked=checked
+        )
         if note:
             registered.metadata["note"] = note
-        outcome.outputs = {"model": version.name, "version": version.number, "champion": version.champion}
+        outcome.outputs = {
+            "model": version.name,
+            "version": version.number,
+            "champion": version.champion,
+            "checked": checked,
+        }

@@ -43,7 +43,8 @@ class Candidate:
     """A trained model that is to be registered.
 
     `uri` is its folder in Cloud Storage; `job` the resource name of the pipeline job that made it, which the registry
-    keeps as its lineage; `metrics` its figures on the test split, which stand in the version's description.
+    keeps as its lineage; `metrics` its figures on the test split and `note` a sentence, both for the version's
+    description.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Candidate:
     metrics: Mapping[str, float]
     labels: Mapping[str, str]
     encryption_key: str | None = None
+    note: str = ""
 
 
 class ModelRegistry:
@@ -138,7 +140,7 @@ class ModelRegistry:
             "artifact_uri": candidate.uri,
             "container_spec": {"image_uri": candidate.serving_image},
             "labels": {**candidate.labels, RUN_LABEL: label(candidate.run_id)},
-            "version_description": ", ".join(f"{name} {value:.4f}" for name, value in candidate.metrics.items()),
+            "version_description": _description(candidate),
             "pipeline_job": candidate.job,
         }
         if candidate.encryption_key:
@@ -177,6 +179,11 @@ class ModelRegistry:
 def label(text: str) -> str:
     """`text` as a label's value: at most 63 lower-case letters, digits, dashes and underscores."""
     return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
+
+
+def _description(candidate: Candidate) -> str:
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in candidate.metrics.items())
+    return f"{figures}. {candidate.note}" if candidate.note else figures
 
 
 def _version(model: Any) -> RegisteredVersion:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from components.cloud.connection import Connection
+from components.evaluate.gate import UNCHECKED
 from components.register_model.model_registry import Candidate, ModelRegistry, RegisteredVersion
 from components.register_model.registry import PromoteOver, Registration, Registry, git_commit
 from components.register_model.settings import RegisterSettings
@@ -44,6 +45,7 @@ def register(
     metadata = {
         "run_id": run_id,
         "metrics": _figures(metrics),
+        **({UNCHECKED: metrics[UNCHECKED]} if UNCHECKED in metrics else {}),
         "weights_checksum": description.get("weights_checksum"),
         "data_fingerprint": description.get("data_fingerprint"),
         "git_commit": git_commit(Path.cwd()),
@@ -85,7 +87,14 @@ def register_in_model_registry(
     """
     _check_promoted(verdict)
     registered, note = ModelRegistry(connection).register(
-        Candidate(run_id=run_id, uri=uri, job=job, metrics=_figures(metrics), **candidate),
+        Candidate(
+            run_id=run_id,
+            uri=uri,
+            job=job,
+            metrics=_figures(metrics),
+            note=str(metrics.get(UNCHECKED, "")),
+            **candidate,
+        ),
         None if champion == NONE_ASKED else champion,
     )
     if note:

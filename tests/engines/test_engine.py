@@ -63,6 +63,21 @@ def test_a_step_is_the_optimizers_step_on_the_mean_loss(bench: Bench, accumulati
     np.testing.assert_allclose(found_bias, bias, rtol=1e-4, atol=1e-6)
 
 
+def test_a_network_without_trainable_weights_is_trained_unchanged_with_a_warning(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    from trainer.__main__ import _warn_untrainable
+
+    config = bench.job(builder="sample_networks:frozen")
+    engine, data = bench.engine(config), bench.training(config)
+    before = engine.weights_checksum()
+    assert np.isfinite(engine.run(data, 0, rates(3)).losses).all()
+    assert engine.weights_checksum() == before
+    assert engine.work().devices == 1
+    _warn_untrainable(engine, config)
+    assert "sample_networks:frozen has no trainable weights" in caplog.text
+
+
 def test_gradients_are_clipped_to_the_global_norm(bench: Bench) -> None:
     config = bench.job(builder="sample_networks:linear", optimizer="sgd", clip_norm=0.25)
     engine, data = bench.engine(config), bench.training(config)

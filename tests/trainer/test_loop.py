@@ -146,6 +146,22 @@ def test_log_points_and_their_means_do_not_depend_on_the_calls(tmp_path: Path, m
     assert training[1][2:] == (0.2, pytest.approx(np.mean([1 / step for step in range(11, 21)])), pytest.approx(0.0145))
 
 
+def test_an_epochs_figures_are_means_over_all_its_steps(tmp_path: Path, make_job: Any) -> None:
+    """The last epoch is cut short at step 130; the run that resumes from there completes it."""
+
+    def epochs(steps: int) -> dict[int, tuple[float, float]]:
+        config = make_job(Path("x"), steps=steps, steps_per_epoch=50, steps_per_call=7)
+        history = Run(config, tmp_path, CountingEngine()).train()
+        return {line["step"]: (line["epoch_loss"], line["epoch_accuracy"]) for line in history if "epoch_loss" in line}
+
+    def means(first: int, last: int) -> Any:
+        losses = [1 / step for step in range(first, last + 1)]
+        return pytest.approx((np.mean(losses), np.mean(range(first - 1, last)) / 1000))
+
+    assert epochs(130) == {50: means(1, 50), 100: means(51, 100), 130: means(101, 130)}
+    assert epochs(180)[150] == means(101, 150)
+
+
 @pytest.mark.parametrize("killed_at", [45, 52, 100, 101])
 def test_a_resumed_history_is_exact(tmp_path: Path, make_job: Any, killed_at: int) -> None:
     class KilledError(Exception):

@@ -35,7 +35,7 @@ class OneWeight:
 def saved(folder: Path) -> tuple[Checkpoints, Checkpoint]:
     """Some checkpoint at step 20."""
     engine: Any = OneWeight()
-    progress = Progress(20, Interval(3, 1.5, 0.5), Selection(0.25, 10, 0.25, 1))
+    progress = Progress(20, Interval(3, 1.5, 0.5), Interval(9, 4.5, 2.5), Selection(0.25, 10, 0.25, 1))
     checkpoint = checkpoint_of(progress, engine, IDENTITY)
     checkpoints = Checkpoints(folder, keep=3)
     checkpoints.save(checkpoint)
@@ -55,7 +55,7 @@ def resumed(checkpoints: Checkpoints, identity: dict[str, Any] = IDENTITY, steps
 def test_it_goes_on_with_everything_that_was_saved(tmp_path: Path) -> None:
     checkpoints, _ = saved(tmp_path)
     progress, weight = resumed(checkpoints)
-    assert progress == Progress(20, Interval(3, 1.5, 0.5), Selection(0.25, 10, 0.25, 1))
+    assert progress == Progress(20, Interval(3, 1.5, 0.5), Interval(9, 4.5, 2.5), Selection(0.25, 10, 0.25, 1))
     assert weight == 7
     assert resumed(Checkpoints(tmp_path / "empty", keep=3))[0] == Progress()
 

@@ -12,7 +12,9 @@ def history(epochs: int, validated: bool = True) -> list[dict[str, Any]]:
     for epoch in range(1, epochs + 1):
         for half in (0.5, 0.0):
             done = epoch - half
-            figures = {"loss": 1 / done, "accuracy": 0.5, "steps_per_second": 123.45}
+            figures = {"loss": 9.0, "accuracy": 0.0, "steps_per_second": 123.45}  # of the last log window
+            if not half:
+                figures |= {"epoch_loss": 1 / done, "epoch_accuracy": 0.5}
             records.append({"kind": "train", "step": int(20 * done), "epoch": done, **figures})
         if validated:
             records.append(

@@ -94,7 +94,7 @@ class PyTorchEngine:
         self._batches, self._position = None, 0
 
     def _wrapped(self) -> Any:
-        if self._devices.cluster.replicas == 1:
+        if self._devices.cluster.replicas == 1 or not self._network.trained():
             return self._network
         # With find_unused_parameters the order in which gradients are summed up never changes, so that a resumed run's
         # sums are the same as an undisturbed one's. Buffers are equal everywhere: BatchNorm is refused.
@@ -189,7 +189,9 @@ class PyTorchEngine:
         self._network.eval()  # in training BatchNorm would take the zeros in
         images = torch.zeros(1, *self._image_shape, device=self._devices.device)
         with FlopCounterMode(display=False) as counter:
-            self._network(images).sum().backward()
+            total = self._network(images).sum()
+            if total.requires_grad:
+                total.backward()
         self._step.optimizer.zero_grad(set_to_none=True)
         replicas = self._devices.cluster.replicas
         flops = float(counter.get_total_flops()) * self._step.batch * replicas

@@ -28,13 +28,14 @@ _KEPT_BY_ADAM = ("step", "exp_avg", "exp_avg_sq")
 def make_optimizer(train: TrainSettings, network: Network) -> Any:
     """The optimizer of the settings; weight decay is not its own but the step's. Its state is there from the start."""
     parameters = network.trained()
+    groups = [{"params": parameters}]  # as a group there may be none of them, in a network that is frozen
     if train.optimizer == "sgd":
         optimizer: Any = torch.optim.SGD(
-            parameters, lr=train.learning_rate, momentum=train.momentum, nesterov=train.nesterov
+            groups, lr=train.learning_rate, momentum=train.momentum, nesterov=train.nesterov
         )
         kept: tuple[str, ...] = ("momentum_buffer",) if train.momentum else ()
     else:
-        optimizer = torch.optim.Adam(parameters, lr=train.learning_rate, betas=BETAS, eps=EPSILON)
+        optimizer = torch.optim.Adam(groups, lr=train.learning_rate, betas=BETAS, eps=EPSILON)
         kept = _KEPT_BY_ADAM
     for parameter in parameters:
         for name in kept:
@@ -101,13 +102,16 @@ class Step:
         loss = losses.sum() / self.batch
         for extra in self.network.extra_losses():
             loss = loss + extra / self.train.accumulation
-        self.scaler.scale(loss).backward()
+        if loss.requires_grad:
+            self.scaler.scale(loss).backward()
         correct = (logits.argmax(dim=-1) == labels).sum() / self.batch
         return torch.stack([loss.detach(), correct.to(loss.dtype)])
 
     def _update(self, rate: float) -> None:
         """What the gradients ask for; then they are gone."""
         parameters = self.network.trained()
+        if not parameters:
+            return
         if self.train.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(parameters, self.train.clip_norm)

@@ -140,11 +140,16 @@ def _outputs(step: str, tasks: Mapping[str, Any]) -> dict[str, Any]:
         return {"model": artifacts["model"].uri, "validation": _figures(metadata.get("metrics", {}))}
     if step == "evaluate" and "report" in artifacts:
         report = metadata["report"]
-        verdict = {"decision": report.get("decision", ""), "reasons": [report.get("reasons", "")]}
+        verdict = {
+            "decision": report.get("decision", ""),
+            "reasons": [report.get("reasons", "")],
+            "checked": bool(report.get("checked", True)),
+        }
         return {"metrics": _figures(metadata.get("metrics", {})), "verdict": verdict, "report": artifacts["report"].uri}
     if step == "register_model" and "registered" in artifacts:
         registered = metadata["registered"]
-        return {"model": registered["resourceName"], "champion": bool(registered.get("champion"))}
+        said = {name: bool(registered.get(name, default)) for name, default in (("champion", False), ("checked", True))}
+        return {"model": registered["resourceName"], **said}
     return {}
 
 

@@ -74,7 +74,7 @@ def test_a_model_does_not_beat_itself(data_set: Path, model_folder: Path, tmp_pa
 def test_the_champion_is_left_out_on_demand(data_set: Path, model_folder: Path, tmp_path: Path) -> None:
     evaluation = evaluate(EvaluateSettings(champion="none"), model_folder, data_set, tmp_path / "broken")
     assert evaluation.champion is None
-    assert evaluation.verdict.reasons == ["No champion was to be beaten (evaluate.champion=none)."]
+    assert evaluation.verdict.reasons[1:] == ["No champion was to be beaten (evaluate.champion=none)."]
 
 
 def test_a_champion_with_other_classes_is_compared_by_name(
@@ -248,6 +248,14 @@ def test_the_component_gives_the_verdict_and_fills_its_artifacts(
     assert len(json.loads(logged)["confidenceMetrics"]) > 5
     rows = artifacts["classification"].metadata["confusionMatrix"]["rows"]
     assert sum(sum(row["row"]) for row in rows) == 360
+
+
+def test_a_verdict_that_compared_nothing_goes_along_with_the_metrics(artifacts: dict[str, Any]) -> None:
+    from components.evaluate.component import evaluate as component
+
+    assert component.python_func(settings="{}", champion="", **artifacts) == "promote"
+    assert artifacts["metrics"].metadata["unchecked"].startswith("No minimum is set")
+    assert artifacts["report"].metadata["checked"] is False
 
 
 def test_the_component_ends_with_one_screen_on_a_users_mistake(

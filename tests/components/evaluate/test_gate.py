@@ -18,8 +18,11 @@ def verdict(value: float, champion: float | None = None, identical: bool = False
     return decide(settings, {settings.metric: value}, opponent, NONE_YET)
 
 
-def test_without_champion_and_minimum_the_model_is_promoted() -> None:
-    assert verdict(0.1) == Verdict("promote", [NONE_YET])
+def test_without_champion_and_minimum_the_model_is_promoted_unchecked() -> None:
+    no_minimum = "No minimum is set (evaluate.gate.minimum): any accuracy passes."
+    assert verdict(0.1) == Verdict("promote", [no_minimum, NONE_YET], checked=False)
+    assert verdict(0.1, minimum=0.0).checked
+    assert verdict(0.1, champion=0.1).checked
 
 
 @pytest.mark.parametrize(("value", "decision"), [(0.97, "promote"), (0.9700001, "promote"), (0.96999, "reject")])

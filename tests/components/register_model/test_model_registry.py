@@ -127,10 +127,11 @@ def test_the_steps_find_the_champion_and_take_its_place(ready_google: FakeGoogle
         verdict="promote",
         champion="",
         model=SimpleNamespace(uri="gs://bucket/runs/digits-1/model"),
-        metrics=SimpleNamespace(metadata={"accuracy": 0.98, "display_name": "metrics"}),
+        metrics=SimpleNamespace(metadata={"accuracy": 0.98, "display_name": "metrics", "unchecked": "No minimum."}),
         registered=registered,
     )
-    assert registered.metadata == {"resourceName": f"{MODEL}@1", "version": "1", "champion": True}
+    assert registered.metadata == {"resourceName": f"{MODEL}@1", "version": "1", "champion": True, "checked": False}
+    assert versions(ready_google)[0].version_description == "accuracy 0.9800. No minimum."
     assert registered.uri.endswith(f"/v1/{MODEL}@1")
     assert tuple(find_champion.python_func(place, "digits")) == ("gs://bucket/runs/digits-1/model", f"{MODEL}@1")
 

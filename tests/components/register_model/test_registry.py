@@ -271,7 +271,7 @@ def test_the_component_registers_and_reports(
     monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
     settings = RegisterSettings(registry=str(tmp_path / "models")).model_dump_json()
 
-    def run(run_id: str, champion: str) -> tuple[dsl.Artifact, list[dict[str, Any]]]:
+    def run(run_id: str, champion: str, **more: str) -> tuple[dsl.Artifact, list[dict[str, Any]]]:
         (tmp_path / "events.jsonl").unlink(missing_ok=True)
         registered = dsl.Artifact(uri=str(tmp_path / "registered"))
         register_model.python_func(
@@ -281,7 +281,7 @@ def test_the_component_registers_and_reports(
             verdict="promote",
             champion=champion,
             model=dsl.Model(uri=str(model_folder)),
-            metrics=dsl.Metrics(uri="metrics", metadata={"accuracy": 0.98, "display_name": "metrics"}),
+            metrics=dsl.Metrics(uri="metrics", metadata={"accuracy": 0.98, "display_name": "metrics", **more}),
             registered=registered,
         )
         return registered, [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
@@ -289,13 +289,17 @@ def test_the_component_registers_and_reports(
     registered, events = run("a", champion="")
     folder = tmp_path / "models" / "digits" / "1"
     assert registered.uri == str(folder)
-    assert events[-1]["outputs"] == {"model": str(folder), "version": 1, "champion": True}
+    assert events[-1]["outputs"] == {"model": str(folder), "version": 1, "champion": True, "checked": True}
     metadata = json.loads((folder / "metadata.json").read_text())
     expected = {"run_id": "a", "metrics": {"accuracy": 0.98}, "weights_checksum": "abc", "data_fingerprint": "def"}
     assert expected.items() <= metadata.items()
+    assert "unchecked" not in metadata
     assert run("b", champion=str(folder))[1][-1]["outputs"]["champion"]
     _, events = run("c", champion=str(folder))
     assert not events[-1]["outputs"]["champion"]
     assert any("not the champion" in event.get("text", "") for event in events)
     assert run("d", champion="none")[1][-1]["outputs"]["champion"]
     assert Registry(tmp_path / "models").champion("digits").number == 4
+    _, events = run("e", champion="none", unchecked="No minimum is set.")
+    assert not events[-1]["outputs"]["checked"]
+    assert Registry(tmp_path / "models").champion("digits").metadata["unchecked"] == "No minimum is set."

@@ -63,6 +63,21 @@ def test_a_step_is_the_optimizers_step_on_the_mean_loss(tiny: Path, make_job: An
     np.testing.assert_allclose(after[name], bias - 0.5 * difference.mean(axis=0), rtol=1e-4, atol=1e-6)
 
 
+def test_a_network_without_trainable_weights_is_trained_unchanged_with_a_warning(
+    tiny: Path, make_job: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from trainer.__main__ import _warn_untrainable
+
+    config = make_job(tiny, steps=10, steps_per_epoch=75, builder="sample_networks:frozen")
+    engine, data = engine_for(config), training(config)
+    before = engine.weights_checksum()
+    assert np.isfinite(engine.run(data, 0, rates(3)).losses).all()
+    assert engine.weights_checksum() == before
+    assert engine.work().devices == 1
+    _warn_untrainable(engine, config)
+    assert "sample_networks:frozen has no trainable weights" in caplog.text
+
+
 def test_one_call_of_many_steps_is_many_calls_of_one(tiny: Path, make_job: Any) -> None:
     config = make_job(tiny, steps=100, steps_per_epoch=75, builder="sample_networks:dropout")
     data = training(config)

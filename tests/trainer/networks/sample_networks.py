@@ -17,6 +17,12 @@ def dense(image_shape, classes, units=16):
     )
 
 
+def frozen(image_shape, classes):
+    network = dense(image_shape, classes)
+    network.trainable = False
+    return network
+
+
 def dropout(image_shape, classes):
     """Holds random state, which a checkpoint must keep."""
     return keras.Sequential(
