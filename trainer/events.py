@@ -18,7 +18,7 @@ STEP_VARIABLE = "SLIPWAY_STEP"
 
 
 def emit(event: str, **fields: Any) -> None:
-    """Append one event: `event` is started, progress, message, finished or failed."""
+    """Append one event: `event` is started, phase, progress, message, finished or failed."""
     path = os.environ.get(EVENTS_VARIABLE)
     if not path:
         return
@@ -29,6 +29,17 @@ def emit(event: str, **fields: Any) -> None:
         os.write(descriptor, line.encode())
     finally:
         os.close(descriptor)
+
+
+def mute() -> None:
+    """Report nothing from this process any more: of the replicas of a job, only the chief does."""
+    os.environ.pop(EVENTS_VARIABLE, None)
+
+
+def phase(text: str) -> None:
+    """Report what the step does from now on, such as "loading TensorFlow"."""
+    with contextlib.suppress(OSError):
+        emit("phase", text=text)
 
 
 def progress(done: int, total: int, unit: str, **values: float) -> None:
