@@ -7,6 +7,9 @@ from pathlib import Path
 SIDE = 256
 # Heights and widths that are drawn from: about 320x240.
 VARIOUS = ((200, 281), (270, 371))
+# CIFAR-10's numbers, and the lengths of the squares that are shrunk to its size.
+CIFAR_SIDE, CIFAR_CLASSES = 32, 10
+CIFAR_SQUARES = (40, 161)
 
 
 def make_jpegs(folder: Path, count: int) -> None:
@@ -41,3 +44,34 @@ def _cut(folder: Path, count: int, sizes: tuple[tuple[int, int], tuple[int, int]
             file = path / f"{len(drawn):05d}.jpg"
             Image.fromarray(pixels[top : top + height, left : left + width]).save(file, quality=90)
             drawn.add(cut)
+
+
+def make_cifar(folder: Path, train: int = 50_000, test: int = 10_000) -> None:
+    """Write a set of the size of CIFAR-10: `folder`/train and test, 32x32 JPEG files in ten class folders (seed 0).
+
+    A class is a band of one photograph, from which squares of various sizes are cut and shrunk.
+    """
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    bands = CIFAR_CLASSES // len(photographs)
+    draws = np.random.default_rng(0)
+    drawn: set[tuple[int, ...]] = set()
+    for split, count in (("train", train), ("test", test)):
+        for label in range(CIFAR_CLASSES):
+            (folder / split / f"class_{label}").mkdir(parents=True)
+        for number in range(count):
+            label = number % CIFAR_CLASSES
+            photograph = photographs[label % len(photographs)]
+            cut: tuple[int, ...] = ()
+            while not cut or cut in drawn:  # equal files could not be in two splits
+                side = int(draws.integers(*CIFAR_SQUARES))
+                band = (photograph.width - side) // bands
+                left = label // len(photographs) * band + int(draws.integers(band + 1))
+                top = int(draws.integers(photograph.height - side))
+                cut = (label, left, top, side)
+            drawn.add(cut)
+            image = photograph.resize((CIFAR_SIDE, CIFAR_SIDE), box=(left, top, left + side, top + side))
+            image.save(folder / split / f"class_{label}" / f"{number:05d}.jpg", quality=95)

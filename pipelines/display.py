@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from pipelines.hardware import Hardware
 from pipelines.hardware.memory import device_bytes, fits_memory
 from pipelines.runs import ROOT, RunRecord, StepRecord
-
-if TYPE_CHECKING:
-    from pipelines.doctor.check import Finding
 
 if TYPE_CHECKING:
     from pipelines.doctor.check import Finding
@@ -30,23 +29,31 @@ MARKS = {
     "pending": "[dim]·[/]",
 }
 NAME_WIDTH = 15
+# Where there is no bar, a line says what the running step does whenever nothing was printed for so long, or for this
+# share of the step's time so far.
+QUIET_SECONDS, QUIET_SHARE = 3.0, 0.05
+POLL_SECONDS = 0.5
 
 
 class RunDisplay:
     """Follows a run on a terminal: a bar for the step that runs, a line for each that has ended.
 
-    Where the output is no terminal there are only the lines.
+    Where the output is no terminal, there are lines from time to time instead of the bar.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
         self._task: TaskID | None = None
+        self._doing = ""  # what the step does, as it said last
+        self._started = self._printed = time.monotonic()
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.fields[step]:<15}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
+            BarColumn(bar_width=24, table_column=Column(min_width=12)),
+            TextColumn("{task.fields[doing]}", markup=False),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -54,32 +61,64 @@ class RunDisplay:
 
     def __enter__(self) -> RunDisplay:
         self._progress.start()
-        self._show("starting")
+        self._show("starting", "")
+        if not self.console.is_terminal:
+            threading.Thread(target=self._repeat, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._ended.set()
+        with self._lock:
+            self._hide()
+            self._progress.stop()
 
     def event(self, record: RunRecord, event: dict[str, Any]) -> None:
         """Show one event of the run."""
+        with self._lock:
+            self._event(record, event)
+
+    def _event(self, record: RunRecord, event: dict[str, Any]) -> None:
         step = record.step(event["step"])
         kind = event["event"]
         if kind == "started":
-            self._show(step.name)
-        elif kind == "progress" and self._task is not None:
-            self._progress.update(
-                self._task, completed=event["done"], total=event["total"] or None, figures=figures_line(event)
-            )
+            self._show(step.name, "")
+        elif kind == "phase":
+            self._update(event["text"], 0, None)
+        elif kind == "progress":
+            self._update(figures_line(event), event["done"], event["total"] or None)
         elif kind == "message":
-            self.console.print(f"  {escape(event['text'])}", highlight=False, soft_wrap=True)
+            self._print(f"  {escape(event['text'])}")
         elif kind in ("finished", "failed", "cancelled"):
             self._hide()
-            self.console.print(step_line(step, judged=not record.rehearsal), highlight=False, soft_wrap=True)
+            self._print(step_line(step, judged=not record.rehearsal))
+            if kind == "finished" and (following := _following(record)):
+                self._show(following, "starting")
 
-    def _show(self, name: str) -> None:
+    def _repeat(self) -> None:
+        """Say what the running step does when nothing was printed for a while, until the display ends."""
+        while not self._ended.wait(POLL_SECONDS):
+            with self._lock:
+                now = time.monotonic()
+                running = now - self._started
+                if self._task is not None and now - self._printed >= max(QUIET_SECONDS, QUIET_SHARE * running):
+                    name = self._progress.tasks[-1].fields["step"]
+                    self._print(f"{MARKS['running']} {name:<{NAME_WIDTH}} {running:>6.1f} s  {escape(self._doing)}")
+
+    def _print(self, line: str) -> None:
+        self.console.print(line.rstrip(), highlight=False, soft_wrap=True)
+        self._printed = time.monotonic()
+
+    def _show(self, name: str, doing: str) -> None:
         """Put up a bar, in the place of the one before."""
         self._hide()
-        self._task = self._progress.add_task("", total=None, step=name, figures="")
+        self._doing, self._started = doing, time.monotonic()
+        self._task = self._progress.add_task("", total=None, step=name, doing=doing)
+
+    def _update(self, doing: str, done: int, total: int | None) -> None:
+        if self._task is not None:
+            self._doing = doing
+            self._progress.tasks[-1].total = total  # `update` would leave it where it is None
+            self._progress.update(self._task, completed=done, doing=doing)
 
     def _hide(self) -> None:
         if self._task is not None:
@@ -87,13 +126,22 @@ class RunDisplay:
             self._task = None
 
 
+def _following(record: RunRecord) -> str | None:
+    """The step that runs besides or is next."""
+    for status in ("running", "pending"):
+        for step in record.steps:
+            if step.status == status:
+                return step.name
+    return None
+
+
 def figures_line(event: dict[str, Any]) -> str:
     """Done of total, and the figures beside it: "120/600 steps, 155 steps/s, 3 s left, loss 0.12"."""
     values = dict(event.get("values") or {})
     parts = [f"{event['done']:,}/{event['total']:,} {event['unit']}"]
-    rate = values.pop(f"{event['unit']}_per_second", None)
-    if rate:
-        parts.append(f"{rate:,.0f} {event['unit']}/s")
+    what = next((name for name in values if name.endswith("_per_second")), "")
+    if rate := values.pop(what, None):
+        parts.append(f"{rate:,.0f} {what.removesuffix('_per_second')}/s")
         parts.append(f"{max(0, event['total'] - event['done']) / rate:,.0f} s left")
     parts += [f"{name} {value:.4g}" for name, value in values.items()]
     return ", ".join(parts)

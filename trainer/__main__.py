@@ -27,7 +27,7 @@ from trainer.export import export, exported
 from trainer.failures import bad_image, full_disk
 from trainer.metrics import Metrics
 from trainer.places import Places, local_path, places
-from trainer.quick_import import import_tensorflow
+from trainer.quick_import import LIBRARIES, import_tensorflow
 from trainer.resume import identity, resume
 from trainer.selection import FOLDER as BEST_FOLDER
 from trainer.selection import BestWeights, no_validation
@@ -77,13 +77,19 @@ def _work(config: str, stop: StopRequest) -> None:
     where = places(os.environ)
     cluster = clusters.read(os.environ)
     logger.info("%s", cluster.describe())
+    if not cluster.is_chief:
+        events.mute()
     _check_replicas(job, cluster)
     share = Share(local_path(job.data), manifests.read(local_path(job.data)), cluster.rank, cluster.replicas)
     if (count := processes.count(job.train.engine, cluster)) > 1:
         _train_in_processes(job, cluster, share, count, stop)
         return
+    events.phase("checking the shards")
     verify(share)
+    events.phase(f"loading {LIBRARIES[job.train.engine]}")
     import_tensorflow(job.train.engine)
+    if cluster.replicas > 1:
+        events.phase(f"waiting for all {cluster.replicas} replicas")
     watch = peers.meet(cluster, peers.seconds_to_wait(os.environ))
     try:
         engine = _train(job, where, cluster, share, stop)
@@ -115,6 +121,9 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     engine = engines.load(job.train.engine)
     logger.info("%s", engine.open(cluster))
     stop.install()  # TensorFlow's server has put a handler of its own in its place
+    batch = job.plan.batch_per_process
+    reading = data.Reading(share, batch, job.plan.steps_per_epoch, job.train.seed)
+    events.phase("building the network")
     engine.build(job, share.manifest)
     if _is_finished(job, where, cluster, share, engine):
         return engine
@@ -123,14 +132,12 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     checkpoints = Checkpoints(where.checkpoints, job.train.checkpoint.keep)
     origin = identity(job, share.manifest.fingerprint)
     progress = resume(checkpoints, cluster, engine, origin, job.plan.steps)
-    metrics = Metrics(where.logs, progress.step) if cluster.is_chief else None
-    batch = job.plan.batch_per_process
-    training = data.training(share, batch, job.plan.steps_per_epoch, job.train.seed)
-    validation = data.evaluation(share, "validation", batch) if share.has("validation") else None
-    if job.train.needs_validation and validation is None:
+    if job.train.needs_validation and not share.has("validation"):
         raise no_validation(job.train)
+    metrics = Metrics(where.logs, progress.step) if cluster.is_chief else None
     if metrics and (graph := engine.graph()):
         metrics.graph(graph)
+    training, validation = reading.wait()
     best = None
     if job.train.export == "best":
         best = BestWeights(Checkpoints(where.checkpoints / BEST_FOLDER, keep=2), cluster)
@@ -147,6 +154,7 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
             logger.info("%s", line)
             events.message(line)
         metrics.close()
+        events.phase("exporting the model")
         export(engine, job, share.manifest, checksum, metrics.path, where.model, steps, weights_step)
     engine.agree([0.0])  # all wait for all: who watches the job may look at the chief only
     logger.info("weights checksum %s", checksum)

@@ -13,7 +13,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from trainer import events
 from trainer.manifest import Manifest
 from trainer.pixels import decode_prepared
 from trainer.share import Share
@@ -39,11 +42,14 @@ _GROUP_EXAMPLES = 128
 _GROUP_BYTES = 8 * 1024**2
 # What TensorFlow asks of an array that it is to use in place.
 _ALIGNMENT = 64
+_PROGRESS_SECONDS = 0.5
 
 logger = logging.getLogger(__name__)
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int32]
+# Receives how many more examples have been decoded.
+Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,15 @@ class StreamTraining:
 TrainingData = MemoryTraining | StreamTraining
 
 
-def training(share: Share, batch: int, steps_per_epoch: int, seed: int, *, budget: int = MEMORY_BUDGET) -> TrainingData:
+def training(
+    share: Share,
+    batch: int,
+    steps_per_epoch: int,
+    seed: int,
+    *,
+    budget: int = MEMORY_BUDGET,
+    tick: Tick = lambda _: None,
+) -> TrainingData:
     """The training split's batches, `batch` examples each on this worker; says in the log how they are read and why."""
     size = share.decoded_bytes("train")
     shards = len(share.shards("train"))
@@ -164,7 +178,7 @@ def training(share: Share, batch: int, steps_per_epoch: int, seed: int, *, budge
         "keeping %s decoded in memory: they take %s of at most %s; decoded once, %s",
         what, _megabytes(size), _megabytes(budget), _at_a_time(share),
     )  # fmt: skip
-    images, labels = _decode_all(share, "train")
+    images, labels = _decode_all(share, "train", tick)
     return MemoryTraining(images, labels, batch, steps_per_epoch, seed, share.rank)
 
 
@@ -220,10 +234,50 @@ class Evaluation:
             yield images[start : start + self.batch], labels[start : start + self.batch]
 
 
-def evaluation(share: Share, split: str, batch: int, *, budget: int = MEMORY_BUDGET) -> Evaluation:
+def evaluation(
+    share: Share, split: str, batch: int, *, budget: int = MEMORY_BUDGET, tick: Tick = lambda _: None
+) -> Evaluation:
     """The batches by which `split` is measured, `batch` examples each on this worker; kept decoded where they fit."""
     fits = share.decoded_bytes(split) <= budget
-    return Evaluation(share, split, batch, _decode_all(share, split) if fits else None)
+    return Evaluation(share, split, batch, _decode_all(share, split, tick) if fits else None)
+
+
+class Reading:
+    """A job's training and validation data, decoded in a thread while the main thread builds the network.
+
+    Args:
+        share: The part of the data set that this worker reads.
+        batch: Examples per step on this worker.
+        steps_per_epoch: The plan's.
+        seed: Of the order of the examples.
+    """
+
+    def __init__(self, share: Share, batch: int, steps_per_epoch: int, seed: int) -> None:
+        splits = [split for split in ("train", "validation") if share.has(split)]
+        self._total = sum(share.examples(split) for split in splits if share.decoded_bytes(split) <= MEMORY_BUDGET)
+        self._done = 0
+        self._started = time.monotonic()
+
+        def read() -> tuple[TrainingData, Evaluation | None]:
+            trained = training(share, batch, steps_per_epoch, seed, tick=self._tick)
+            measured = evaluation(share, "validation", batch, tick=self._tick) if "validation" in splits else None
+            return trained, measured
+
+        executor = futures.ThreadPoolExecutor(1, "reading")
+        self._read = executor.submit(read)
+        executor.shutdown(wait=False)
+
+    def wait(self) -> tuple[TrainingData, Evaluation | None]:
+        """Return the training data and the validation data, which may be None; report progress until then."""
+        if not self._read.done():
+            events.phase(f"decoding {self._total:,} images")
+        while not futures.wait([self._read], _PROGRESS_SECONDS).done:
+            rate = self._done / (time.monotonic() - self._started)
+            events.progress(self._done, self._total, "images decoded", images_per_second=rate)
+        return self._read.result()
+
+    def _tick(self, count: int) -> None:
+        self._done += count
 
 
 def _padded(images: Images, labels: Labels, batch: int) -> Batch:
@@ -235,7 +289,7 @@ def _padded(images: Images, labels: Labels, batch: int) -> Batch:
     return images, labels, weights
 
 
-def _decode_all(share: Share, split: str) -> tuple[Images, Labels]:
+def _decode_all(share: Share, split: str, tick: Tick = lambda _: None) -> tuple[Images, Labels]:
     """All of the worker's examples of `split`, in the shards' order."""
     count = share.examples(split)
     images = _aligned((count, *share.manifest.image_shape))
@@ -245,6 +299,7 @@ def _decode_all(share: Share, split: str) -> tuple[Images, Labels]:
         end = position + len(some_labels)
         images[position:end], labels[position:end] = some_images, some_labels
         position = end
+        tick(len(some_labels))
     return images, labels
 
 

@@ -19,7 +19,7 @@ STEP_VARIABLE = "SLIPWAY_STEP"
 
 
 def emit(event: str, **fields: Any) -> None:
-    """Append one event: `event` is started, progress, message, finished, failed or cancelled.
+    """Append one event: `event` is started, phase, progress, message, finished, failed or cancelled.
 
     Raises:
         OSError: The event was not written; the disk is full.
@@ -29,6 +29,17 @@ def emit(event: str, **fields: Any) -> None:
         return
     record = {"time": time.time(), "step": os.environ.get(STEP_VARIABLE), "event": event, **fields}
     append_line(path, json.dumps(record, default=str))
+
+
+def mute() -> None:
+    """Report nothing from this process any more: of the replicas of a job, only the chief does."""
+    os.environ.pop(EVENTS_VARIABLE, None)
+
+
+def phase(text: str) -> None:
+    """Report what the step does from now on, such as "loading TensorFlow"."""
+    with contextlib.suppress(OSError):
+        emit("phase", text=text)
 
 
 def progress(done: int, total: int, unit: str, **values: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import time
 from typing import Any
 
@@ -66,7 +67,9 @@ class Loop:
         self._speed = Speed()
         self._saved_step = progress.step
         self._validated_step = 0
-        self._saved_at = self._shown_at = time.monotonic()
+        self._saved_at = time.monotonic()
+        self._shown_at = -math.inf
+        self._validation_seconds = math.inf  # how long the last validation took
 
     def train(self) -> None:
         """Run the steps that are left.
@@ -80,6 +83,7 @@ class Loop:
                 self._run()
             finally:
                 self._profile.close()
+                events.phase("saving the last checkpoint")
                 self._saver.wait()
 
     def _run(self) -> None:
@@ -153,6 +157,8 @@ class Loop:
         if self._to_profile and self._warm and not self._profiling and self._metrics:
             self._profile.enter_context(self._engine.profile(self._metrics.folder))
             self._profiling = True
+        if not self._warm:
+            events.phase("compiling the training step")
         try:
             figures = self._engine.run(self._training, self._step, rates)
         except OutOfMemory as error:
@@ -215,8 +221,13 @@ class Loop:
         line = f"epoch {self._epoch():.2f}, step {self._step} of {self._plan.steps}"
         line += f", {speed}" if speed else ""
         if self._validation is not None:
+            if self._validation_seconds > PROGRESS_SECONDS:
+                events.phase("validating")
+                self._shown_at = -math.inf  # so that the bar shows the training again
+            started = time.monotonic()
             with self._stop_request.at_once():
                 measured = self._engine.evaluate(self._validation)
+            self._validation_seconds = time.monotonic() - started
             line += f": validation loss {measured.loss:.4f}, accuracy {measured.accuracy:.4f}"
             if self._metrics:
                 values = {"loss": measured.loss, "accuracy": measured.accuracy}

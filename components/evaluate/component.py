@@ -41,8 +41,10 @@ def evaluate(
             data=Path(dataset.path),
             champion=None if champion in ("", "none") else local_path(champion),
         )
-        from components.evaluate.report import write_report  # matplotlib after TensorFlow, which does without it
+        from components.evaluate.report import write_report
+        from trainer import events
 
+        events.phase("writing the report")
         write_report(evaluation, Path(report.path))
         for name, value in evaluation.model.metrics.items():
             metrics.log_metric(name, value)

@@ -5,6 +5,9 @@ Examples are streamed; what is kept are the accumulators' figures.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +25,7 @@ from trainer.quick_import import import_tensorflow, import_triton
 SPLIT = "test"
 FEATURES = {"image": "string", "label": "int64", "key": "string"}
 EVENT_SECONDS = 0.5
+REPORT_LIBRARIES = ("matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2")
 NO_CHAMPION_YET = "There is no champion yet."
 NO_CHAMPION_ASKED = "No champion was to be beaten (evaluate.champion=none)."
 
@@ -60,19 +64,30 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
     """
     description = manifest.read(data)
     split = _test_split(description, data)
+    events.phase("loading TensorFlow")
     import_triton()  # either model may be PyTorch's
-    import_tensorflow()
+    import_tensorflow(keras=False)
+    threading.Thread(target=_import_for_the_report, daemon=True).start()
+    events.phase("loading the model")
     opponent_folder = champion if settings.champion == "registered" else None
     challenger = ServedModel(model, description, settings.worst_examples, is_champion=False)
     opponent = None
     if opponent_folder is not None:
         opponent = ServedModel(opponent_folder, description, 0, is_champion=True)
+    events.phase("compiling the model")  # TensorFlow does so with the first batch
     _measure(data, split, settings.batch_size, [challenger, opponent] if opponent else [challenger])
     measured = challenger.measured()
     beaten = opponent.measured() if opponent else None
     without = NO_CHAMPION_YET if settings.champion == "registered" else NO_CHAMPION_ASKED
     verdict = decide(settings.gate, measured.metrics, _as_opponent(beaten, measured), without)
     return Evaluation(description, measured, beaten, verdict, settings)
+
+
+def _import_for_the_report() -> None:
+    """Import what draws the report, while TensorFlow computes; who needs it and does not get it raises the error."""
+    with contextlib.suppress(ImportError):
+        for name in REPORT_LIBRARIES:
+            importlib.import_module(name)
 
 
 def _as_opponent(champion: Measured | None, model: Measured) -> Opponent | None:

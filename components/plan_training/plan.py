@@ -99,6 +99,7 @@ def _with_container(pools: list[dict[str, Any]], container: dict[str, Any], imag
 
 def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: TrainSettings, memory: int) -> TrainSettings:
     """The settings with a batch that this machine's memory can hold."""
+    events.phase("measuring the network's memory")
     asked = train.batch_size
     shape, classes = manifest.image_shape, len(manifest.classes)
     fitting = largest_batch(

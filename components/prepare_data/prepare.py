@@ -18,6 +18,7 @@ from components.prepare_data.sources import open_source
 from components.prepare_data.sources.source import Source
 from components.prepare_data.store import Store, require_room, store_errors_named
 from components.prepare_data.workers import Tick, Workers, worker_count
+from trainer import events
 from trainer.manifest import Manifest
 
 
@@ -42,6 +43,7 @@ def prepare(settings: DataSettings, replicas: int) -> Prepared:
     known = store.recall(listing_name(source, settings))
     if known is not None and (prepared := reusable(store, Target.of(source, known, settings, replicas, store.name))):
         return prepared
+    events.phase(f"listing {settings.source}")
     beam_for(settings, source, 0)  # where it is to write sets of any size, its mistakes are found before the listing
     with store_errors_named(store, 0), store.work_folder() as scratch:
         listing = list_source(source, settings, scratch)

@@ -169,6 +169,7 @@ class SetWriter:
             ]
             for split, found in results.items()
         }
+        events.phase("comparing the images")
         copies = find_copies(shards, self._buckets)
         if self._settings.duplicates == "refuse":
             refuse_copies(copies)
@@ -189,6 +190,7 @@ class SetWriter:
         results = {index: found for index, task in enumerate(tasks) if (found := finished(task))}
         missing = [index for index in range(len(tasks)) if index not in results]
         if missing:
+            events.phase("dividing the images")
             self.deal(plan)
         progress = Progress(plan.examples())
         progress.advance(sum(found.tally.examples + found.tally.left_out_count for found in results.values()))
@@ -247,6 +249,7 @@ class SetWriter:
 
     def _finish(self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally) -> Manifest:
         """Write what stands beside the shards, the manifest last."""
+        events.phase("writing the statistics")
         for stray in self._set.glob(".*"):  # what a killed worker was writing
             stray.unlink()
         about = self._manifest(name, fingerprint, results, tally)
