@@ -37,7 +37,7 @@ from components.prepare_data.sources.user_example import (
 from components.prepare_data.unusable import Unusable
 from components.prepare_data.workers import Tick, Workers
 from trainer import builder
-from trainer.builder import EndedProcess, load, user_code, what_happened
+from trainer.builder import load, origin, user_code, what_happened
 from trainer.errors import UserError, nearest
 
 REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
@@ -140,8 +140,7 @@ class ModuleSource:
                     return
                 yield example
         except Exception as error:
-            raised = (error.__cause__ if isinstance(error, EndedProcess) else None) or error
-            frames = traceback.extract_tb(raised.__traceback__)
+            frames = traceback.extract_tb(origin(error).__traceback__)
             where = [frame for frame in frames if frame.filename != builder.__file__][-1]
             raise self._mistake(
                 f"{self.reference} {what_happened(error)} ({Path(where.filename).name}, line {where.lineno})."
