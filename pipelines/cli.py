@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from pipelines.commands.build import build, compile_
+from pipelines.commands.data import app as data_app
 from pipelines.commands.existing_runs import cancel, explain, list_, logs, status
 from pipelines.commands.setting_up import doctor, hardware_, migrate, setup
 from pipelines.commands.start import rehearse, run
@@ -33,6 +34,7 @@ app.command()(doctor)
 app.command()(setup)
 app.command("hardware")(hardware_)
 app.command()(migrate)
+app.add_typer(data_app, name="data")
 app.add_typer(schedule_app, name="schedule")
 
 
