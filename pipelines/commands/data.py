@@ -12,7 +12,11 @@ from pipelines.terminal import console, user_errors
 # Sets by the name that people use, where TensorFlow Datasets uses another.
 ALIASES = {"flowers": "tf_flowers"}
 
-app = typer.Typer(help="Download data sets.", no_args_is_help=True)
+app = typer.Typer(
+    help="Download data sets.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @app.command()
