@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperArgument
 
 from pipelines.commands.build import build, compile_
+from pipelines.commands.data import app as data_app
 from pipelines.commands.existing_runs import cancel, explain, list_, logs, status
 from pipelines.commands.setting_up import doctor, hardware_, migrate, setup
 from pipelines.commands.start import rehearse, run
@@ -76,6 +77,7 @@ app = typer.Typer(
 )
 for group, name, function, lines in COMMANDS:
     app.command(name, rich_help_panel=group, epilog=_examples(lines))(function)
+app.add_typer(data_app, name="data", rich_help_panel="Prepare", epilog=_examples(("slipway data get mnist",)))
 app.add_typer(schedule_app, name="schedule", rich_help_panel="Build and schedule", epilog=_examples(SCHEDULE_EXAMPLES))
 
 

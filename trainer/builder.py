@@ -60,6 +60,11 @@ def what_happened(error: Exception) -> str:
     return f"raised {_named(error)}"
 
 
+def origin(error: Exception) -> BaseException:
+    """What the user code raised itself."""
+    return (error.__cause__ if isinstance(error, EndedProcess) else None) or error
+
+
 def _named(error: BaseException) -> str:
     """An exception's type and the first lines of its text, without the colours that Keras puts in."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
@@ -92,7 +97,7 @@ def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: i
             value=settings.arguments or settings.builder,
             allowed=_CONTRACT,
             mend="fix the function, or choose other model.arguments",
-        ) from error
+        ) from origin(error)
 
 
 def load(builder: str) -> Callable[..., Any]:
@@ -119,7 +124,7 @@ def load(builder: str) -> Callable[..., Any]:
             mend="correct the module's name, or start from the folder that holds it",
         ) from None
     except Exception as error:
-        raise _import_failed(builder, module_name, error) from error
+        raise _import_failed(builder, module_name, error) from origin(error)
     function = getattr(module, function_name, None)
     if not callable(function):
         names = _functions(module)

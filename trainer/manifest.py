@@ -68,6 +68,7 @@ class Manifest(BaseModel):
     that was asked for, to which a reader then resizes (`resize`). `encodings` are those found: png, jpeg.
     `features` are the further features, by name, and what each is. `written_by` says what wrote the shards, on which
     their bytes do not depend. `checked` says how far the images were looked at, None where that was not noted.
+    `notes` are sentences that the user should read, such as classes with nearly equal names.
     `left_out` lists the first 100 images that were left out; `left_out_count` counts all of them.
     """
 
@@ -86,6 +87,7 @@ class Manifest(BaseModel):
     features: dict[str, str] = {}
     written_by: str = "processes of one machine"
     checked: Checked | None = None
+    notes: list[str] = []
     left_out_count: int = 0
     left_out: list[LeftOut] = []
 

@@ -35,19 +35,22 @@ JPEG_END = b"\xff\xd9"
 # Markers that start a frame: its size follows. Markers without a length: TEM and the restart markers.
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 JPEG_BARE = frozenset((0x01, *range(0xD0, 0xD8)))
-JPEG_LAST, JPEG_FIRST_SEGMENT = 0xD9, 0xC0
+JPEG_LAST, JPEG_FIRST_SEGMENT, JPEG_APP1 = 0xD9, 0xC0, 0xE1
+EXIF = b"Exif\0\0"
+EXIF_ORIENTATION, EXIF_SHORT = 0x0112, 3
 # What follows an 0xFF: in entropy-coded data a zero where it begins no marker, a restart marker, or a fill byte.
 JPEG_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])", re.DOTALL)
 MOST_KEPT = 4096
 
 
 class Look(NamedTuple):
-    """What an image is: its encoding (png, jpeg), pixels, and whether it is gray."""
+    """What an image is: its encoding (png, jpeg), pixels as stored, whether it is gray, and whether EXIF turns it."""
 
     encoding: str
     height: int
     width: int
     gray: bool
+    turned: bool = False
 
 
 def check_bytes(size: int) -> None:
@@ -134,7 +137,7 @@ def jpeg_header(data: bytes) -> Look:
     Raises:
         Unusable: There is none, or it is of a kind that readers do not decode.
     """
-    position = 2
+    position, turned = 2, False
     while position + 4 <= len(data):
         if data[position] != 0xFF:
             raise Unusable("its JPEG header is damaged")
@@ -149,11 +152,30 @@ def jpeg_header(data: bytes) -> Look:
             depth, height, width, samples = struct.unpack_from(">BHHB", data, position + 4)
             if depth != 8 or samples not in (1, 3, 4) or not height or not width:
                 raise Unusable(f"it is a JPEG of a kind that is not supported ({depth} bits, {samples} components)")
-            return Look("jpeg", height, width, samples == 1)
+            return Look("jpeg", height, width, samples == 1, turned)
         if marker in (0xD9, 0xDA) or length < 2:
             raise Unusable("its JPEG header is damaged")
+        if marker == JPEG_APP1 and data.startswith(EXIF, position + 4):
+            turned = turned or _is_turned(data[position + 4 + len(EXIF) : position + 2 + length])
         position += 2 + length
     raise Unusable("it is cut short")
+
+
+def _is_turned(exif: bytes) -> bool:
+    """Whether EXIF data (a TIFF file) asks viewers to rotate or mirror the image: an orientation other than 1."""
+    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
+    if order is None:
+        return False
+    try:
+        (start,) = struct.unpack_from(f"{order}I", exif, 4)
+        (count,) = struct.unpack_from(f"{order}H", exif, start)
+        for place in range(start + 2, start + 2 + 12 * count, 12):
+            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", exif, place)
+            if tag == EXIF_ORIENTATION and kind == EXIF_SHORT:
+                return 2 <= value <= 8
+    except struct.error:  # cut short, which no decoder minds
+        pass
+    return False
 
 
 def decode(data: bytes, look: Look) -> None:

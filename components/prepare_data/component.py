@@ -14,6 +14,7 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
         dataset: The prepared set's folder or gs:// URI.
         statistics: Its statistics page.
     """
+    import logging
     import shutil
     from pathlib import Path
 
@@ -21,10 +22,14 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
     from components.prepare_data.settings import DataSettings
     from components.prepare_data.statistics import FILE_NAME
     from components.step import step
+    from trainer import events
 
     with step("prepare_data") as outcome:
         asked = DataSettings.model_validate_json(settings)
         prepared = prepare(asked if asked.store else asked.model_copy(update={"store": dataset.uri}), replicas)
+        for note in prepared.manifest.notes:
+            logging.warning(note)
+            events.message(note)
         examples = {name: split.examples for name, split in prepared.manifest.splits.items()}
         dataset.uri = prepared.uri
         dataset.metadata.update(fingerprint=prepared.manifest.fingerprint, examples=examples)

@@ -24,7 +24,7 @@ from components.prepare_data.settings import BeamSettings, DataSettings
 from components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
 from components.prepare_data.sources.source import SPLITS, Source, readable
 from components.prepare_data.statistics import write_statistics
-from components.prepare_data.tally import Tally, combine
+from components.prepare_data.tally import Tally, combine, notes
 from components.prepare_data.workers import Tick, Workers, worker_count
 from trainer import events, manifest
 from trainer.durable import replace_file
@@ -280,6 +280,7 @@ class SetWriter:
             features={name: described(about) for name, about in self._source.features.items()},
             **({"written_by": written_by(self._beam)} if self._beam else {}),
             checked=self._checked(),
+            notes=notes(classes, tally),
             left_out_count=len(self._left_out.reasons) + unlisted.unusable_count,
             left_out=[LeftOut(key=readable(key), reason=reason) for key, reason in left_out],
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 
@@ -33,13 +34,15 @@ class Tally(BaseModel):
     `classes` counts by label. `sizes` holds the first sizes met, `other_sizes` counts images of further ones;
     `smallest` and `largest` are [height, width] by number of pixels. `left_out` holds (key, reason) of images that
     can not be used, `left_out_count` counts them: they count nowhere else but in `decoded`, the images that were
-    decoded in full, and `undecodable`, those of them for which only that showed that they can not be used.
+    decoded in full, and `undecodable`, those of them for which only that showed that they can not be used. `turned`
+    counts images whose EXIF data asks viewers to rotate or mirror them.
     """
 
     model_config = KEYS_IN_JSON
     classes: dict[int, int] = {}
     encodings: dict[str, int] = {}
     gray: int = 0
+    turned: int = 0
     sizes: list[Size] = []
     other_sizes: int = 0
     smallest: tuple[int, int] | None = None
@@ -116,6 +119,7 @@ class TallyCounter:
         other.other_sizes += 1
         other.encodings[look.encoding] = other.encodings.get(look.encoding, 0) + 1
         other.gray += look.gray
+        other.turned += look.turned
         pair = (look.height, look.width)
         other.smallest = min(other.smallest or pair, pair, key=_pixels)
         other.largest = max(other.largest or pair, pair, key=_pixels)
@@ -131,6 +135,7 @@ class TallyCounter:
             classes=dict(sorted(self._classes.items())),
             encodings=dict(sorted(encodings.items())),
             gray=self._other.gray + sum(count for look, count in self._looks.items() if look.gray),
+            turned=self._other.turned + sum(count for look, count in self._looks.items() if look.turned),
             sizes=list(self._sizes.values()),
             other_sizes=self._other.other_sizes,
             smallest=min(ends, key=_pixels, default=None),
@@ -152,6 +157,7 @@ def combine(tallies: Iterable[Tally]) -> Tally:
         classes.update(tally.classes)
         encodings.update(tally.encodings)
         result.gray += tally.gray
+        result.turned += tally.turned
         result.other_sizes += tally.other_sizes
         result.left_out_count += tally.left_out_count
         result.left_out += tally.left_out
@@ -173,6 +179,30 @@ def combine(tallies: Iterable[Tally]) -> Tally:
     result.sizes = list(sizes.values())
     result.left_out.sort()
     return result
+
+
+def notes(classes: Iterable[str], tally: Tally) -> list[str]:
+    """What the user should know of a set that is usable: classes with nearly equal names, EXIF orientations."""
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        alike.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
+    found = []
+    for names in alike.values():
+        if len(names) > 1:
+            # Names that are equal but for their Unicode form look the same unless they are escaped.
+            same = len({unicodedata.normalize("NFC", name) for name in names}) < len(names)
+            listed = ", ".join(map(ascii if same else repr, names))
+            found.append(
+                f"Classes whose names differ only in case, spaces or Unicode form: {listed}. They are kept apart. "
+                "If they are one class, give it one name in the source."
+            )
+    if tally.turned:
+        found.append(
+            f"{tally.turned:,} of {tally.examples:,} images have an EXIF orientation. Neither training nor the "
+            "exported model applies it: both see the pixels as stored. To train on upright images, rotate the files "
+            "and serve rotated ones too, for instance with: mogrify -auto-orient FILES."
+        )
+    return found
 
 
 def sizes_differ(one: Size, other: Size, source: str) -> UserError:

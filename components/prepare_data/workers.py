@@ -28,8 +28,24 @@ SECONDS_TO_END = 5.0
 OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class WorkerDied(Exception):
-    """A worker process ended in the middle of a task."""
+class WorkerDied(UserError):
+    """A worker process ended in the middle of a task, with the exit code that `multiprocessing` tells of.
+
+    None of ours does that: it was killed, or user code or a library that it uses ended it.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(
+            f"A process that prepares the data {how_it_ended(code)}.",
+            mend="read its log; if this machine's memory ran out, use fewer processes: --set data.workers=1"
+            if code < 0
+            else "read its log; look for os._exit in your own code",
+        )
+
+
+def how_it_ended(code: int) -> str:
+    """A sentence's end about a process by its exit code, which is negative where a signal ended it."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended itself with exit status {code}"
 
 
 class WorkerFailed(Exception):
@@ -133,7 +149,7 @@ class Workers(Generic[Task, Result]):
         except (EOFError, ConnectionResetError):
             process = self._processes[connection]
             process.join(SECONDS_TO_END)
-            raise WorkerDied(f"a worker process ended with exit code {process.exitcode}") from None
+            raise WorkerDied(process.exitcode) from None
         return message
 
 

@@ -9,10 +9,13 @@ import tempfile
 from types import TracebackType
 
 from components.prepare_data.settings import DataSettings
+from components.prepare_data.workers import how_it_ended
 from trainer.errors import UserError
 
 DIGEST_BYTES = 8
-MODULE = "components.prepare_data.sources.user_module"
+CALL = "from components.prepare_data.sources.user_module import main; main()"
+# The exit status of `main` where it has printed why it failed.
+FAILED = 1
 
 
 class Again:
@@ -27,7 +30,7 @@ class Again:
         seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, self._settings.model_dump_json()],
+            [sys.executable, "-c", CALL, self._settings.model_dump_json()],
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment,
@@ -54,10 +57,11 @@ class Again:
         if found == expected and (expected or self._process.wait() == 0):
             return
         reference = self._settings.source
-        if found == b"" and self._process.wait() != 0:
+        if found == b"" and (code := self._process.wait()) != 0:
             self._errors.seek(0)
-            last = next((line for line in reversed(self._errors.readlines()) if line.strip()), "without a word\n")
-            problem = f"{reference} failed when it was called a second time, in another process: {last.strip()}"
+            lines = [line for line in self._errors.read().splitlines() if line.strip()]
+            why = lines[-1] if code == FAILED and lines else f"it {how_it_ended(code)}"
+            problem = f"{reference} failed when it was called a second time, in another process: {why}"
         elif found and expected:
             problem = f"{reference} is not deterministic: example {number:,} is another one when it is called again."
         else:

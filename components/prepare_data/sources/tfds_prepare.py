@@ -1,22 +1,35 @@
 """Lets TensorFlow Datasets prepare one of its sets: `python -m …sources.tfds_prepare NAME DATA_DIR`.
 
-Its last line on stdout is the set's folder. Run in a process of its own, as it imports TensorFlow.
+Its last line on stdout is the set's folder. Run in a process of its own, as it imports TensorFlow and changes how
+TensorFlow Datasets downloads: by itself that waits for an unreachable server for minutes, and says nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import logging
 import sys
+from typing import Any
+from urllib.parse import urlsplit
 
-from trainer.errors import UserError, nearest, report
+from trainer import events
+from trainer.errors import ERROR_PREFIX, UserError, nearest
+
+CONNECT_SECONDS = 5.0
+CONNECT_RETRIES = 2
+# A server may need long to answer.
+READ_SECONDS = 60.0
 
 
 def prepare(reference: str, data_dir: str, *, try_gcs: bool) -> str:
     """Prepare the set where it is not prepared yet; its folder.
 
     Raises:
-        UserError: TensorFlow Datasets has no set, config or version of that name.
+        UserError: TensorFlow Datasets has no set, config or version of that name, or the set cannot be downloaded.
     """
+    import requests
     import tensorflow_datasets as tfds
 
     try:
@@ -36,10 +49,60 @@ def prepare(reference: str, data_dir: str, *, try_gcs: bool) -> str:
             setting="data.source",
             value=f"tfds:{reference}",
         ) from None
-    builder.download_and_prepare(
-        download_config=tfds.download.DownloadConfig(try_download_gcs=try_gcs), file_format="tfrecord"
-    )
+    config = tfds.download.DownloadConfig(try_download_gcs=try_gcs)
+    try:
+        builder.download_and_prepare(download_config=config, file_format="tfrecord")
+    except requests.exceptions.ConnectionError as error:
+        host = urlsplit(error.request.url).hostname if error.request else "its server"
+        name = reference.partition("/")[0].partition(":")[0]
+        raise UserError(
+            f"Could not download {reference} from {host}: {_first_cause(error)}.",
+            setting="data.source",
+            value=f"tfds:{reference}",
+            mend=f"check the network, or, on a machine that has one: slipway data get {reference}\n"
+            f"    then copy the folder {name} here: --set data.source=images:{name}",
+        ) from None
     return str(builder.data_dir)
+
+
+def _first_cause(error: BaseException) -> str:
+    """What the operating system said, where libraries raised one error after the other."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return getattr(error, "strerror", None) or str(error)
+
+
+def connect_promptly() -> None:
+    """Make this process's downloads name what they download, and fail soon where a server is not reachable."""
+    import requests
+
+    class Adapter(requests.adapters.HTTPAdapter):
+        """Gives every request timeouts, and a connection fewer retries than an answer."""
+
+        def __init__(self, max_retries: Any = 0, **more: Any) -> None:
+            fewer = max_retries.new(connect=CONNECT_RETRIES) if hasattr(max_retries, "new") else max_retries
+            super().__init__(max_retries=fewer, **more)
+
+        def send(self, request: Any, *arguments: Any, timeout: Any = None, **more: Any) -> Any:
+            _tell(f"downloading {request.url}")
+            return super().send(request, *arguments, timeout=timeout or (CONNECT_SECONDS, READ_SECONDS), **more)
+
+    requests.adapters.HTTPAdapter = Adapter
+    retries = itertools.count()
+
+    def is_no_retry(record: logging.LogRecord) -> bool:
+        if not str(record.msg).startswith("Retrying"):
+            return True
+        if next(retries) == 0:
+            _tell("the server does not answer, trying again")
+        return False
+
+    logging.getLogger("urllib3.connectionpool").addFilter(is_no_retry)
+
+
+def _tell(text: str) -> None:
+    events.message(text)
+    print(f"\n{text}", file=sys.stderr, flush=True)  # the line before may be a progress bar, which has no end
 
 
 def main() -> None:
@@ -48,10 +111,11 @@ def main() -> None:
     parser.add_argument("data_dir")
     parser.add_argument("--try-gcs", action="store_true")
     arguments = parser.parse_args()
+    connect_promptly()
     try:
         folder = prepare(arguments.reference, arguments.data_dir, try_gcs=arguments.try_gcs)
     except UserError as error:
-        report(error)
+        print(f"\n{ERROR_PREFIX}{json.dumps(error.as_dict())}", file=sys.stderr)
         sys.exit(1)
     print(folder)
 

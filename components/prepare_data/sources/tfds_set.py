@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,15 @@ from components.prepare_data.sources.record_layout import read_features, record_
 from components.prepare_data.sources.tfrecord import RecordFile, TfrecordSource
 from trainer import events
 from trainer.errors import ERROR_PREFIX, UserError, nearest
-from trainer.places import local_path
+from trainer.places import is_remote, local_path
 
 REFERENCE = re.compile(r"^([A-Za-z]\w*)(?:/([\w.\-+]+))?(?::(\d+\.\d+\.\d+|[\d*]+\.[\d*]+\.[\d*]+))?$")
 FORM = "tfds:NAME, tfds:NAME/CONFIG, tfds:NAME:VERSION or tfds:NAME/CONFIG:VERSION"
 VERSION = re.compile(r"^\d+\.\d+\.\d+$")
 INFO = "dataset_info.json"
+# As tqdm prints it: "Dl Size...:  12%|█▏        | 26/218 [00:04<00:31,  6.1 MiB/s]".
+BAR = re.compile(r"(?:(?P<done>\d+)/(?P<total>\d+)|\d+ \w+) \[\d+:\d\d")
+CURSOR_UP = "\x1b[A"
 
 
 def open_tfds(reference: str, settings: DataSettings, group_column: str | None) -> TfrecordSource:
@@ -63,12 +67,13 @@ def find_set(reference: str, settings: DataSettings) -> Path | None:
             allowed=FORM,
         )
     name, config, version = found.groups()
-    return prepared_folder(local_path(data_dir(settings)).expanduser() / name, config, version)
+    return prepared_folder(local_path(data_dir(settings)) / name, config, version)
 
 
 def data_dir(settings: DataSettings) -> str:
     """The folder (or URI) of the sets that TFDS prepared."""
-    return settings.tfds.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    root = settings.tfds.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    return root if is_remote(root) else str(Path(root).expanduser())
 
 
 def prepared_folder(sets: Path, config: str | None, version: str | None) -> Path | None:
@@ -95,15 +100,33 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
     command = [sys.executable, "-m", "components.prepare_data.sources.tfds_prepare", reference, root]
     command += ["--try-gcs"] if settings.tfds.try_gcs else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode == 0:
-        return done.stdout.splitlines()[-1]
-    print(done.stderr, file=sys.stderr)
-    if told := [line for line in done.stderr.splitlines() if line.startswith(ERROR_PREFIX)]:
-        raise UserError.from_dict(json.loads(told[-1].removeprefix(ERROR_PREFIX)))
-    last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit code {done.returncode}")
+    told, last = "", ""
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment) as process,
+    ):
+        try:
+            for line in process.stderr or ():  # tqdm's bars end with \r, which ends a line here
+                if bar := BAR.search(line):
+                    if bar["total"]:
+                        events.progress(int(bar["done"]), int(bar["total"]), "MiB" if "Dl Size" in line else "examples")
+                    continue
+                line = line.removeprefix(CURSOR_UP).strip()
+                if line.startswith(ERROR_PREFIX):
+                    told = line
+                elif line:
+                    print(line, file=sys.stderr, flush=True)
+                    last = line
+        except BaseException:
+            process.kill()
+            raise
+        if process.wait() == 0:
+            output.seek(0)
+            return output.read().splitlines()[-1]
+    if told:
+        raise UserError.from_dict(json.loads(told.removeprefix(ERROR_PREFIX)))
     raise UserError(
-        f"TensorFlow Datasets can not prepare {reference}: {last.strip()}",
+        f"TensorFlow Datasets cannot prepare {reference}: {last or f'exit code {process.returncode}'}",
         setting="data.source",
         value=settings.source,
         mend="read what it printed, above"

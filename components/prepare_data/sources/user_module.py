@@ -7,18 +7,19 @@ could not be made again, nor a run be gone on with.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from components.prepare_data.kinds import Kind
 from components.prepare_data.messages import values
 from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources.again import Again
+from components.prepare_data.sources.again import FAILED, Again
 from components.prepare_data.sources.columns import further_kinds, stored_name
 from components.prepare_data.sources.images import valid_name
 from components.prepare_data.sources.record_layout import Descriptions
@@ -37,7 +38,7 @@ from components.prepare_data.sources.user_example import (
 from components.prepare_data.unusable import Unusable
 from components.prepare_data.workers import Tick, Workers
 from trainer import builder
-from trainer.builder import EndedProcess, load, user_code, what_happened
+from trainer.builder import load, origin, user_code, what_happened
 from trainer.errors import UserError, nearest
 
 REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
@@ -140,8 +141,7 @@ class ModuleSource:
                     return
                 yield example
         except Exception as error:
-            raised = (error.__cause__ if isinstance(error, EndedProcess) else None) or error
-            frames = traceback.extract_tb(raised.__traceback__)
+            frames = traceback.extract_tb(origin(error).__traceback__)
             where = [frame for frame in frames if frame.filename != builder.__file__][-1]
             raise self._mistake(
                 f"{self.reference} {what_happened(error)} ({Path(where.filename).name}, line {where.lineno})."
@@ -243,25 +243,22 @@ class ModuleReader:
         return self._spool.further(place + self._size)
 
 
-def main() -> int:
-    """Write the digests of all examples to stdout; what the function prints goes elsewhere. The exit status."""
+def main() -> NoReturn:
+    """Write the digests of all examples to stdout, what the function prints elsewhere, and end this process."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     settings = DataSettings.model_validate_json(sys.argv[1])
+    status = 0
     try:
         for found in ModuleSource(settings.source, settings, None).digests():
             output.write(found)
-        output.close()
     except UserError as error:
         print(error.message, file=sys.stderr)
-        return 1
+        status = FAILED
     except Exception:
         traceback.print_exc()
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    status = main()
+        status = FAILED
     sys.stderr.flush()
+    with contextlib.suppress(OSError):  # who compares may have seen enough
+        output.close()
     os._exit(status)  # not sys.exit, which would wait for threads that the function left running

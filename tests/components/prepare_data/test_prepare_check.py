@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from components.prepare_data.check import Inspector
+from components.prepare_data.check import Inspector, Look
 from components.prepare_data.unusable import Unusable
 
 
@@ -120,6 +120,26 @@ def test_an_equal_header_does_not_hide_damage() -> None:
     inspector.look(good)
     with pytest.raises(Unusable):
         inspector.look(good[:-20])
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("orientation", [None, 0, 1, 3, 6, 8, 9])
+def test_an_exif_orientation_is_found_and_changes_nothing_else(order: str, orientation: int | None) -> None:
+    import tensorflow
+
+    exif = Image.Exif()
+    exif.endian = order
+    exif[0x010F] = "a camera"
+    if orientation is not None:
+        exif[0x0112] = orientation
+    data = saved(noise("RGB", (23, 17)), "JPEG", exif=exif)
+    look = Inspector(whole=True).look(data)
+    assert look == Look("jpeg", 17, 23, False, turned=orientation in (3, 6, 8))
+    # What training and the exported model decode with does not turn it.
+    assert tensorflow.io.decode_image(data, channels=3).shape == (17, 23, 3)
+    start = data.index(b"Exif") + 6
+    for place in range(start, start + len(exif.tobytes()) - 10):  # no decoder minds damage there
+        Inspector(whole=False).look(data[:place] + b"\xff" * 4 + data[place + 4 :])
 
 
 def photograph(**options: object) -> bytes:

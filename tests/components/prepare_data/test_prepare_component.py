@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from kfp import dsl
+from PIL import Image
 
 from components.prepare_data.component import prepare_data
 from components.prepare_data.settings import DataSettings
@@ -42,6 +44,27 @@ def test_the_step_gives_the_set_its_page_and_its_figures(
         assert (finished["event"], finished["step"], finished["reused"]) == ("finished", "prepare_data", reused)
         assert finished["outputs"]["dataset"] == dataset.uri
         assert finished["outputs"]["examples"] == dataset.metadata["examples"]
+
+
+def test_what_the_user_should_know_of_a_set_is_said_each_time(
+    make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings], events: Path, tmp_path: Path
+) -> None:
+    names = ["Cat", "CAT", "cat ", "caf\u00e9", "cafe\u0301", "dog", "hot dog"]
+    folder = make_folder(dict.fromkeys(names, 9))
+    for number in range(2):
+        image, exif = Image.new("L", (5, 6), number), Image.Exif()
+        exif[0x0112] = 6
+        image.save(folder / "dog" / f"{number}.jpg", exif=exif)
+    for _ in range(2):
+        _, statistics = run(make_settings(folder), tmp_path)
+    told = [event["text"] for event in map(json.loads, events.read_text().splitlines()) if event["event"] == "message"]
+    notes = manifest.read(next((tmp_path / "store" / "pictures").glob("*/manifest.json")).parent).notes
+    assert [text for text in told if text in notes] == notes * 2
+    cases, unicode_forms, turned = notes
+    assert "'CAT', 'Cat', 'cat '." in cases
+    assert r"'cafe\u0301', 'caf\xe9'." in unicode_forms
+    assert turned.startswith("2 of 65 images have an EXIF orientation.")
+    assert all(html.escape(note, quote=False)[:40] in Path(statistics.path).read_text() for note in notes)
 
 
 def test_a_mistake_is_one_screen_and_an_event(

@@ -205,7 +205,7 @@ def test_a_worker_that_dies_ends_the_run(folder: Path, make_settings: Callable[.
     one.kill()
     _, said = run.communicate(timeout=10)
     assert run.returncode != 0
-    assert "a worker process ended with exit code -9" in said
+    assert "A process that prepares the data was killed by SIGKILL." in said
     assert not Path(settings.store).exists()
     wait_for(lambda: gone([other]), 5)
 

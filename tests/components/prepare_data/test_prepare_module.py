@@ -246,7 +246,7 @@ def test_what_is_not_the_same_twice_is_refused(
         ("raise KeyboardInterrupt", r"raised KeyboardInterrupt \(own_data_\d+\.py, line 8\)"),
         ("os._exit(0)", r"called os\._exit\(0\) \(own_data_\d+\.py, line 8\)"),
         ("for n in range(30): yield {'image': image(n), 'label': 'a', 'key': str(n) if n < 20 else os._exit(7)}",
-         r"called os\._exit\(7\) \(own_data_\d+\.py, line 8\)"),
+         r"^own_data_\d+:examples called os\._exit\(7\) \(own_data_\d+\.py, line 8\)"),
         ("yield 5", "is no dict with image and label: it is a int"),
         ("yield {'picture': image(1), 'label': 'a'}", "is no dict with image and label: it has picture, label"),
         ("yield {'image': image(1), 'label': 'a', 'x': None}", "The feature x of the first example has no kind"),
@@ -265,6 +265,30 @@ def test_mistakes_are_named(write: Callable[[str], str], make_settings: MakeSett
         prepare(settings, 1)
     assert error.value.setting == "data.source"
     assert len(str(error.value).splitlines()) <= 24
+    assert not Path(settings.store).exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ("thread = threading.Thread(target=os._exit, args=(3,))", "ended itself with exit status 3"),
+        ("thread = threading.Thread(target=os.kill, args=(os.getpid(), 9))", "was killed by SIGKILL"),
+    ],
+)
+@pytest.mark.parametrize("examples", [0, 20], ids=["at once", "later"])
+def test_a_process_that_is_gone_is_named(
+    write: Callable[[str], str], make_settings: MakeSettings, end: str, message: str, examples: int
+) -> None:
+    source = write(f"""
+        import threading
+        for n in range({examples}): yield {{"image": image(n), "label": "a"}}
+        {end}
+        thread.start()
+        thread.join()
+    """)
+    settings = make_settings(source)
+    with pytest.raises(UserError, match=message):
+        prepare(settings, 1)
     assert not Path(settings.store).exists()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from components.prepare_data import image_folders
 from components.prepare_data.prepare import prepare
 from components.prepare_data.settings import DataSettings
 from components.prepare_data.sources import look_at_source, tfds_prepare, tfds_set
@@ -199,6 +200,61 @@ def test_a_set_that_is_not_there_is_asked_of_tensorflow_datasets(
     error = refused(settings)
     assert "has no set mnst" in error.message
     assert (error.setting, error.nearest) == ("data.source", "tfds:mnist")
+
+
+def test_a_set_that_cannot_be_downloaded_is_named_soon_with_the_manual_way(
+    tfds: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import requests
+
+    monkeypatch.setattr(requests.adapters, "HTTPAdapter", requests.adapters.HTTPAdapter)  # is put back
+    monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):  # whatever network there is: nobody listens at this port
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    tfds_prepare.connect_promptly()
+    with pytest.raises(UserError, match=r"Could not download mnist from .*: Connection refused") as error:
+        tfds_prepare.prepare("mnist", str(tmp_path), try_gcs=False)
+    assert "slipway data get mnist" in (error.value.mend or "")
+    assert "--set data.source=images:mnist" in (error.value.mend or "")
+    told = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert told[0].startswith("downloading https://")
+    assert told.count("the server does not answer, trying again") == 1
+
+
+def test_a_download_shows_its_progress(
+    monkeypatch: pytest.MonkeyPatch, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    child = tmp_path / "python"
+    child.write_text(
+        "#!/bin/sh\nprintf 'Dl Size...:  12%%|#   | 26/218 [00:04<00:31,  6.1 MiB/s]\\r' >&2\n"
+        "printf '\\033[A\\nDl Completed...: 0 url [00:00, ? url/s]\\r\\nretrying\\n' >&2\necho /sets/x/1.0.0\n"
+    )
+    child.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(child))
+    monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
+    assert tfds_set.prepare_with_tfds("x", "/sets", make_settings("tfds:x")) == "/sets/x/1.0.0"
+    (event,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert (event["done"], event["total"], event["unit"]) == (26, 218, "MiB")
+
+
+def test_a_set_is_saved_as_a_folder_of_its_images(
+    tfds: Any, data_dir: Path, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    settings = make_settings("tfds:mock_flowers", tfds={"data_dir": str(data_dir), "splits": TAKEN})
+    folder = tmp_path / "saved" / "flowers"
+    assert image_folders.save_images(settings, folder) == 61
+    builder = tfds.builder("mock_flowers", data_dir=str(data_dir))
+    images = {
+        (TAKEN[split], CLASSES[one["kind"]], one["photo"])
+        for split in SIZES
+        for one in raw(tfds, builder, split, "photo")
+    }
+    assert {(*path.parent.relative_to(folder).parts, path.read_bytes()) for path in folder.rglob("*.*")} == images
+    assert list(folder.parent.iterdir()) == [folder]
+    prepared = prepare(make_settings(folder, image_size=[8, 8]), 1)
+    assert prepared.manifest.splits["test"].classes == {"daisy": 4, "tulip": 5}
+    with pytest.raises(UserError, match="exists already"):
+        image_folders.save_images(settings, folder)
 
 
 def test_the_public_bucket_is_asked_where_that_is_set(tfds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
