@@ -251,7 +251,7 @@ class Watch:
     def wait_for_farewells(self) -> None:
         """Return when the replicas at the other ends have left, or after `FAREWELL_SECONDS`."""
         deadline = time.monotonic() + FAREWELL_SECONDS
-        while time.monotonic() < deadline and not all(each.has_left for each in self._connections.values()):
+        while time.monotonic() < deadline and not self._all_left():
             time.sleep(0.02)
 
     def close(self) -> None:
@@ -260,10 +260,10 @@ class Watch:
         if self._leaves_last:
             self.wait_for_farewells()
         self._closed.set()
-        if self._connections:
-            self._thread.join(timeout=2 * HEARTBEAT_SECONDS)
         for connection in self._connections.values():
             connection.say_bye()
+        if self._connections:
+            self._thread.join(timeout=2 * HEARTBEAT_SECONDS)
         deadline = time.monotonic() + FAREWELL_SECONDS
         for connection in self._connections.values():
             connection.close(deadline)
@@ -274,7 +274,7 @@ class Watch:
                 selector.register(connection.socket, selectors.EVENT_READ, name)
             beat_at = 0.0
             end_at: float | None = None
-            while not self._closed.is_set():
+            while not self._closed.is_set() and (self.lost is not None or not self._all_left()):
                 for key, _ in selector.select(HEARTBEAT_SECONDS / 2):
                     if not self._listen(key.data):
                         selector.unregister(key.fileobj)
@@ -289,6 +289,9 @@ class Watch:
                     self._report(self.lost)
                 elif now >= end_at:  # the engine has not noticed it by itself
                     os._exit(PEER_LOST_EXIT_CODE)
+
+    def _all_left(self) -> bool:
+        return all(connection.has_left for connection in self._connections.values())
 
     def _listen(self, name: str) -> bool:
         """Process what came from a replica; whether there may be more."""
