@@ -31,6 +31,7 @@ def evaluate(
     from components.evaluate.results import log_classification
     from components.evaluate.settings import EvaluateSettings
     from components.step import step
+    from components.values import write_metadata
     from trainer.places import local_path
 
     with step("evaluate") as outcome:
@@ -46,6 +47,7 @@ def evaluate(
         for name, value in evaluation.model.metrics.items():
             metrics.log_metric(name, value)
         log_classification(evaluation, classification)
+        write_metadata(metrics, classification)
         report.metadata.update(decision=evaluation.verdict.decision, reasons=" ".join(evaluation.verdict.reasons))
         outcome.outputs = {**evaluation.as_dict(), "report": report.path}
     return evaluation.verdict.decision
