@@ -129,6 +129,7 @@ def test_compile_writes_the_local_spec_of_a_configuration_given_as_an_argument(t
     ("arguments", "words"),
     [
         (("run", "train.epochs=3"), "--set train.epochs=3"),
+        (("run", "--set", "train.epochs", "3"), "--set train.epochs=VALUE"),
         (("run", "a.yaml", "-c", "b.yaml"), "leave a.yaml or -c b.yaml out"),
         (("run", "nosuch.yaml"), "nosuch.yaml does not exist"),
     ],
