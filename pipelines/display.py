@@ -217,9 +217,11 @@ def is_changeable(setting: str) -> bool:
     return any(f"{setting}.".startswith(f"{section}.") for section in CHANGEABLE)
 
 
-def new_run_with(run_id: str, options: str) -> str:
+def new_run_with(record: RunRecord, options: str) -> str:
     """The command that starts a new run with another one's configuration and `options`."""
-    return f"slipway run -c {ROOT / run_id / 'config.yaml'} {options}"
+    target = "" if record.platform == "local" else f" --target {record.platform}"
+    command = "rehearse" if record.rehearsal else "run"
+    return f"slipway {command} -c {ROOT / record.run_id / 'config.yaml'}{target} {options}"
 
 
 def next_command(record: RunRecord) -> str:
@@ -232,7 +234,7 @@ def next_command(record: RunRecord) -> str:
     setting = option[2].strip("'").partition("=")[0]
     if option[1] == "set" and is_changeable(setting):
         return f"{resume} {option[0]}"
-    return new_run_with(record.run_id, option[0])
+    return new_run_with(record, option[0])
 
 
 def run_table(records: list[RunRecord]) -> Table:

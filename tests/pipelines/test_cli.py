@@ -227,3 +227,7 @@ def test_the_next_command_changes_the_configuration_where_the_fix_does(fix: str 
         error=ErrorRecord(step="train", message="No.", mend=fix),
     )
     assert display.next_command(record) == command
+    elsewhere = record.model_copy(update={"platform": "vertex"})
+    assert display.next_command(elsewhere) == command.replace("config.yaml", "config.yaml --target vertex")
+    rehearsed = record.model_copy(update={"rehearsal": True})
+    assert display.next_command(rehearsed) == command.replace("run -c", "rehearse -c")
