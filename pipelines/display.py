@@ -210,11 +210,17 @@ def how_to_watch_on(record: RunRecord) -> str:
 
 # What may change in a run that continues: neither the data nor the weights depend on it.
 CHANGEABLE = ("evaluate", "register", "train.restarts")
+# What names something outside the configuration, which can be fixed without changing the setting.
+NAMES_OF_FILES = ("data", "model.builder", "train.module")
 
 
 def is_changeable(setting: str) -> bool:
     """Whether a setting may change in a run that continues."""
-    return any(f"{setting}.".startswith(f"{section}.") for section in CHANGEABLE)
+    return _is_in(setting, CHANGEABLE)
+
+
+def _is_in(setting: str, sections: tuple[str, ...]) -> bool:
+    return any(f"{setting}.".startswith(f"{section}.") for section in sections)
 
 
 def new_run_with(record: RunRecord, options: str) -> str:
@@ -224,13 +230,17 @@ def new_run_with(record: RunRecord, options: str) -> str:
     return f"slipway {command} -c {ROOT / record.run_id / 'config.yaml'}{target} {options}"
 
 
-def next_command(record: RunRecord) -> str:
-    """What to type once a failed run's error is fixed: a new run where the fix changes the data or the weights."""
+def next_command(record: RunRecord) -> str | None:
+    """What to type once a failed run's error is fixed: a new run where the fix changes the data or the weights.
+
+    None where the configuration has to change and the error does not say to what.
+    """
     fix = (record.error.mend if record.error else None) or ""
+    cause = record.error.setting if record.error else None
     resume = f"slipway run --resume {record.run_id}"
     option = re.search(r"--(set|hardware) ('[^']*'|\S*[^\s,;.:])", fix)
     if option is None:
-        return resume
+        return resume if cause is None or _is_in(cause, (*CHANGEABLE, *NAMES_OF_FILES)) else None
     setting = option[2].strip("'").partition("=")[0]
     if option[1] == "set" and is_changeable(setting):
         return f"{resume} {option[0]}"

@@ -231,3 +231,7 @@ def test_the_next_command_changes_the_configuration_where_the_fix_does(fix: str 
     assert display.next_command(elsewhere) == command.replace("config.yaml", "config.yaml --target vertex")
     rehearsed = record.model_copy(update={"rehearsal": True})
     assert display.next_command(rehearsed) == command.replace("run -c", "rehearse -c")
+    record.error.setting = "model.builder"
+    assert display.next_command(record) == command
+    record.error.setting = "train.class_weights.cat"
+    assert display.next_command(record) == (command if "--" in (fix or "") else None)
