@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 
@@ -14,3 +16,11 @@ def whole_numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [whole_numbers(item) for item in value]
     return value
+
+
+def write_metadata(*artifacts: Any) -> None:
+    """Write artifacts that are metadata only: kfp repeats a finished step of which an output has no file."""
+    for artifact in artifacts:
+        path = Path(artifact.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(artifact.metadata))

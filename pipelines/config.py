@@ -193,6 +193,8 @@ def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None)
         UserError: No such file, not YAML, an unknown key, a value of the wrong type or out of range.
     """
     overrides = list(overrides)
+    for text in overrides:
+        _key_and_value(text)  # before the file: what follows `--set KEY` may have been taken for its name
     values = read_yaml(path)
     apply_overrides(values, overrides)
     if hardware is not None:
@@ -239,15 +241,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def _no_configuration(path: Path) -> UserError:
     """The error of a file that does not exist, with the run configurations that do."""
     folders = dict.fromkeys([path.parent, Path(), Path("configs")])
-    known = [
-        str(found) for folder in folders for found in sorted(folder.glob("*.y*ml")) if _is_run_configuration(found)
-    ]
-    near = nearest(str(path), known) or (known[0] if len(known) == 1 else None)
+    files = [found for folder in folders for found in sorted(folder.glob("*.y*ml")) if _is_run_configuration(found)]
+    known = {str(found).removesuffix(found.suffix): str(found) for found in files}
+    near = known.get(nearest(str(path).removesuffix(path.suffix), known) or "")
+    near = near or (str(files[0]) if len(files) == 1 else None)
     return UserError(
-        f"The configuration {path} does not exist.",
+        f"The configuration {path} {'is a folder' if path.is_dir() else 'does not exist'}.",
         setting="-c",
         value=str(path),
-        allowed=", ".join(known) or "the path of a run configuration, a YAML file",
+        allowed=", ".join(map(str, files)) or "the path of a run configuration, a YAML file",
         nearest=near,
         mend=f"-c {near}" if near else "-c FILE, with the path of your run configuration",
     )
@@ -256,10 +258,25 @@ def _no_configuration(path: Path) -> UserError:
 def _is_run_configuration(path: Path) -> bool:
     """Whether a file looks like a run's configuration, as compiled specs and schedules do not."""
     try:
-        text = path.read_text()
+        with path.open() as file:
+            text = file.read(100_000)
     except (OSError, UnicodeDecodeError):
         return False
     return all(re.search(rf"^{section}:", text, re.MULTILINE) for section in ("data", "train"))
+
+
+def _key_and_value(override: str) -> tuple[str, str]:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise UserError(
+            f"--set requires key=value; got {override!r}.",
+            setting="--set",
+            value=override,
+            mend=f"--set {key or 'KEY'}={value or 'VALUE'}, without spaces around =",
+        )
+    if key.count(".") > DEEPEST:
+        raise UserError(f"--set {override[:40]}…: it nests more than {DEEPEST} levels deep.", setting="--set")
+    return key, value
 
 
 def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> None:
@@ -267,23 +284,13 @@ def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> None:
 
     A duration that is set this way takes the place of the file's, whatever unit that has.
     """
-    overrides = list(overrides)
-    keys = {text.partition("=")[0] for text in overrides}
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UserError(
-                f"--set requires key=value; got {text!r}.",
-                setting="--set",
-                value=text,
-                mend="for instance --set train.batch_size=256",
-            )
+    parsed = [(text, *_key_and_value(text)) for text in overrides]
+    keys = {key for _, key, _ in parsed}
+    for text, key, value in parsed:
         *parents, last = key.split(".")
-        if len(parents) > DEEPEST:
-            raise UserError(f"--set {text[:40]}…: it nests more than {DEEPEST} levels deep.", setting="--set")
         target = values
         for depth, parent in enumerate(parents):
-            child = target.setdefault(parent, {})
+            child = target[parent] = {} if target.get(parent) is None else target[parent]
             if not isinstance(child, dict):
                 name = ".".join(parents[: depth + 1])
                 raise UserError(f"{name} is a single value, not a section.", setting="--set", value=text)

@@ -13,12 +13,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from pipelines.hardware import Hardware
-from pipelines.hardware.memory import device_bytes, fits_memory
 from pipelines.runs import ROOT, RunRecord, StepRecord
 
 if TYPE_CHECKING:
     from pipelines.doctor.check import Finding
+    from pipelines.hardware import Hardware
 
 MARKS = {
     "succeeded": "[green]✓[/]",
@@ -208,6 +207,8 @@ def summary(record: RunRecord) -> Group:
 
 def rehearsal_summary(record: RunRecord, hardware: Hardware, optimizer: str) -> Group:
     """What a rehearsal that went well has proven, and what it can not."""
+    from pipelines.hardware.memory import device_bytes, fits_memory
+
     plan, trained = record.step("plan_training").outputs, record.step("train").outputs
     devices = hardware.accelerators_per_replica
     layout = f"{plan['replicas']} replica{'s' if plan['replicas'] > 1 else ''}"
@@ -261,29 +262,41 @@ def how_to_watch_on(record: RunRecord) -> str:
 
 # What may change in a run that continues: neither the data nor the weights depend on it.
 CHANGEABLE = ("evaluate", "register", "train.restarts")
+# What names something outside the configuration, which can be fixed without changing the setting.
+NAMES_OF_FILES = ("data", "model.builder", "train.module")
 
 
 def is_changeable(setting: str) -> bool:
     """Whether a setting may change in a run that continues."""
-    return any(f"{setting}.".startswith(f"{section}.") for section in CHANGEABLE)
+    return _is_in(setting, CHANGEABLE)
 
 
-def new_run_with(run_id: str, options: str) -> str:
+def _is_in(setting: str, sections: tuple[str, ...]) -> bool:
+    return any(f"{setting}.".startswith(f"{section}.") for section in sections)
+
+
+def new_run_with(record: RunRecord, options: str) -> str:
     """The command that starts a new run with another one's configuration and `options`."""
-    return f"slipway run -c {ROOT / run_id / 'config.yaml'} {options}"
+    target = "" if record.platform == "local" else f" --target {record.platform}"
+    command = "rehearse" if record.rehearsal else "run"
+    return f"slipway {command} -c {ROOT / record.run_id / 'config.yaml'}{target} {options}"
 
 
-def next_command(record: RunRecord) -> str:
-    """What to type once a failed run's error is fixed: a new run where the fix changes the data or the weights."""
+def next_command(record: RunRecord) -> str | None:
+    """What to type once a failed run's error is fixed: a new run where the fix changes the data or the weights.
+
+    None where the configuration has to change and the error does not say to what.
+    """
     fix = (record.error.mend if record.error else None) or ""
+    cause = record.error.setting if record.error else None
     resume = f"slipway run --resume {record.run_id}"
     option = re.search(r"--(set|hardware) ('[^']*'|\S*[^\s,;.:])", fix)
     if option is None:
-        return resume
+        return resume if cause is None or _is_in(cause, (*CHANGEABLE, *NAMES_OF_FILES)) else None
     setting = option[2].strip("'").partition("=")[0]
     if option[1] == "set" and is_changeable(setting):
         return f"{resume} {option[0]}"
-    return new_run_with(record.run_id, option[0])
+    return new_run_with(record, option[0])
 
 
 def run_table(records: list[RunRecord]) -> Table:

@@ -168,7 +168,7 @@ def known_images(config: RunConfig, say: Say) -> Images:
         found = dict.fromkeys(wanted)
     for role, image in wanted.items():
         if found[role] is None:
-            say(f"not built yet, so by its tag: {image.request.uri} (slipway build)")
+            say(f"not built yet, so by its tag: {image.request.uri} (slipway build --target vertex)")
     uris = {role: found[role] or image.request.uri for role, image in wanted.items()}
     return Images.of(uris, _verified(settings, wanted["trainer"], upload=False) if all(found.values()) else None)
 

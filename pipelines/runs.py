@@ -43,12 +43,14 @@ class StepRecord(BaseModel):
 class ErrorRecord(BaseModel):
     """Why a run failed: in which step, in one sentence, and what mends it; the traceback of what raised, if any.
 
+    `setting` is the configuration's setting that caused it, if one did.
     `job` is the custom job that failed, `replica` the one in it (workerpool0-0), on Vertex AI.
     """
 
     model_config = ConfigDict(extra="forbid")
     step: str | None
     message: str
+    setting: str | None = None
     mend: str | None = None
     traceback: str | None = None
     job: str | None = None

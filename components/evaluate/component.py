@@ -32,6 +32,7 @@ def evaluate(
     from components.evaluate.results import log_classification
     from components.evaluate.settings import EvaluateSettings
     from components.step import step
+    from components.values import write_metadata
     from trainer.places import local_path
 
     with step("evaluate") as outcome:
@@ -53,5 +54,6 @@ def evaluate(
         report.metadata.update(decision=verdict.decision, reasons=" ".join(verdict.reasons), checked=verdict.checked)
         if not verdict.checked:  # the registry keeps it with the figures
             metrics.metadata[UNCHECKED] = " ".join(verdict.reasons)
+        write_metadata(metrics, classification)
         outcome.outputs = {**evaluation.as_dict(), "report": report.path}
     return evaluation.verdict.decision

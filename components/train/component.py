@@ -32,7 +32,7 @@ def train(
     from components.step import step
     from components.train.local_cluster import run_local_cluster
     from components.train.result import trained_model
-    from components.values import whole_numbers
+    from components.values import whole_numbers, write_metadata
     from trainer.config import RestartSettings
     from trainer.places import local_path
 
@@ -49,6 +49,7 @@ def train(
         model.metadata.update(result.metadata)
         for name, value in result.validation.items():
             metrics.log_metric(name, value)
+        write_metadata(metrics)
         outcome.outputs = {"model": model.uri, "data": dataset.uri, **result.metadata, "validation": result.validation}
         outcome.outputs["restarts"] = [asdict(restart) for restart in restarted]
 

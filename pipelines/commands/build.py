@@ -63,7 +63,8 @@ def compile_(
     from kfp import compiler
 
     compiler.Compiler().compile(pipeline, str(output))
-    console.print(f"{output}: {configuration.name} for {target.value} on {configuration.hardware}", highlight=False)
+    made = f"{output}: {configuration.name} for {target.value} on {configuration.hardware}"
+    console.print(made, highlight=False, soft_wrap=True)
 
 
 @user_errors

@@ -75,9 +75,7 @@ def configuration_path(file: Path | None, config: Path | None) -> Path:
         )
     if file is not None and config is not None:
         raise UserError(
-            "The configuration is given twice.",
-            setting="CONFIG",
-            value=str(file),
-            mend=f"-c {config} or {file}, not both",
+            f"The configuration is given twice, as {file} and as -c {config}.",
+            mend=f"leave {file} or -c {config} out",
         )
     return file or config or DEFAULT_CONFIGURATION

@@ -149,7 +149,7 @@ def _resumed_configuration(folder: Any, record: Any, overrides: list[str], hardw
             setting=fixed[0].partition(" ")[0],
             value=fixed[0].partition(" ")[2],
             allowed="evaluate.*, register.* and train.restarts.*, which do not affect the weights",
-            mend=new_run_with(record.run_id, " ".join(fixed)),
+            mend=new_run_with(record, " ".join(fixed)),
         )
     configuration = load(folder.configuration_file, overrides)
     if overrides:

@@ -22,7 +22,7 @@ class Image(CloudCheck):
     def look(self, subject: Subject) -> str:  # noqa: ARG002
         image = self.view.vertex.image
         if image is None:
-            raise NotConcernedError("it is built where the registry does not have it: slipway build")
+            raise NotConcernedError("it is built where the registry does not have it: slipway build --target vertex")
         found = IMAGE.fullmatch(image)
         if found is not None and found["project"] == PUBLIC_PROJECT:
             raise NotConcernedError("it is Google's")
@@ -33,7 +33,7 @@ class Image(CloudCheck):
                 f"There is no image {image}.",
                 setting="vertex.image",
                 value=image,
-                mend="slipway build makes one; without vertex.image a run does so itself",
+                mend="slipway build --target vertex makes one; without vertex.image a run does so itself",
             )
         return image
 

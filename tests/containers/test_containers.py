@@ -175,7 +175,7 @@ def test_the_trainers_image_imports_the_trainer_and_knows_no_cloud(
     repository = f"{slipway.engine.registry}/vertex"
     settings = (*VERTEX, f"vertex.build.base={slipway.engine.base}", f"vertex.build.repository={repository}")
     options = [part for setting in settings for part in ("--set", setting)]
-    done = slipway("build", "--builder", "buildah", "--no-push", "--json", *options)
+    done = slipway("build", "--target", "vertex", "--builder", "buildah", "--no-push", "--json", *options)
     assert done.returncode == 0, done.stderr[-3000:]
     images = json.loads(done.stdout)
     client = docker.DockerClient(base_url=slipway.environment["DOCKER_HOST"])

@@ -188,6 +188,11 @@ def test_a_champion_that_no_longer_loads(tmp_path: Path):
     (tmp_path / "models/digits/1/saved_model.pb").write_bytes(b"broken")
     refused(workspace.slipway(*few), 1, "models/digits/1", "evaluate.champion=none")
     failed_in(workspace, "evaluate")
+    before = steps(workspace.record())["train"]
+    resumed = workspace.slipway("run", "--resume", "latest", "--set", "evaluate.champion=none")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert steps(workspace.record())["train"] == {**before, "reused": True}
+    assert workspace.record()["verdict"]["decision"] == "promote"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")

@@ -134,11 +134,13 @@ def test_wrong_values_are_refused_by_name(write, override, setting, words):
 
 @pytest.mark.parametrize("values", [{}, {"data": None}], ids=["missing", "empty"])
 def test_a_missing_section_is_named_with_its_keys(write, values):
-    error = refusal(write({key: value for key, value in MINIMAL.items() if key != "data"} | values))
+    path = write({key: value for key, value in MINIMAL.items() if key != "data"} | values)
+    error = refusal(path)
     assert error.setting == "data"
     assert "source (required)" in error.allowed
     assert "image_size" in error.allowed
     assert error.mend.startswith("--set data.source=digits")
+    assert load(path, ["data.source=digits"]).data.source == "digits"
 
 
 def test_a_problem_of_the_file_and_one_of_set_are_told_apart(write):

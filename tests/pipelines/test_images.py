@@ -165,7 +165,7 @@ def test_an_image_that_moves_is_refused(project: FakeGoogle, tmp_path: Path, ima
 
 def test_the_build_command_prints_digests(project: FakeGoogle, tmp_path: Path) -> None:
     path = str(configuration(project, tmp_path))
-    result = CliRunner().invoke(app, ["build", "-c", path, "--json"])
+    result = CliRunner().invoke(app, ["build", "--target", "vertex", "-c", path, "--json"])
     assert result.exit_code == 0, result.output
     images = json.loads(result.stdout)
     assert set(images) == {"steps", "trainer"}
@@ -184,7 +184,9 @@ def test_the_build_command_prints_digests(project: FakeGoogle, tmp_path: Path) -
 def test_a_build_that_can_not_be_is_refused_before_anything_is_started(
     project: FakeGoogle, tmp_path: Path, arguments: list[str], setting: str
 ) -> None:
-    result = CliRunner().invoke(app, ["build", "-c", str(configuration(project, tmp_path)), *arguments])
+    result = CliRunner().invoke(
+        app, ["build", "--target", "vertex", "-c", str(configuration(project, tmp_path)), *arguments]
+    )
     assert result.exit_code == 2, result.output
     assert f"setting: {setting}" in result.stderr
     assert project.world.writes["build"] == 0

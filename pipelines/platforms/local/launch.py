@@ -311,7 +311,11 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> bool:
         error = event["error"]
         mend = error.get("mend") or f"slipway logs {record.run_id} --step {step.name}"
         record.error = ErrorRecord(
-            step=step.name, message=_sentence(error), mend=mend, traceback=error.get("traceback") or None
+            step=step.name,
+            message=_sentence(error),
+            setting=error.get("setting"),
+            mend=mend,
+            traceback=error.get("traceback") or None,
         )
     elif kind == "cancelled":
         step.status = "cancelled"

@@ -65,6 +65,7 @@ def explain(connection: Connection, job: Any, run_id: str, facts: Mapping[str, A
     return ErrorRecord(
         step=step,
         message=message,
+        setting=told.setting if told else None,
         mend=mend,
         traceback=told.traceback if told else _traceback(lines, replica),
         job=failed.name if failed else None,

@@ -192,6 +192,10 @@ def test_a_failed_run_goes_on_in_its_own_folder(ready_google: FakeGoogle, worksp
     ]
     assert first == second
     assert slipway("run", "--resume", "latest").exit_code == 2
+    assert slipway("run", "--resume", "latest", "--set", "train.seed=1").exit_code == 2
+    assert slipway("run", "--resume", "latest", "--set", "evaluate.gate.minimum=0.5").exit_code == 0
+    assert record(workspace)["tries"] == 3
+    assert '"minimum":0.5' in (workspace / "runs" / run_id / "spec.yaml").read_text()
 
 
 def test_a_run_is_listed_in_its_experiment(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):

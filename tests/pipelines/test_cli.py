@@ -1,0 +1,237 @@
+"""The command line: its help, its completion, its defaults, and how a run continues."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from pipelines import display, runs
+from pipelines.cli import COMMANDS, app
+from pipelines.config import load
+from pipelines.platforms.local import launch
+from pipelines.runs import ErrorRecord, RunFolder, RunRecord, StepRecord
+
+DIGITS = Path("configs/digits.yaml").absolute()
+
+
+def invoke(*arguments: str, **environment: str):
+    return CliRunner().invoke(app, list(arguments), prog_name="slipway", env=environment)
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {inner}", found) for inner, found in command.commands.items())
+        else:
+            yield name, command
+
+
+@pytest.mark.parametrize("arguments", [(), ("schedule",)])
+def test_no_command_shows_the_help(arguments):
+    result = invoke(*arguments)
+    assert result.exit_code == 0
+    assert result.output.strip() == invoke(*arguments, "--help").output.strip()
+    assert "Usage: slipway" in result.output
+
+
+def test_help_lists_the_commands_in_groups_with_examples():
+    shown = invoke("--help", COLUMNS="80").output
+    assert {group for group, *_ in COMMANDS} == {"Train", "Follow runs", "Prepare", "Build and schedule"}
+    for title in ("Train", "Follow runs", "Prepare", "Build and schedule", "Examples"):
+        assert title in shown
+    assert invoke("--version").output == f"slipway {version('slipway')}\n"
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=[name for name, _ in commands()])
+def test_every_help_page_fits_80_columns_and_describes_all(name: str, command: click.Command):
+    page = invoke(*name.split(), "--help", COLUMNS="80").output
+    assert "…" not in page
+    assert max(map(len, page.splitlines())) <= 80
+    words = page.replace("│", " ").split()
+    for parameter in command.params:
+        if not isinstance(parameter, click.Argument):
+            assert parameter.opts[0] in words
+        assert parameter.help, parameter.name
+        assert " ".join(parameter.help.split()[:2]) in " ".join(words)
+    group = name.split()[0]
+    assert group == "schedule" or f"Examples slipway {group}" in " ".join(words)
+
+
+def test_examples_parse():
+    """Every example names options that exist."""
+    for _, name, function, lines in COMMANDS:
+        known = {option for parameter in _options(function) for option in parameter}
+        for line in lines:
+            used = {word for word in line.partition(" -- ")[0].split() if word.startswith("-")}
+            assert line.startswith(f"slipway {name}")
+            assert used <= known, line
+
+
+def _options(function) -> Iterator[list[str]]:
+    command = dict(commands())[next(name for _, name, found, _ in COMMANDS if found is function)]
+    return (parameter.opts for parameter in command.params)
+
+
+def test_the_shell_completes_commands_and_runs(tmp_path: Path):
+    (tmp_path / "runs/digits-1").mkdir(parents=True)
+    for words, expected in (
+        ("slipway re", "rehearse"),
+        ("slipway logs di", "digits-1"),
+        ("slipway run --res", "--resume"),
+    ):
+        done = subprocess.run(
+            [Path(sys.executable).with_name("slipway")],
+            env={
+                **os.environ,
+                "_SLIPWAY_COMPLETE": "complete_bash",
+                "COMP_WORDS": words,
+                "COMP_CWORD": str(words.count(" ")),
+            },
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.split() == [expected], done.stderr
+
+
+def test_commands_with_a_target_have_one_default():
+    defaults = {
+        parameter.default
+        for _, _, function, _ in COMMANDS
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name == "target"
+    }
+    assert [default.value for default in defaults] == ["local"]
+
+
+def test_compile_writes_the_local_spec_of_a_configuration_given_as_an_argument(tmp_path: Path):
+    result = invoke("compile", str(DIGITS), "-o", str(tmp_path / "spec.yaml"))
+    assert result.exit_code == 0, result.output
+    assert "digits for local on cpu" in result.output.replace("\n", " ")
+    assert "exec-train" in yaml.safe_load((tmp_path / "spec.yaml").read_text())["deploymentSpec"]["executors"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "train.epochs=3"), "--set train.epochs=3"),
+        (("run", "--set", "train.epochs", "3"), "--set train.epochs=VALUE"),
+        (("run", "a.yaml", "-c", "b.yaml"), "leave a.yaml or -c b.yaml out"),
+        (("run", "nosuch.yaml"), "nosuch.yaml does not exist"),
+    ],
+)
+def test_an_argument_that_is_not_a_configuration(arguments, words):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+@pytest.fixture
+def failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run that failed."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(DIGITS, tmp_path)
+    folder = runs.create(load(Path("digits.yaml")))
+    record = launch.new_record(folder, load(Path("digits.yaml")), rehearsal=False)
+    record.status, record.champion = "failed", "none"
+    folder.write(record)
+    return folder
+
+
+@pytest.fixture
+def resumed(monkeypatch: pytest.MonkeyPatch) -> list:
+    """What was run, in place of running it."""
+    seen: list = []
+
+    def run(folder, config, record, watcher):
+        seen.append((config, record.model_copy(deep=True)))
+        record.status = "succeeded"
+        return record
+
+    monkeypatch.setattr(launch, "run", run)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "setting", ["evaluate.gate.minimum=0.5", "register.model=other", "train.restarts.at_most=1", "evaluate={}"]
+)
+def test_what_the_weights_do_not_depend_on_may_change_in_a_resumed_run(failed: RunFolder, resumed: list, setting: str):
+    result = invoke("run", "--resume", "latest", "--set", setting)
+    assert result.exit_code == 0, result.output
+    [(config, record)] = resumed
+    assert config == load(Path("digits.yaml"), [setting]) == load(failed.configuration_file)
+    assert record.champion is None
+
+
+def test_a_run_that_succeeded_continues_only_with_a_change(failed: RunFolder, resumed: list):
+    record = failed.read()
+    record.status = "succeeded"
+    failed.write(record)
+    assert "nothing is left to do" in invoke("run", "--resume", "latest").stderr
+    assert invoke("run", "--resume", "latest", "--set", "evaluate.gate.minimum=0.1").exit_code == 0
+    assert len(resumed) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--set", "train.batch_size=8"), "config.yaml --set train.batch_size=8"),
+        (("--set", "train={restarts: {at_most: 1}}"), "checkpoints"),
+        (("--hardware", "cpu*2"), "--hardware 'cpu*2'"),
+        (("-c", "digits.yaml"), "has its own configuration"),
+        (("--set", "evaluate.gate.minimum=.inf"), "finite"),
+    ],
+)
+def test_what_a_resumed_run_refuses(failed: RunFolder, resumed: list, options: tuple[str, ...], words: str):
+    before = failed.configuration_file.read_bytes()
+    result = invoke("run", "--resume", "latest", *options)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert not resumed
+    assert failed.configuration_file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("fix", "command"),
+    [
+        (None, "slipway run --resume RUN"),
+        ("correct build in nets.py", "slipway run --resume RUN"),
+        ("--set evaluate.champion=none", "slipway run --resume RUN --set evaluate.champion=none"),
+        ("--set train.batch_size=9, or 12", "slipway run -c runs/RUN/config.yaml --set train.batch_size=9"),
+        ("--set 'data.image_size=[8, 8]'.", "slipway run -c runs/RUN/config.yaml --set 'data.image_size=[8, 8]'"),
+        ("--hardware 'cpu*2' is larger", "slipway run -c runs/RUN/config.yaml --hardware 'cpu*2'"),
+    ],
+)
+def test_the_next_command_changes_the_configuration_where_the_fix_does(fix: str | None, command: str):
+    record = RunRecord(
+        run_id="RUN",
+        name="digits",
+        platform="local",
+        hardware="cpu",
+        created=datetime.now(UTC),
+        steps=[StepRecord(name="train", status="failed")],
+        error=ErrorRecord(step="train", message="No.", mend=fix),
+    )
+    assert display.next_command(record) == command
+    elsewhere = record.model_copy(update={"platform": "vertex"})
+    assert display.next_command(elsewhere) == command.replace("config.yaml", "config.yaml --target vertex")
+    rehearsed = record.model_copy(update={"rehearsal": True})
+    assert display.next_command(rehearsed) == command.replace("run -c", "rehearse -c")
+    record.error.setting = "model.builder"
+    assert display.next_command(record) == command
+    record.error.setting = "train.class_weights.cat"
+    assert display.next_command(record) == (command if "--" in (fix or "") else None)
