@@ -45,17 +45,13 @@ def test_a_run_is_submitted_watched_and_recorded(ready_google: FakeGoogle, works
     assert (workspace / "runs" / "latest" / "spec.yaml").is_file()
 
 
-def test_a_run_whose_images_can_not_be_had_is_recorded_as_failed(
-    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
-):
+def test_a_run_whose_images_are_not_possible_is_refused(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     settings = (workspace / "run.yaml").read_text().splitlines()
     (workspace / "run.yaml").write_text("\n".join(line for line in settings if not line.startswith("  image:")))
     ready_google.world.repositories.clear()
     result = slipway(*RUN, "--no-check")
-    assert (result.exit_code, "There is no repository" in result.output) == (1, True), result.output
-    kept = record(workspace)
-    assert (kept["status"], kept["job"]) == ("failed", None)
-    assert "There is no repository" in slipway("explain").output
+    assert (result.exit_code, "There is no repository" in result.output) == (2, True), result.output
+    assert not any((workspace / "runs").iterdir())
     assert ready_google.region.pipelines.jobs == {}
 
 
