@@ -150,6 +150,22 @@ def _names(source: Path) -> set[str] | None:
     return None if tree is None or names & {"*", "__getattr__"} else names
 
 
+class KubeflowServer:
+    """The Kubeflow Pipelines server answers, and lets the caller in; a submission asks it first, too."""
+
+    name = "kubeflow server"
+    of_run = False
+
+    def look(self, subject: Subject) -> str:
+        if subject.target != "kubeflow":
+            raise NotConcernedError("the run is not on Kubeflow")
+        from pipelines.platforms.kubeflow.server import Server
+
+        settings = settings_of(subject.config)
+        Server(settings).check()
+        return settings.host
+
+
 class ServingImage:
     """On Vertex AI, an image is named that serves the model; without one the model could not be registered."""
 

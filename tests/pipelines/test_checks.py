@@ -122,6 +122,9 @@ CASES = {
         "package tenacity is not installed", target="vertex", make=without("tenacity"), more=(("vertex", VERTEX),)
     ),
     "no place on Kubeflow": Case("which Kubeflow cluster", target="kubeflow"),
+    "no Kubeflow server": Case(
+        "no Kubeflow Pipelines server", target="kubeflow", more=(("kubeflow", KUBEFLOW),), compiled=False
+    ),
     "replicas on Kubeflow": Case(
         "training is one container", ("--hardware", "cpu*2"), "kubeflow", more=(("kubeflow", KUBEFLOW),)
     ),
