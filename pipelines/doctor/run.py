@@ -175,9 +175,11 @@ class ServingImage:
     def look(self, subject: Subject) -> str:
         if subject.target != "vertex":
             raise NotConcernedError("the model is not registered on Vertex AI")
-        from pipelines.platforms.vertex.submission import serving_image_of, settings_of
+        if subject.config.vertex is None:
+            raise NotConcernedError("the configuration has no section vertex")
+        from pipelines.platforms.vertex.submission import serving_image_of
 
-        return serving_image_of(settings_of(subject.config))
+        return serving_image_of(subject.config.vertex)
 
 
 class ImageContext:
