@@ -12,6 +12,7 @@ from pipelines.doctor.run import (
     DataSource,
     HardwareChoice,
     ImageContext,
+    KubeflowServer,
     ModelBuilder,
     ServingImage,
 )
@@ -30,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     ModelMemory(),
     ImageContext(),
     ServingImage(),
+    KubeflowServer(),
     Champion(),
 )
 

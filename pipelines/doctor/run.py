@@ -133,24 +133,37 @@ def _binds(node: ast.AST, name: str) -> bool:
 
 
 def _names(source: Path) -> set[str] | None:
-    """The names that a module defines at its top; None where that can not be told from its text."""
+    """The names that a module binds outside its functions; None where its text does not tell."""
     tree = _parsed(source)
-    if tree is None:
-        return None
     names: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+    left: list[ast.AST] = list(tree.body) if tree else []
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            if any(alias.name == "*" for alias in node.names):
-                return None
-            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {target.id for target in targets if isinstance(target, ast.Name)}
-        elif not isinstance(node, ast.Expr):
-            return None
-    return names
+            continue
+        if isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Name | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            names.add(node.id if isinstance(node, ast.Name) else "*")  # globals()[…] = …
+        left += ast.iter_child_nodes(node)
+    return None if tree is None or names & {"*", "__getattr__"} else names
+
+
+class KubeflowServer:
+    """The Kubeflow Pipelines server answers, and lets the caller in; a submission asks it first, too."""
+
+    name = "kubeflow server"
+    of_run = False
+
+    def look(self, subject: Subject) -> str:
+        if subject.target != "kubeflow":
+            raise NotConcernedError("the run is not on Kubeflow")
+        from pipelines.platforms.kubeflow.server import Server
+
+        settings = settings_of(subject.config)
+        Server(settings).check()
+        return settings.host
 
 
 class ServingImage:
@@ -162,9 +175,11 @@ class ServingImage:
     def look(self, subject: Subject) -> str:
         if subject.target != "vertex":
             raise NotConcernedError("the model is not registered on Vertex AI")
-        from pipelines.platforms.vertex.submission import serving_image_of, settings_of
+        if subject.config.vertex is None:
+            raise NotConcernedError("the configuration has no section vertex")
+        from pipelines.platforms.vertex.submission import serving_image_of
 
-        return serving_image_of(settings_of(subject.config))
+        return serving_image_of(subject.config.vertex)
 
 
 class ImageContext:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,7 +92,12 @@ def test_status_list_logs_and_explain(workspace, second):
     listed = json.loads(workspace.slipway("list", "--json").stdout)
     assert {record["run_id"] for record in listed} == {path.name for path in workspace.runs()}
     assert listed[0] == workspace.record()
-    assert "weights checksum" in workspace.slipway("logs", "--step", "train").stdout
+    raw = workspace.slipway("logs", "--step", "train", "--raw").stdout
+    assert raw == workspace.log("train")
+    assert "absl::InitializeLog" in raw
+    shown = workspace.slipway("logs", "--step", "train").stdout
+    assert "weights checksum" in shown
+    assert not re.search(r"absl|oneDNN|cuda|cuInit|executor output", shown)
     assert "has not failed" in workspace.slipway("explain").stdout
 
 

@@ -159,9 +159,14 @@ def test_builders_that_do_not_build(tmp_path: Path, pictures: Path):
     result = run_on(workspace, pictures, "--set", "model.builder=my_models:broken")
     assert result.returncode == 1
     assert "KeyError: 'lost'" in result.stderr
-    explained = workspace.slipway("explain").stdout
-    assert f'File "{tmp_path / "my_models.py"}", line 8' in explained
-    assert "KeyError: 'lost'" in explained
+    explained = workspace.slipway("explain")
+    assert explained.returncode == 1
+    assert f'File "{tmp_path / "my_models.py"}", line 8' in explained.stdout
+    assert "KeyError: 'lost'" in explained.stdout
+    assert "absl" not in explained.stdout
+    raw = workspace.slipway("explain", "--raw").stdout
+    assert raw.startswith(explained.stdout)
+    assert "absl::InitializeLog" in raw
 
 
 def test_a_batch_that_the_replicas_do_not_share(tmp_path: Path, pictures: Path):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +40,26 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, engine: str, 
     assert "tensorflow" in (caught.value.allowed or "")
     assert engine not in (caught.value.allowed or "")
     installed.verify("tensorflow")
+
+
+def test_every_package_of_an_extra_is_known_by_a_module_of_its_own() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    of_module = metadata.packages_distributions()
+    for extra, requirements in project["optional-dependencies"].items():
+        if extra == "development":
+            continue
+        known = {
+            re.sub(r"[-_.]+", "-", name).lower()
+            for module in installed.EXTRAS[extra]
+            for name in of_module.get(module.partition(".")[0], [module])
+        }
+        names = {re.split(r"[\[<>=; ]", text)[0].replace("_", "-") for text in requirements}
+        missing = names - known - {"slipway"}
+        assert not {name for name in missing if _is_installed(name)}, extra
+
+
+def _is_installed(name: str) -> bool:
+    return any(re.sub(r"[-_.]+", "-", found.name).lower() == name for found in metadata.distributions())
 
 
 def test_what_is_there_passes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,13 +122,19 @@ def test_cancel_ends_the_run_on_the_server(kubeflow: FakeKubeflow) -> None:
         launch.cancel(folder)
 
 
-def test_what_the_server_refuses_is_said_and_recorded(kubeflow: FakeKubeflow) -> None:
+def test_what_the_server_refuses_leaves_no_run_and_a_resumed_one_as_it_was(kubeflow: FakeKubeflow) -> None:
     kubeflow.faults.plan("POST /apis/v2beta1/runs", ServiceError(400, "no"), times=1)
     with pytest.raises(UserError, match="server refused"):
         launch.submit(configuration(host=kubeflow.host))
-    record = runs.find("latest").read()
-    assert (record.status, record.job) == ("failed", None)
-    assert not kubeflow.runs
+    assert list(Path("runs").iterdir()) == []
+    kubeflow.failures["train"] = "OOMKilled (exit code 137)"
+    folder, record = launch.submit(configuration(host=kubeflow.host))
+    failed = launch.watch(folder, record, Events())
+    kubeflow.faults.plan("POST /apis/v2beta1/runs", ServiceError(400, "no"), times=1)
+    with pytest.raises(UserError, match="server refused"):
+        launch.resume(folder)
+    assert folder.read() == failed
+    assert len(kubeflow.runs) == 1
 
 
 def test_a_server_for_several_users_wants_a_profile(kubeflow: FakeKubeflow) -> None:
@@ -174,7 +180,8 @@ def test_the_commands_follow_look_at_and_explain_a_run(kubeflow: FakeKubeflow) -
     assert "✓ train" in done.stdout
     kubeflow.failures["evaluate"] = "the pod was evicted"
     assert slipway("run", "-c", "run.yaml", "--target", "kubeflow").exit_code == 1
-    assert "The step evaluate failed: the pod was evicted" in slipway("explain").stdout
+    explained = slipway("explain")
+    assert (explained.exit_code, "The step evaluate failed: the pod was evicted" in explained.stdout) == (1, True)
     assert "kubectl -n kubeflow logs" in slipway("logs").stderr
     kubeflow.failures.clear()
     assert slipway("run", "--resume", "latest", "--no-wait").exit_code == 0

@@ -45,17 +45,13 @@ def test_a_run_is_submitted_watched_and_recorded(ready_google: FakeGoogle, works
     assert (workspace / "runs" / "latest" / "spec.yaml").is_file()
 
 
-def test_a_run_whose_images_can_not_be_had_is_recorded_as_failed(
-    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
-):
+def test_a_run_whose_images_are_not_possible_is_refused(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     settings = (workspace / "run.yaml").read_text().splitlines()
     (workspace / "run.yaml").write_text("\n".join(line for line in settings if not line.startswith("  image:")))
     ready_google.world.repositories.clear()
     result = slipway(*RUN, "--no-check")
-    assert (result.exit_code, "There is no repository" in result.output) == (1, True), result.output
-    kept = record(workspace)
-    assert (kept["status"], kept["job"]) == ("failed", None)
-    assert "There is no repository" in slipway("explain").output
+    assert (result.exit_code, "There is no repository" in result.output) == (2, True), result.output
+    assert not any((workspace / "runs").iterdir())
     assert ready_google.region.pipelines.jobs == {}
 
 
@@ -125,14 +121,22 @@ def test_a_failure_is_explained_down_to_the_replicas_traceback(
     step = ready_google.region.pipelines.script[TRAIN]
     step.failure = Failure(replica="workerpool1-0")
     step.looks = 3
-    step.logs = {"workerpool0-0": ["epoch 1", "peer lost"], "workerpool1-0": ["epoch 1", *TRACEBACK]}
+    noise = "E0000 00:00:1741000000.000000 12 cuda_dnn.cc:94] Unable to register cuDNN factory: Attempting to register"
+    failed = ["epoch 1", TRACEBACK[0], noise, *TRACEBACK[1:]]
+    step.logs = {"workerpool0-0": ["epoch 1", "peer lost"], "workerpool1-0": failed}
     result = slipway(*RUN, "--hardware", "l4x4*2")
     assert result.exit_code == 1
     error = record(workspace)["error"]
     assert (error["step"], error["replica"]) == ("train", "workerpool1-0")
     assert error["traceback"].splitlines() == TRACEBACK
     assert "logs/viewer" not in error["message"]
-    explained = slipway("explain").output
+    assert noise not in slipway("logs").output
+    assert noise in slipway("logs", "--raw").output
+    assert noise in slipway("explain", "--raw").output
+    result = slipway("explain")
+    assert result.exit_code == 1
+    explained = result.output
+    assert noise not in explained
     assert "The step train failed in the replica workerpool1-0" in explained
     assert "ValueError: loss is nan" in explained
     job = next(job for job in ready_google.region.jobs.jobs.values() if job.display_name == "digits")

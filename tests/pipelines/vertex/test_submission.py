@@ -173,13 +173,40 @@ def test_no_secret_is_written_anywhere(ready_google: FakeGoogle, workspace: Path
     assert len(written) >= 3
 
 
-def test_a_refused_submission_leaves_a_record_that_says_why(
-    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
-):
+def test_a_refused_submission_leaves_no_run(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    assert slipway(*RUN).exit_code == 0
+    ready_google.region.pipelines.script["evaluate"].refused = ServiceError(403, "The caller does not have permission")
+    assert slipway(*RUN).exit_code == 1
+    before = slipway("list", "--json").output
     ready_google.faults.plan("CreatePipelineJob", ServiceError(403, "Permission 'x' denied on resource 'y'."), times=9)
-    result = slipway(*RUN)
+    for command in (RUN, ("run", "--resume", "latest")):
+        result = slipway(*command)
+        assert result.exit_code == 2
+        assert "Vertex AI refused: Permission 'x' denied on resource 'y'." in result.stderr
+        assert slipway("list", "--json").output == before
+    assert [path.name for path in (workspace / "runs").iterdir() if not (path / "run.json").exists()] == []
+    assert len(ready_google.region.pipelines.jobs) == 2
+
+
+def test_a_submission_without_an_answer_leaves_a_failed_run(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SLIPWAY_RETRY_SECONDS", "0.001")
+    ready_google.faults.plan("CreatePipelineJob", ServiceError(503, "Away."), times=99)
+    result = slipway(*RUN, "--json")
     assert result.exit_code == 1
-    assert "Vertex AI refused: Permission 'x' denied on resource 'y'." in result.output
-    listed = json.loads(slipway("list", "--json").output)
-    assert [run["status"] for run in listed] == ["failed"]
-    assert not ready_google.region.pipelines.jobs
+    record = json.loads(result.stdout)
+    assert (record["status"], record["job"]) == ("failed", None)
+    assert "could not be reached" in record["error"]["message"]
+    assert slipway("explain").exit_code == 1
+
+
+@pytest.mark.parametrize("command", [("build", "-c", "run.yaml"), (*RUN, "--no-check"), RUN])
+def test_without_credentials_every_command_exits_with_2(
+    workspace: Path, slipway: Slipway, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    result = slipway(*command, "--set", "vertex.image=null", "--target", "vertex", "--json")
+    assert result.exit_code == 2
+    assert "no credentials" in json.loads(result.stdout)["error"]["message"]
+    assert not any((workspace / "runs").glob("*"))

@@ -1,0 +1,175 @@
+"""What `slipway run` or `compile` refuses, `slipway doctor` refuses too, in the same words; nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from trainer import installed
+from trainer.errors import UserError
+
+DIGITS: dict[str, Any] = {
+    "name": "digits",
+    "data": {"source": "digits"},
+    "model": {"builder": "trainer.models.digits:build"},
+    "train": {"epochs": 1, "batch_size": 64},
+}
+VERTEX = {"project": "p-1", "region": "europe-west4", "bucket": "gs://p-1-runs"}
+KUBEFLOW = {"host": "http://localhost:1", "image": "registry.example.com/trainer:1", "volume": "slipway"}
+BUILDERS = """
+def no_arguments(): ...
+def one(image_shape): ...
+def narrow(image_shape, classes, units=8): ...
+def more(image_shape, classes, *, units): ...
+if __name__ == "__main__": ...
+"""
+
+
+def folder(*paths: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
+    """Makes empty files; a path that ends with a slash is a folder."""
+
+    def make(here: Path, _patch: pytest.MonkeyPatch) -> None:
+        for path in paths:
+            (here / path).parent.mkdir(parents=True, exist_ok=True)
+            (here / path).mkdir(exist_ok=True) if path.endswith("/") else (here / path).write_text("no image")
+
+    return make
+
+
+NOTHING = folder()
+
+
+def builders(here: Path, _patch: pytest.MonkeyPatch) -> None:
+    (here / "own_builders.py").write_text(BUILDERS)
+
+
+def without(*modules: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
+    def hide(_here: Path, patch: pytest.MonkeyPatch) -> None:
+        there = installed._is_there
+        patch.setattr(installed, "_is_there", lambda name: name not in modules and there(name))
+
+    return hide
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration that is refused: in which words, for which commands, in what kind of folder."""
+
+    says: str
+    options: tuple[str, ...] = ()
+    target: str = "local"
+    make: Callable[[Path, pytest.MonkeyPatch], None] = NOTHING
+    more: tuple[tuple[str, Any], ...] = ()
+    compiled: bool = True
+
+
+def data(source: str, says: str, *paths: str) -> Case:
+    return Case(says, ("--set", f"data.source={source}"), make=folder(*paths))
+
+
+def builder(name: str, says: str, *arguments: str, **more: Any) -> Case:
+    return Case(says, ("--set", f"model.builder={name}", *arguments), make=builders, **more)
+
+
+def vertex(says: str, *options: str, **settings: Any) -> Case:
+    return Case(says, options, "vertex", more=(("vertex", {**VERTEX, "serving_image": "e.g/serving:1", **settings}),))
+
+
+CASES = {
+    "an unknown source": data("digist", "There is no source"),
+    "no such folder": data("images:nowhere", "There is no folder"),
+    "an empty folder": data("images:some", "no class folders", "some/"),
+    "images without class folders": data("images:some", "no class folders", "some/a.png"),
+    "an empty class folder": data("images:some", "no images in the class folder", "some/a/1.png", "some/b/"),
+    "folders in class folders": data("images:some", "contains a folder", "some/a/b/1.png"),
+    "a split without classes": data("images:some", "is empty", "some/train/a/1.png", "some/test/"),
+    "no archive": data("images:some.zip", "can not be read", "some.zip"),
+    "a list without its columns": data("csv:some.csv", "no column", "some.csv"),
+    "records without a description": data("tfrecord:some.tfrecord", "no features file", "some.tfrecord"),
+    "no such module": builder("own_builder:build", "There is no Python module"),
+    "no such function": builder("own_builders:build", "has no build"),
+    "a builder without arguments": builder("own_builders:no_arguments", "too many positional arguments"),
+    "a builder of one argument": builder("own_builders:one", "too many positional arguments"),
+    "an unknown argument": builder("own_builders:narrow", "unexpected keyword", "--set", "model.arguments={unit: 3}"),
+    "a missing argument": builder("own_builders:more", "missing a required"),
+    "accelerators of this machine": Case("trains on its CPUs", ("--hardware", "t4x1")),
+    "a batch that is not shared evenly": Case("can not be shared evenly", ("--hardware", "cpu*3")),
+    "a setting that the engine lacks": Case(".", ("--set", "train.engine=jax", "--set", "train.xla=false")),
+    "a champion that is lost": Case("champion", make=folder("models/digits/champion")),
+    "no training packages": Case("package matplotlib is not installed", make=without("matplotlib")),
+    "no package docker": Case(
+        "docker is not installed", ("--runner", "docker"), make=without("docker"), compiled=False
+    ),
+    "no Docker": Case("No Docker API answers", ("--runner", "docker"), compiled=False),
+    "no place on Vertex AI": Case("where on Vertex AI", target="vertex"),
+    "no serving image": vertex("an image that serves it", image="e.g/trainer:1", serving_image=None),
+    "hardware of another region": vertex("europe-west4", "--hardware", "tpu-v5e-2x4", image="e.g/trainer:1"),
+    "a repository of someone else's": vertex("Artifact Registry", build={"repository": "localhost:5000/slipway"}),
+    "code that is not in git": builder(
+        "own_builders:narrow", "git", target="vertex", more=(("vertex", {**VERTEX, "serving_image": "e.g/serving:1"}),)
+    ),
+    "no packages for a cloud": Case(
+        "package tenacity is not installed", target="vertex", make=without("tenacity"), more=(("vertex", VERTEX),)
+    ),
+    "no place on Kubeflow": Case("which Kubeflow cluster", target="kubeflow"),
+    "no Kubeflow server": Case(
+        "no Kubeflow Pipelines server", target="kubeflow", more=(("kubeflow", KUBEFLOW),), compiled=False
+    ),
+    "replicas on Kubeflow": Case(
+        "training is one container", ("--hardware", "cpu*2"), "kubeflow", more=(("kubeflow", KUBEFLOW),)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_doctor_run_and_compile_refuse_alike(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[name]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**DIGITS, **dict(case.more)}))
+    case.make(tmp_path, monkeypatch)
+
+    def slipway(command: str, *more: str) -> Result:
+        arguments = [command, "-c", "run.yaml", "--target", case.target, *case.options, *more]
+        return CliRunner().invoke(app, arguments)
+
+    ran = slipway("run", "--json")
+    assert ran.exit_code == 2, ran.output
+    error = json.loads(ran.stdout)["error"]
+    assert case.says in error["message"]
+    assert not (tmp_path / "runs").exists()
+    doctor = slipway("doctor", "--json")
+    assert doctor.exit_code == 1, doctor.output
+    failed = [row for row in json.loads(doctor.stdout) if row["status"] == "fail"]
+    assert failed[0]["error"] == error
+    if case.compiled:
+        compiled = slipway("compile", "-o", "spec.yaml")
+        assert compiled.exit_code == 2, compiled.output
+        screen = str(UserError.from_dict(error | {"setting": None}))
+        assert re.sub(r"\n  setting: .*", "", compiled.stderr) == f"error: {screen}\n"
+        assert not (tmp_path / "spec.yaml").exists()
+
+
+def test_a_sound_configuration_is_refused_by_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder("some/a/1.png", "some/b/1.png")(tmp_path, monkeypatch)
+    builders(tmp_path, monkeypatch)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(DIGITS))
+    options = ["-c", "run.yaml", "--target", "local", "--set", "data.source=images:some"]
+    options += ["--set", "model.builder=own_builders:more", "--set", "model.arguments={units: 3}"]
+    checked = CliRunner().invoke(app, ["doctor", *options])
+    assert checked.exit_code == 0, checked.output
+    made = CliRunner().invoke(app, ["compile", *options, "-o", "spec.yaml"])
+    assert made.exit_code == 0, made.output
+    assert re.search(r"^# PIPELINE DEFINITION", (tmp_path / "spec.yaml").read_text())
