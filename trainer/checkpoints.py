@@ -7,7 +7,6 @@ the folder that `latest` names is whole. No folder is ever renamed, since a moun
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.durable import replace_file
+from trainer.durable import FULL, replace_file
 
 POINTER = "latest"
 STATE_FILE = "state.npz"
@@ -57,7 +56,7 @@ class Checkpoints:
             replace_file(self._folder / POINTER, folder.name.encode())
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            full = error.errno in FULL
             logger.warning(
                 "could not save a checkpoint at step %d: %s; training goes on and the next one is tried again",
                 checkpoint.step,

@@ -1,8 +1,7 @@
 """What a run tells whoever watches it, as JSON lines.
 
 A step and the trainer inside it append to the file that SLIPWAY_EVENTS names; without it nothing is written, as on
-Vertex, where the logs are what is watched. One `write` a line on a file opened for appending keeps lines whole
-though several processes write.
+Vertex, where the logs are what is watched.
 """
 
 from __future__ import annotations
@@ -13,22 +12,23 @@ import os
 import time
 from typing import Any
 
+from trainer.durable import append_line
+
 EVENTS_VARIABLE = "SLIPWAY_EVENTS"
 STEP_VARIABLE = "SLIPWAY_STEP"
 
 
 def emit(event: str, **fields: Any) -> None:
-    """Append one event: `event` is started, progress, message, finished or failed."""
+    """Append one event: `event` is started, progress, message, finished, failed or cancelled.
+
+    Raises:
+        OSError: The event was not written; the disk is full.
+    """
     path = os.environ.get(EVENTS_VARIABLE)
     if not path:
         return
     record = {"time": time.time(), "step": os.environ.get(STEP_VARIABLE), "event": event, **fields}
-    line = json.dumps(record, default=str) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
+    append_line(path, json.dumps(record, default=str))
 
 
 def progress(done: int, total: int, unit: str, **values: float) -> None:
@@ -39,4 +39,5 @@ def progress(done: int, total: int, unit: str, **values: float) -> None:
 
 def message(text: str) -> None:
     """Report one sentence that the person watching should read."""
-    emit("message", text=text)
+    with contextlib.suppress(OSError):  # nor to end what reports it
+        emit("message", text=text)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer.durable import json_lines
+
 FILE_NAME = "metrics.jsonl"
 KINDS = ("train", "validation")
 _NOT_SCALARS = ("kind", "step", "time")
@@ -131,12 +133,5 @@ class Scalars:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The lines of an earlier history; a last one that was cut short is left out."""
-    lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
-        try:
-            line = json.loads(text)
-        except ValueError:
-            break
-        lines.append(line)
-    return lines
+    """Return the lines of an earlier history."""
+    return json_lines(path.read_bytes()) if path.exists() else []

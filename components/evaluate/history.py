@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from trainer.durable import json_lines
 
 POINTS = 400
 
@@ -51,15 +52,6 @@ class History:
 
 
 def read_history(path: Path) -> History:
-    """The history in a file; an empty one where there is none. A line cut short by a crash is passed over."""
-    records = []
-    if path.is_file():
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict) and "step" in record:
-                    records.append(record)
-    return History(records)
+    """Return the history in a file; an empty one where there is none."""
+    records = json_lines(path.read_bytes()) if path.is_file() else []
+    return History([record for record in records if "step" in record])

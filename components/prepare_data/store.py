@@ -23,13 +23,12 @@ from pydantic import ValidationError
 from components.prepare_data import remote
 from components.prepare_data.index import Summary
 from trainer import events, manifest
-from trainer.durable import replace_file, sync
+from trainer.durable import FULL, replace_file, sync
 from trainer.errors import UserError
 from trainer.manifest import Manifest
 from trainer.places import is_remote, local_path
 
 WORK = re.compile(r"^\.([0-9a-f]{16})\.(work|lock)$")
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Store:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from components.step import WorkFailed
+from trainer.durable import json_lines
 from trainer.export import SAVED_MODEL_FILE
 
 # What of model.json goes along with the model as its metadata.
@@ -54,9 +55,7 @@ def trained_model(output: Path) -> TrainedModel:
 def _validation(path: Path, step: int | None) -> dict[str, float]:
     """What was measured of the weights after `step` steps; of the last ones where that is not known."""
     last: dict[str, float] = {}
-    if path.is_file():
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
-            if record["kind"] == "validation" and step in (None, record["step"]):
-                last = {"loss": record["loss"], "accuracy": record["accuracy"]}
+    for record in json_lines(path.read_bytes()) if path.is_file() else ():
+        if record["kind"] == "validation" and step in (None, record["step"]):
+            last = {"loss": record["loss"], "accuracy": record["accuracy"]}
     return last

@@ -15,7 +15,8 @@ def write(folder: Path, weights_step: int) -> None:
     folder.mkdir(parents=True)
     (folder / "model.json").write_text(json.dumps({"engine": "jax", "weights_step": weights_step}))
     lines = [{"kind": "validation", "step": step, "loss": 1 / step, "accuracy": step / 100} for step in (10, 20, 30)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    torn = '{"kind": "validation", "ste\n'  # what a full disk left of a line
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
 
 
 def test_its_figures_are_those_of_the_weights_that_were_exported(tmp_path: Path) -> None:
