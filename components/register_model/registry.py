@@ -6,7 +6,6 @@ A version appears whole or not at all, and never changes. `champion` is a text f
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import shutil
 import subprocess
@@ -18,14 +17,14 @@ from typing import Any, Literal
 
 from filelock import FileLock
 
-from trainer.durable import replace_file, sync
+from trainer.durable import FULL, replace_file, sync
 from trainer.errors import UserError
 
 METADATA = "metadata.json"
 CHAMPION = "champion"
 LOCK = ".lock"
+MOST_DIGITS = 10
 UNFINISHED = ".unfinished-"
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 # What a verdict was measured against: a version's number, None where there was none, "any" where none was asked for.
 PromoteOver = int | None | Literal["any"]
@@ -178,12 +177,14 @@ class Registry:
         try:
             metadata = json.loads((folder / METADATA).read_bytes())
         except (OSError, ValueError):
+            metadata = None
+        if not isinstance(metadata, dict):
             raise UserError(
-                f"The registered version {folder} can not be read: its {METADATA} is missing or damaged.",
+                f"The registered version {folder} cannot be read: its {METADATA} is missing or damaged.",
                 setting="register.registry",
                 value=str(self.root),
                 mend=f"restore {folder}, or remove the version: rm -r {folder}",
-            ) from None
+            )
         return Version(model, number, folder, metadata)
 
     def _champion_number(self, model: str) -> int | None:
@@ -196,7 +197,9 @@ class Registry:
             return number
         file = self._champion_file(model)
         named = "no version" if number is None else f"version {number}, which is not there"
-        repair = f"echo {numbers[-1]} > {file}" if numbers else f"rm {file}"
+        remove = f"rm -r {file}"
+        write = f"echo {numbers[-1]} > {file}"
+        repair = remove if not numbers else f"{remove}; {write}" if file.is_dir() else write
         raise UserError(
             f"The champion of {model} is unknown: {file} names {named}.",
             setting="evaluate.champion",
@@ -206,12 +209,12 @@ class Registry:
         )
 
     def _alias_number(self, model: str) -> int | None:
-        """The number in the alias file as it stands, None where there is none."""
+        """Return the number in the alias file, None where there is none that can be read."""
         try:
-            text = self._champion_file(model).read_text().strip()
-        except (FileNotFoundError, UnicodeDecodeError):
+            text = self._champion_file(model).read_bytes().strip()
+        except OSError:
             return None
-        return int(text) if text.isascii() and text.isdigit() else None
+        return int(text) if text.isdigit() and len(text) < MOST_DIGITS else None
 
     def _numbers(self, model: str) -> list[int]:
         folder = self.root / model

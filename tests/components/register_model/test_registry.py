@@ -112,7 +112,7 @@ def test_without_a_champion_to_beat_the_model_takes_its_place(tmp_path: Path, mo
     assert registry.champion("digits").metadata["run_id"] == "c"
 
 
-@pytest.mark.parametrize("text", ["9\n", "", "latest", "01"])
+@pytest.mark.parametrize("text", ["9\n", "", "latest", "01", "7" * 5000, "a folder"])
 def test_an_alias_that_names_no_version_is_an_error_with_its_mend(
     tmp_path: Path, model_folder: Path, text: str
 ) -> None:
@@ -122,9 +122,14 @@ def test_an_alias_that_names_no_version_is_an_error_with_its_mend(
     file = registry.root / "digits" / "champion"
     if text == "01":
         shutil.rmtree(registry.root / "digits" / "1")
-    file.write_text(text)
+    if text == "a folder":
+        file.unlink()
+        file.mkdir()
+    else:
+        file.write_text(text)
     with pytest.raises(UserError) as caught:
         registry.champion("digits")
+    assert len(str(caught.value)) < 1500
     assert f"echo 2 > {file}" in caught.value.mend
     assert "--set evaluate.champion=none" in caught.value.mend
     with pytest.raises(UserError):
@@ -141,12 +146,15 @@ def test_a_version_that_the_alias_names_is_not_given_out_anew(tmp_path: Path, mo
     assert number == 2
 
 
-def test_a_version_without_metadata_is_named(tmp_path: Path, model_folder: Path) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", "null", "\N{LATIN SMALL LETTER E WITH ACUTE}"])
+def test_a_version_without_metadata_is_named(tmp_path: Path, model_folder: Path, text: str) -> None:
     registry = Registry(tmp_path / "models")
     version = registry.register("digits", model_folder, {"run_id": "a"}, None).version
-    (version.folder / "metadata.json").write_text("{")
-    with pytest.raises(UserError, match=f"{version.folder} can not be read"):
+    (version.folder / "metadata.json").write_text(text, encoding="latin-1")
+    with pytest.raises(UserError, match=f"{version.folder} cannot be read"):
         registry.champion("digits")
+    with pytest.raises(UserError, match=f"{version.folder} cannot be read"):
+        registry.register("digits", model_folder, {"run_id": "b"}, 1)
 
 
 def _register_in_a_process(root: Path, source: Path, run_id: str, barrier: Any, results: Any) -> None:
