@@ -9,6 +9,7 @@ from pipelines.commands.existing_runs import cancel, explain, list_, logs, statu
 from pipelines.commands.setting_up import doctor, hardware_, migrate, setup
 from pipelines.commands.start import rehearse, run
 from pipelines.schedules.commands import app as schedule_app
+from pipelines.terminal import print_any_character
 
 app = typer.Typer(
     name="slipway",
@@ -38,4 +39,5 @@ app.add_typer(schedule_app, name="schedule")
 
 def main() -> None:
     """The console script's entry."""
+    print_any_character()
     app()

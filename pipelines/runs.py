@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -158,7 +160,7 @@ class RunFolder:
         """
         try:
             record = RunRecord.model_validate_json(self.record_file.read_bytes())
-        except (FileNotFoundError, ValidationError):
+        except (OSError, ValidationError):
             raise UserError(f"{self.path} holds no run record that can be read.", mend="slipway list") from None
         if record.status == "running" and record.process is not None and not record.process.is_alive():
             record.status = "failed"
@@ -175,14 +177,18 @@ class RunFolder:
 
 
 def create(config: RunConfig, root: Path = ROOT) -> RunFolder:
-    """A new run's folder, with its configuration in it; `latest` points to it."""
+    """A new run's folder, with its configuration in it; `latest` points to it. Nothing is left of one that fails."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = RunFolder(root / f"{config.name}-{stamp}-{secrets.token_hex(2)}")
-    folder.path.mkdir(parents=True)
-    folder.logs.mkdir()
-    folder.artifacts.mkdir()
-    folder.configuration_file.write_text(config.as_yaml())
-    _point_latest_to(folder)
+    try:
+        folder.path.mkdir(parents=True)
+        folder.logs.mkdir()
+        folder.artifacts.mkdir()
+        folder.configuration_file.write_text(config.as_yaml())
+        _point_latest_to(folder)
+    except OSError:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
     return folder
 
 
@@ -199,8 +205,9 @@ def find(run_id: str, root: Path = ROOT) -> RunFolder:
         UserError: There is no such run.
     """
     path = root / run_id
-    if path.is_dir():
-        return RunFolder(path.resolve())
+    with contextlib.suppress(OSError):  # no file system accepts a name of 300 characters
+        if path.is_dir():
+            return RunFolder(path.resolve())
     known = [folder.run_id for folder in folders(root)]
     near = nearest(run_id, known)
     raise UserError(

@@ -7,6 +7,7 @@ raise this one class; the command line prints it without a traceback.
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import sys
 from collections.abc import Iterable
@@ -75,6 +76,31 @@ class UserError(Exception):
     def from_dict(cls, fields: dict[str, Any]) -> UserError:
         """The inverse of `as_dict`."""
         return cls(**fields)
+
+
+# What fixes an error of the operating system that is not the program's, by its number.
+_SYSTEM_FIXES = {
+    errno.ENOSPC: "free disk space there, then repeat the command",
+    errno.EDQUOT: "free some of your disk quota, then repeat the command",
+    errno.EROFS: "repeat the command in a folder that you can write to",
+    errno.EACCES: "repeat the command in a folder that you can write to, or change the permissions",
+    errno.EPERM: "repeat the command in a folder that you can write to, or change the permissions",
+    errno.ENAMETOOLONG: "use a shorter name",
+}
+
+
+def system_error(error: BaseException) -> UserError | None:
+    """Return the user's view of what the operating system refused: a full disk, a folder without write permission.
+
+    Returns:
+        None for any other error, which is a defect of the program.
+    """
+    if not isinstance(error, OSError) or error.errno not in _SYSTEM_FIXES:
+        return None
+    path = "" if error.filename is None else str(error.filename)
+    path = path if len(path) < 200 else f"{path[:60]}… ({len(path)} characters)"
+    message = f"{error.strerror}: {path}" if path else str(error.strerror)
+    return UserError(f"{message}.", mend=_SYSTEM_FIXES[error.errno])
 
 
 def report(error: UserError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,9 +63,26 @@ def test_an_unknown_run_names_the_nearest(tmp_path, config):
     assert caught.value.nearest == folder.run_id
 
 
-def test_a_damaged_record_is_named(tmp_path, config):
+@pytest.mark.parametrize("run_id", ["a" * 300, "a/" * 3000])
+def test_a_name_that_no_file_system_accepts_is_an_unknown_run(tmp_path, run_id):
+    with pytest.raises(UserError, match="There is no run"):
+        runs.find(run_id, tmp_path)
+
+
+def test_a_run_that_cannot_be_created_leaves_nothing(tmp_path, config, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        runs.create(config, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ['{"run_id": ', "[]", "null"])
+def test_a_damaged_record_is_named(tmp_path, config, text):
     folder = runs.create(config, tmp_path)
-    folder.record_file.write_text('{"run_id": ')
+    folder.record_file.write_text(text)
     with pytest.raises(UserError, match=folder.run_id):
         folder.read()
 
