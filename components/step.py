@@ -6,6 +6,7 @@ platform SLIPWAY_LOGS names the folder that gets `<step>.log`; elsewhere the ste
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -15,32 +16,32 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from trainer import events
-from trainer.errors import UserError, report
+from trainer.errors import UserError, report, system_error
+from trainer.stopping import stop_signals
 
 LOGS_VARIABLE = "SLIPWAY_LOGS"
 
 
 class Terminated(BaseException):
-    """The step was asked to stop (SIGTERM); raised in the main thread so that everything open is closed."""
+    """The step was asked to stop by a signal; raised in the main thread so that everything open is closed."""
 
 
 class _Termination:
-    """Whether SIGTERM has come, and whether it waits for a safe moment."""
+    """Whether a signal to stop has come, and whether it waits for a safe moment."""
 
     requested = False
     deferred = False
 
 
-@contextmanager
+@contextlib.contextmanager
 def termination_deferred() -> Iterator[None]:
-    """Within, SIGTERM waits for `raise_if_terminated`, or for the end of the context.
+    """Within, a signal to stop waits for `raise_if_terminated`, or for the end of the context.
 
     An exception may come between any two instructions, such as the two by which subprocess takes and releases a lock.
     """
@@ -53,7 +54,7 @@ def termination_deferred() -> Iterator[None]:
 
 
 def raise_if_terminated() -> None:
-    """Raise `Terminated` if SIGTERM has come."""
+    """Raise `Terminated` if a signal to stop has come."""
     if _Termination.requested:
         raise Terminated
 
@@ -75,43 +76,53 @@ class Outcome:
     outputs: dict[str, Any] = field(default_factory=dict)
 
 
-@contextmanager
+@contextlib.contextmanager
 def step(name: str) -> Iterator[Outcome]:
     """Run a step's work.
 
     A `UserError` ends the process with one screen and, for `slipway explain`, one line of JSON; any other exception
-    keeps its traceback. Both are reported as the event `failed`.
+    keeps its traceback. Both are reported as the event `failed`. A step whose event `finished` cannot be written has
+    failed: nobody would know its outputs.
     """
     os.environ[events.STEP_VARIABLE] = name
-    _send_output_to_log(name)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True)
-    signal.signal(signal.SIGTERM, _terminate)
-    started = time.monotonic()
-    events.emit("started")
     outcome = Outcome()
     try:
+        _send_output_to_log(name)
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True)
+        for number in stop_signals():
+            signal.signal(number, _terminate)
+        started = time.monotonic()
+        events.emit("started")
         yield outcome
+        events.emit(
+            "finished",
+            seconds=round(time.monotonic() - started, 3),
+            peak_memory_bytes=_peak_memory_bytes(),
+            reused=outcome.reused,
+            outputs=outcome.outputs,
+        )
     except UserError as error:
+        _fail(error.as_dict())
         report(error)
-        events.emit("failed", error=error.as_dict())
         sys.exit(1)
     except WorkFailed as error:
+        _fail({"message": error.message, "traceback": error.traceback})
         print(error, file=sys.stderr, flush=True)
-        events.emit("failed", error={"message": error.message, "traceback": error.traceback})
         sys.exit(1)
     except Terminated:
-        events.emit("cancelled")
+        with contextlib.suppress(OSError):
+            events.emit("cancelled")
         sys.exit(143)
     except Exception as error:
-        events.emit("failed", error=_internal(error))
+        refused = system_error(error)
+        _fail(refused.as_dict() if refused else _internal(error))
         raise
-    events.emit(
-        "finished",
-        seconds=round(time.monotonic() - started, 3),
-        peak_memory_bytes=_peak_memory_bytes(),
-        reused=outcome.reused,
-        outputs=outcome.outputs,
-    )
+
+
+def _fail(error: dict[str, Any]) -> None:
+    """Report the event `failed`; on a full disk, whoever watches the run notices by itself."""
+    with contextlib.suppress(OSError):
+        events.emit("failed", error=error)
 
 
 def _peak_memory_bytes() -> int:
@@ -149,7 +160,8 @@ def _send_output_to_log(name: str) -> None:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in stop_signals():
+        signal.signal(number, signal.SIG_IGN)
     _Termination.requested = True
     if not _Termination.deferred:
         raise Terminated

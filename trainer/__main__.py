@@ -1,6 +1,7 @@
 """A training worker: `python -m trainer --config JSON`, one process a replica, with the environment that Vertex gives.
 
-Exit status: 0 trained and exported; 1 failed; 138 another replica is gone; 143 stopped by SIGTERM, saved if possible.
+Exit status: 0 trained and exported; 1 failed; 138 another replica is gone; 143 stopped by SIGTERM or SIGHUP, saved if
+possible.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from trainer.config import JobConfig
 from trainer.engines import Engine, PeerLost
 from trainer.errors import UserError, report
 from trainer.export import export
-from trainer.failures import bad_image
+from trainer.failures import bad_image, full_disk
 from trainer.metrics import Metrics
 from trainer.places import Places, local_path, places
 from trainer.quick_import import import_tensorflow
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger.error("another replica is gone (its log says why); this one can not go on alone: %s", error)
         return PEER_LOST_EXIT_CODE
     except Exception as error:
-        if (told := bad_image(error)) is not None:
+        if (told := bad_image(error) or full_disk(error)) is not None:
             report(told)
             return 1
         traceback.print_exc()

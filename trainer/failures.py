@@ -1,13 +1,16 @@
-"""What ends a training and can be mended: a loss that is no number, a memory that is too small, a bad image."""
+"""Training failures that the user can fix: a loss that is no number, too little memory, a bad image, a full disk."""
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import re
 
 import numpy as np
 
 from trainer.config import JobConfig
+from trainer.durable import FULL
 from trainer.engines import OutOfMemory, StepFigures
 from trainer.errors import UserError
 
@@ -75,4 +78,14 @@ def bad_image(error: Exception) -> UserError | None:
         f"An image of the data set can not be decoded ({found[0]}): when the set was prepared, not every image was "
         "decoded, but only its header looked at.",
         mend="--set data.check=decode, which prepares a set without such images",
+    )
+
+
+def full_disk(error: Exception) -> UserError | None:
+    """Return the error of a full disk, where `error` says so in the words of the operating system or an engine."""
+    if getattr(error, "errno", None) not in FULL and os.strerror(errno.ENOSPC) not in str(error):
+        return None
+    return UserError(
+        f"No space is left on the disk: {str(error).strip().splitlines()[0]}",
+        mend="free disk space there, then slipway run --resume latest",
     )

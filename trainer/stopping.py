@@ -1,4 +1,4 @@
-"""Ending on SIGTERM: at once while nothing would be lost, else at the next moment when all can be saved."""
+"""Ending on SIGTERM or SIGHUP: at once while nothing would be lost, else at the next moment when all can be saved."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ PROMPT_SECONDS = 3.0
 ASKED_TO_STOP = "asked to stop"
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that stop a run: SIGTERM, and SIGHUP unless this process was started to ignore it (nohup)."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGHUP)
+
+
 class Stopped(SystemExit):
     """All replicas have saved the same step, and end together."""
 
@@ -34,7 +40,7 @@ class Stopped(SystemExit):
 class StopRequest:
     """Whether this process was asked to stop.
 
-    Outside of `deferred` SIGTERM raises SystemExit(143) at once. Within it only `requested` becomes true; whoever
+    Outside of `deferred` such a signal raises SystemExit(143) at once. Within it only `requested` becomes true; whoever
     deferred it looks, saves and exits. Whatever hangs, the process is gone `DEADLINE_SECONDS` after the signal.
     """
 
@@ -49,8 +55,9 @@ class StopRequest:
         threading.Thread(target=self._enforce_deadline, daemon=True).start()
 
     def install(self) -> None:
-        """Take over SIGTERM; again after a library installed a handler of its own."""
-        signal.signal(signal.SIGTERM, self._handle)
+        """Take over the signals to stop; again after a library installed a handler of its own."""
+        for number in stop_signals():
+            signal.signal(number, self._handle)
         signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
 
     @contextlib.contextmanager
@@ -82,7 +89,7 @@ class StopRequest:
             sys.exit(EXIT_CODE)
 
     def _enforce_deadline(self) -> None:
-        while self._read_end.recv(1) != bytes([signal.SIGTERM]):
+        while self._read_end.recv(1)[0] not in (signal.SIGTERM, signal.SIGHUP):
             pass
         asked_at = time.monotonic()
         while True:

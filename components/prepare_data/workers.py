@@ -25,7 +25,7 @@ Tick = Callable[[int], None]
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_END = 5.0
 # What workers hear in their own way.
-OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class WorkerDied(Exception):
@@ -139,8 +139,9 @@ class Workers(Generic[Task, Result]):
 
 def _serve(connection: Connection, work: Callable[[Any, Tick], Any], parent: int) -> None:
     """A worker's life: tasks until the parent ends it or is gone."""
-    # The parent hears Ctrl-C and SIGTERM, and ends its workers.
+    # The parent hears Ctrl-C, SIGTERM and a terminal that closes, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OWN_SIGNALS)
 

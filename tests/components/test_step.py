@@ -60,10 +60,11 @@ def test_a_failure_elsewhere_brings_that_traceback(tmp_path):
     assert events[-1]["error"] == {"message": "It failed.", "traceback": "Traceback of the other"}
 
 
-def test_sigterm_unwinds_the_step(tmp_path):
-    body = """
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_stop_unwinds_the_step(tmp_path, number):
+    body = f"""
     try:
-        os.kill(os.getpid(), 15); time.sleep(5)
+        os.kill(os.getpid(), {number:d}); time.sleep(5)
     finally:
         print("closed")
     """
@@ -71,6 +72,34 @@ def test_sigterm_unwinds_the_step(tmp_path):
     assert code == 128 + signal.SIGTERM
     assert [event["event"] for event in events] == ["started", "cancelled"]
     assert log == "closed\n"
+
+
+def test_a_closed_terminal_does_not_stop_what_nohup_started(tmp_path):
+    body = "os.kill(os.getpid(), signal.SIGHUP); outcome.outputs['n'] = 3"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as a new process inherits it
+    try:
+        code, events, _ = run_step(tmp_path, body)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert code == 0
+    assert events[-1]["outputs"] == {"n": 3}
+
+
+def test_what_the_operating_system_refuses_is_a_users_mistake(tmp_path):
+    _, events, log = run_step(tmp_path, "raise OSError(28, os.strerror(28), '/data/shard')")
+    assert events[-1]["error"]["message"] == "No space left on device: /data/shard."
+    assert "free disk space" in events[-1]["error"]["mend"]
+    assert "Traceback" in log
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+@pytest.mark.parametrize("body", ["pass", "{}['lost']", "os.kill(os.getpid(), 15); time.sleep(5)"])
+def test_a_step_that_cannot_say_how_it_ended_has_failed(tmp_path, body):
+    """Else the platform keeps a result whose outputs nobody knows."""
+    code = "from components.step import *\nfrom trainer import events\nimport os, time\n"
+    code += f"with step('train') as outcome:\n    os.environ[events.EVENTS_VARIABLE] = '/dev/full'\n    {body}\n"
+    environment = {**os.environ, "SLIPWAY_LOGS": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True).returncode != 0
 
 
 @pytest.mark.parametrize("value", [3, None, "text", 1.5, True])

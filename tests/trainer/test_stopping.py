@@ -1,4 +1,4 @@
-"""SIGTERM: at once where nothing is lost, later where all can be saved, and in the end whatever hangs."""
+"""SIGTERM and SIGHUP: at once where nothing is lost, later where all can be saved, and in the end whatever hangs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def run(body: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", PROGRAM.format(body=body)], capture_output=True, text=True, timeout=30)
 
 
-def test_it_ends_at_once_when_nothing_is_deferred() -> None:
-    assert run("os.kill(os.getpid(), signal.SIGTERM); print('still here')").stdout == ""
-    assert run("os.kill(os.getpid(), signal.SIGTERM)").returncode == 143
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_it_ends_at_once_when_nothing_is_deferred(name: str) -> None:
+    ended = run(f"os.kill(os.getpid(), signal.{name}); print('still here')")
+    assert (ended.stdout, ended.returncode) == ("", 143)
 
 
 def test_deferred_it_is_looked_at_when_it_suits() -> None:
@@ -40,7 +41,7 @@ def test_deferred_it_is_looked_at_when_it_suits() -> None:
 # A call that, like an engine's, gives Python no chance to run a handler: a lock taken twice.
 HANGING = """
 lock, library = ctypes.create_string_buffer(128), ctypes.CDLL(None)
-threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+threading.Timer(0.2, os.kill, (os.getpid(), signal.{})).start()
 with {}:
     library.pthread_mutex_lock(lock), library.pthread_mutex_lock(lock)
 """
@@ -48,13 +49,17 @@ with {}:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a lock of zeros is Linux's")
 @pytest.mark.parametrize(
-    ("where", "at_least"),
-    [("stop.deferred()", 5), ("contextlib.nullcontext()", 0.5), ("stop.deferred(), stop.at_once()", 0.5)],
+    ("name", "where", "at_least"),
+    [
+        ("SIGTERM", "stop.deferred()", 5),
+        ("SIGHUP", "contextlib.nullcontext()", 0.5),
+        ("SIGTERM", "stop.deferred(), stop.at_once()", 0.5),
+    ],
     ids=["with something to save", "with nothing to save", "while measuring"],
 )
-def test_it_ends_in_the_end_also_from_within_a_library(where: str, at_least: float) -> None:
+def test_it_ends_in_the_end_also_from_within_a_library(name: str, where: str, at_least: float) -> None:
     start = "import contextlib, ctypes, threading\nprint(time.monotonic(), flush=True)\n"
-    ended = run(start + HANGING.format(where))
+    ended = run(start + HANGING.format(name, where))
     assert ended.returncode == 143
     assert time.monotonic() - float(ended.stdout) >= at_least, "it had no time to save"
 
