@@ -157,6 +157,7 @@ def _end(children: list[_Child]) -> None:
     """End what still runs: asked first, killed after the grace time."""
     for child in children:
         child.signal(signal.SIGTERM)
+        child.signal(signal.SIGCONT)  # a frozen one hears nothing else
     deadline = time.monotonic() + GRACE_SECONDS
     for child in children:
         try:

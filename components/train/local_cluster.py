@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -64,8 +65,9 @@ def run_local_cluster(
             raise_if_terminated()  # what ended them may have been meant for this process, too
             restart = policy.next(workers, ended)
             text = policy.describe(restart)
-            log.write(f"{text}\n")
-            log.flush()
+            with contextlib.suppress(OSError):  # a full disk does not end the training
+                log.write(f"{text}\n")
+                log.flush()
             events.message(text)
             _sleep(restart.waited_seconds)
 
@@ -138,6 +140,7 @@ def _stop(workers: Sequence[Worker]) -> None:
     running = [worker for worker in workers if worker.exit_code is None]
     for worker in running:
         worker.signal(signal.SIGTERM)
+        worker.signal(signal.SIGCONT)  # a frozen one hears nothing else
     deadline = time.monotonic() + GRACE_SECONDS
     while running and time.monotonic() < deadline:
         running = [worker for worker in running if worker.exit_code is None]

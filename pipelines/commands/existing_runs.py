@@ -118,6 +118,7 @@ def cancel(run_id: Run = "latest") -> None:
     if record.status != "running" or record.process is None:
         raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", mend="slipway list")
     os.kill(record.process.pid, signal.SIGTERM)
+    os.kill(record.process.pid, signal.SIGCONT)  # it may have been suspended with Ctrl-Z
     while folder.read().status == "running":
         time.sleep(0.1)
     console.print(f"{record.run_id}: {folder.read().status}", highlight=False)

@@ -148,7 +148,7 @@ def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool
     if record.status == "failed":
         error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
         go_on = f"slipway run --resume {record.run_id}"
-        if record.error is None or record.error.mend != go_on:
+        if record.error is None or go_on not in (record.error.mend or ""):
             error_console.print(f"  go on: {go_on}", highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED)
     if record.rehearsal:

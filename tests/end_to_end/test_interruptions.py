@@ -1,10 +1,14 @@
-"""Stopped at any time: kill -9, Ctrl-C, SIGTERM and cancel; the run goes on from where it was."""
+"""Stopped at any time: kill -9, Ctrl-C, a closed terminal and cancel; the run can be resumed from where it was."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import select
 import signal
+import time
 
 import psutil
 import pytest
@@ -58,19 +62,40 @@ def test_a_trainer_killed_in_mid_epoch_goes_on_from_its_checkpoint(space):
     assert len(checksums) == 1, "a run that was killed ends with the weights of one that was not"
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "cancel"])
+@pytest.mark.parametrize("how", ["Ctrl-C", "closed terminal", "cancel"])
 def test_a_stop_leaves_nothing_running_and_can_go_on(space, how):
-    process = space.start(*LONG, "--hardware", "cpu*2")
-    wait_for(lambda: checkpoint_pointer(space))
+    """`cancel` with a replica and the command line itself frozen, the latter as by Ctrl-Z."""
+    process, terminal = space.start_in_terminal(*LONG, "--hardware", "cpu*2")
+    shown = b""
+
+    def read_until(condition):
+        nonlocal shown
+        with contextlib.suppress(OSError):  # the command has ended
+            while select.select([terminal], [], [], 0)[0]:
+                shown += os.read(terminal, 65536)
+        return condition()
+
+    wait_for(lambda: read_until(lambda: checkpoint_pointer(space)))
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(trainers(space.path)) == 2
-    if how == "cancel":
+    if how == "Ctrl-C":
+        os.write(terminal, b"\x03")
+    elif how == "cancel":
+        frozen = trainers(space.path)[1]
+        frozen.suspend()
+        wait_for(lambda: read_until(lambda: f"kill -CONT {frozen.pid}".encode() in shown), seconds=20)
+        process.send_signal(signal.SIGSTOP)
+        started = time.monotonic()
         assert "cancelled" in space.slipway("cancel").stdout
+        assert time.monotonic() - started < 15
+    if how == "closed terminal":
+        os.close(terminal)
+        process.wait(timeout=40)
     else:
-        process.send_signal(getattr(signal, how))
-    output, error = process.communicate(timeout=40)
-    assert process.returncode == 130, output + error
-    assert "slipway run --resume" in output
+        wait_for(lambda: read_until(lambda: process.poll() is not None), seconds=40)
+        assert b"slipway run --resume" in shown
+        os.close(terminal)
+    assert process.returncode == 130, shown
     record = space.record()
     assert record["status"] == "cancelled"
     assert steps(record)["train"]["status"] == "cancelled"

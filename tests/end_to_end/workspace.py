@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +36,21 @@ class Workspace:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def start_in_terminal(self, *arguments: str) -> tuple[subprocess.Popen[bytes], int]:
+        """Start a command as the foreground of a terminal of its own; gives the terminal's other end, too."""
+        ours, theirs = os.openpty()
+        process = subprocess.Popen(
+            [*SLIPWAY, *arguments],
+            cwd=self.path,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+        return process, ours
 
     def slipway(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments, **environment)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -25,18 +24,24 @@ from components.step import LOGS_VARIABLE
 from pipelines.config import RunConfig
 from pipelines.platforms.local.containers import stop_containers
 from pipelines.runs import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord
+from trainer.durable import json_lines
 from trainer.errors import UserError
 from trainer.events import EVENTS_VARIABLE
+from trainer.stopping import stop_signals
 
 STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
 BUILD_IMAGE = "build_image"
 POLL_SECONDS = 0.1
 STOP_SECONDS = 20.0
+# A process must be stopped at two looks before the run says so.
+FROZEN_LOOK_SECONDS = 2.0
+# With less free space, a step that ended without a result is taken to have met a full disk.
+FULL_DISK_BYTES = 2**20
 LOG_LINES = 12
 
 
 class Interrupted(Exception):
-    """The run was asked to stop: Ctrl-C, SIGTERM or `slipway cancel`."""
+    """The run was asked to stop: Ctrl-C, SIGTERM, a closed terminal (SIGHUP) or `slipway cancel`."""
 
 
 class Watcher(Protocol):
@@ -68,10 +73,14 @@ def new_record(
 def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watcher) -> RunRecord:
     """Run (or go on with) the run in `folder` to its end, and give its record.
 
-    A stop by SIGINT or SIGTERM ends every process of the run and gives a record with the status cancelled.
+    A stop by SIGINT, SIGTERM or SIGHUP ends every process of the run and gives a record with the status cancelled.
+
+    Raises:
+        UserError: The run folder was deleted meanwhile; every process of the run has ended.
+        OSError: The run's record cannot be written at the start.
     """
-    # What happened after the last look of a watcher that was killed is still in the events.
-    seen = _follow(folder, record, None, 0)
+    follower = _Follower(folder, record, watcher)
+    follower.catch_up()
     if record.champion is None or record.step("evaluate").status != "succeeded":
         record.champion = champion_to_beat(config, rehearsal=record.rehearsal)
     record.status, record.error, record.ended = "running", None, None
@@ -84,8 +93,8 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     folder.write(record)
     started = time.monotonic()
     try:
-        with _stop_signals() as stop, tempfile.TemporaryDirectory(prefix="slipway-") as temporary:
-            finished = _execute(folder, record, watcher, seen, stop, temporary)
+        with _stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="slipway-") as temporary:
+            finished = _execute(folder, record, follower, stop, temporary)
         _conclude(folder, record, finished)
     except Interrupted:
         record.status = "cancelled"
@@ -95,13 +104,11 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     record.ended = datetime.now(UTC)
     record.seconds = round(time.monotonic() - started, 3)
     record.process = None
-    folder.write(record)
+    follower.save()
     return record
 
 
-def _execute(
-    folder: RunFolder, record: RunRecord, watcher: Watcher, seen: int, stop: StopRequest, temporary: str
-) -> bool:
+def _execute(folder: RunFolder, record: RunRecord, follower: _Follower, stop: StopRequest, temporary: str) -> bool:
     """Start the executing process and follow its events until it ends; whether it ended well."""
     command = [sys.executable, "-m", "pipelines.platforms.local.execute", str(folder.path)]
     command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
@@ -115,6 +122,8 @@ def _execute(
         "TMPDIR": temporary,
         # The folder that the command is given in may well have a package `trainer` of the user's own.
         "PYTHONSAFEPATH": "1",
+        # Logs hold any character, whatever the terminal's encoding.
+        "PYTHONIOENCODING": "utf-8",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
     }
     with (folder.logs / "pipeline.log").open("a") as log:
@@ -125,13 +134,14 @@ def _execute(
         while process.poll() is None:
             if stop.requested:
                 raise Interrupted
-            seen = _follow(folder, record, watcher, seen)
+            follower.follow()
+            follower.look_for_frozen(process.pid)
             time.sleep(POLL_SECONDS)
     finally:
         stop_session(process)
         if record.runner == "docker":
             stop_containers(folder.run_id)
-        _follow(folder, record, watcher, seen)
+        follower.follow()
     return process.returncode == 0
 
 
@@ -144,25 +154,38 @@ def champion_to_beat(config: RunConfig, *, rehearsal: bool) -> str:
 
 @dataclass
 class StopRequest:
-    """Whether SIGINT or SIGTERM has come. It is looked at, not raised: an exception could come at a bad moment."""
+    """Whether a signal to stop has come. It is checked, not raised: an exception could come at a bad moment."""
 
     requested: bool = False
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[StopRequest]:
-    """Let SIGINT and SIGTERM ask for a stop; while one is under way, further ones do nothing more."""
+def _stop_on_signals() -> Iterator[StopRequest]:
+    """Let SIGINT, SIGTERM and SIGHUP ask for a stop; while one is in progress, further ones have no effect."""
     stop = StopRequest()
 
-    def request(_number: int, _frame: FrameType | None) -> None:
+    def request(number: int, _frame: FrameType | None) -> None:
         stop.requested = True
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
 
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, *stop_signals())}
     try:
         yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _leave_closed_terminal() -> None:
+    """Discard what is still printed when the terminal has been closed: every write to it would fail."""
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            discard = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(discard, descriptor)
+            os.close(discard)
 
 
 def stop_session(process: subprocess.Popen[bytes]) -> None:
@@ -171,6 +194,7 @@ def stop_session(process: subprocess.Popen[bytes]) -> None:
     for member in members:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.terminate()
+            member.resume()  # a frozen process handles no signal before it is continued
     _, alive = psutil.wait_procs(members, timeout=STOP_SECONDS)
     for member in alive + _session(process.pid):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -180,31 +204,94 @@ def stop_session(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _session(leader: int) -> list[psutil.Process]:
-    """The living processes of the session that `leader` leads."""
+def _session(leader: int, *, frozen: bool = False) -> list[psutil.Process]:
+    """Return the living processes of the session that `leader` leads, or only those that were stopped by a signal."""
     members = []
-    for process in psutil.process_iter(["status"]):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getsid(process.pid) == leader and process.info["status"] != psutil.STATUS_ZOMBIE:
-                members.append(process)
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if os.getsid(process.pid) == leader:
+                status = process.status()
+                if status == psutil.STATUS_STOPPED if frozen else status != psutil.STATUS_ZOMBIE:
+                    members.append(process)
     return members
 
 
-def _follow(folder: RunFolder, record: RunRecord, watcher: Watcher | None, seen: int) -> int:
-    """Take in the events after byte `seen`; gives the byte to go on from."""
-    if not folder.events_file.exists():
-        return seen
-    with folder.events_file.open("rb") as file:
-        file.seek(seen)
-        data = file.read()
-    whole = data[: data.rfind(b"\n") + 1]
-    for line in whole.splitlines():
-        event = json.loads(line)
-        if _apply(record, event) and watcher:
-            folder.write(record)
-        if watcher:
-            watcher.event(record, event)
-    return seen + len(whole)
+class _Follower:
+    """Keeps a run's record up to date with its events, and shows them to whoever watches."""
+
+    def __init__(self, folder: RunFolder, record: RunRecord, watcher: Watcher) -> None:
+        self._folder, self._record, self._watcher = folder, record, watcher
+        self._seen = 0  # bytes of the events file
+        self._unsaved = self._warned = False
+        self._frozen: dict[int, int] = {}  # process id: at how many looks it was stopped
+        self._frozen_at = 0.0
+
+    def catch_up(self) -> None:
+        """Apply the events that a watcher did not see because it was killed."""
+        for event in self._new_events():
+            _apply(self._record, event)
+
+    def follow(self) -> None:
+        """Apply and show the events since the last call.
+
+        Raises:
+            UserError: The run folder was deleted.
+        """
+        if not self._folder.record_file.exists():
+            raise UserError(
+                f"The run folder {self._folder.path} was deleted during the run; its processes were stopped.",
+                mend="slipway run, to start a new one",
+            )
+        for event in self._new_events():
+            if _apply(self._record, event):
+                self.save()
+            self._show(event)
+        if self._unsaved:
+            self.save()
+
+    def save(self) -> None:
+        """Write the record; where that fails, as on a full disk, warn once and try again at the next call."""
+        try:
+            self._folder.write(self._record)
+            self._unsaved = self._warned = False
+        except OSError as error:
+            self._unsaved = True
+            if not self._warned:
+                self._warned = True
+                self._say(f"warning: cannot write {self._folder.record_file}: {error.strerror}; retrying")
+
+    def look_for_frozen(self, leader: int) -> None:
+        """Say which processes of the session that `leader` leads were stopped (SIGSTOP): the run waits for them."""
+        if time.monotonic() - self._frozen_at < FROZEN_LOOK_SECONDS:
+            return
+        self._frozen_at = time.monotonic()
+        self._frozen = {
+            pid: self._frozen.get(pid, 0) + 1 for pid in (process.pid for process in _session(leader, frozen=True))
+        }
+        for pid in (pid for pid, looks in self._frozen.items() if looks == 2):
+            self._say(
+                f"warning: process {pid} of this run is frozen (SIGSTOP), and the run waits for it.\n"
+                f"  continue it: kill -CONT {pid}\n"
+                f"  or stop the run: slipway cancel {self._record.run_id}"
+            )
+
+    def _new_events(self) -> list[dict[str, Any]]:
+        if not self._folder.events_file.exists():
+            return []
+        with self._folder.events_file.open("rb") as file:
+            file.seek(self._seen)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._seen += len(whole)
+        return json_lines(whole)
+
+    def _say(self, text: str) -> None:
+        step = next((step for step in self._record.steps if step.status == "running"), self._record.steps[0])
+        self._show({"event": "message", "step": step.name, "text": text})
+
+    def _show(self, event: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a terminal that was closed
+            self._watcher.event(self._record, event)
 
 
 def _apply(record: RunRecord, event: dict[str, Any]) -> bool:
@@ -250,8 +337,9 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
     """The status of a run whose executing process has ended by itself."""
     evaluation = record.step("evaluate")
     if evaluation.status == "succeeded":
-        shutil.copyfile(evaluation.outputs["report"], folder.report_file)
-        record.report = str(folder.report_file)
+        record.report = evaluation.outputs["report"]
+        with contextlib.suppress(OSError):  # a full disk: the step's own report serves
+            record.report = str(shutil.copyfile(evaluation.outputs["report"], folder.report_file))
     # A step that has not said that it finished has not, whatever became of its process or container.
     if finished and not any(step.status == "running" for step in record.steps):
         record.status = "succeeded"
@@ -263,6 +351,12 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
     running = next((step for step in record.steps if step.status == "running"), None)
     if running is not None:
         running.status = "failed"
+    if record.error is None and shutil.disk_usage(folder.path).free < FULL_DISK_BYTES:
+        record.error = ErrorRecord(
+            step=running.name if running else None,
+            message=f"No space is left on the disk of {folder.path}.",
+            mend=f"free disk space there, then slipway run --resume {record.run_id}",
+        )
     if record.error is None:
         log = folder.logs / (f"{running.name}.log" if running else "pipeline.log")
         record.error = ErrorRecord(

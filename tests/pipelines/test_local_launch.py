@@ -1,0 +1,159 @@
+"""A run on this machine as its watcher sees it: torn events, a full disk, a frozen process, a deleted folder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import runs
+from pipelines.config import RunConfig
+from pipelines.platforms.local import launch
+from pipelines.runs import RunFolder, RunRecord
+from trainer.durable import append_line
+from trainer.errors import UserError
+
+
+class Shown:
+    """A watcher that keeps the messages and the kinds of all events."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.messages: list[str] = []
+
+    def event(self, record: RunRecord, event: dict[str, Any]) -> None:
+        assert record.step(event["step"])
+        self.kinds.append(event["event"])
+        if event["event"] == "message":
+            self.messages.append(event["text"])
+
+
+CONFIG = RunConfig.model_validate(
+    {"name": "digits", "data": {"source": "digits"}, "model": {"builder": "a:b"}, "train": {"epochs": 1}}
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return runs.create(CONFIG, tmp_path / "runs")
+
+
+@pytest.fixture
+def record(folder: RunFolder) -> RunRecord:
+    record = launch.new_record(folder, CONFIG, rehearsal=False)
+    folder.write(record)
+    return record
+
+
+def happened(folder: RunFolder, kind: str, step: str = "train", **fields: Any) -> None:
+    append_line(folder.events_file, json.dumps({"step": step, "event": kind, **fields}))
+
+
+FINISHED = {"seconds": 1.0, "peak_memory_bytes": 1, "reused": False, "outputs": {}}
+
+
+def test_events_that_a_full_disk_tore_are_skipped(folder: RunFolder, record: RunRecord) -> None:
+    happened(folder, "started")
+    with folder.events_file.open("ab") as file:
+        file.write(b'{"step": "train", "event": "prog')
+    shown = Shown()
+    follower = launch._Follower(folder, record, shown)
+    follower.follow()
+    happened(folder, "finished", **FINISHED)
+    follower.follow()
+    assert shown.kinds == ["started", "finished"]
+    assert folder.read().step("train").status == "succeeded"
+
+    resumed = launch.new_record(folder, CONFIG, rehearsal=False)
+    launch._Follower(folder, resumed, Shown()).catch_up()
+    assert resumed.step("train").status == "succeeded", "a run that is resumed reads the same events"
+
+
+def test_a_record_that_does_not_fit_is_a_warning_and_written_later(
+    folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    shown = Shown()
+    follower = launch._Follower(folder, record, shown)
+    happened(folder, "started")
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "replace_file", full)
+        follower.follow()
+        follower.follow()
+    assert [text.partition(": ")[2] for text in shown.messages] == [
+        f"cannot write {folder.record_file}: No space left on device; retrying"
+    ], "said once"
+    assert folder.read().step("train").status == "pending"
+    follower.follow()
+    assert folder.read().step("train").status == "running"
+
+
+def test_a_step_that_a_full_disk_silenced_is_explained(
+    folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.step("train").status = "running"
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(60_000_000, 60_000_000, 4096))
+    launch._conclude(folder, record, finished=False)
+    assert record.status == "failed"
+    assert record.error is not None
+    assert "No space is left" in record.error.message
+    assert record.error.mend == f"free disk space there, then slipway run --resume {record.run_id}"
+
+
+def test_a_deleted_run_folder_ends_the_run_on_one_screen(folder: RunFolder, record: RunRecord) -> None:
+    follower = launch._Follower(folder, record, Shown())
+    shutil.rmtree(folder.path)
+    with pytest.raises(UserError, match="was deleted during the run"):
+        follower.follow()
+
+
+def test_a_closed_terminal_does_not_end_the_run(folder: RunFolder, record: RunRecord) -> None:
+    class Closed(Shown):
+        def event(self, record: RunRecord, event: dict[str, Any]) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    happened(folder, "started")
+    launch._Follower(folder, record, Closed()).follow()
+    assert folder.read().step("train").status == "running"
+
+
+def test_a_frozen_process_is_named_once_and_stopped_quickly(
+    folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "FROZEN_LOOK_SECONDS", 0.0)
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('ended'))); print('ready', flush=True)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; time.sleep(60)"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    shown = Shown()
+    follower = launch._Follower(folder, record, shown)
+    follower.look_for_frozen(process.pid)
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    for _ in range(4):
+        follower.look_for_frozen(process.pid)
+    (message,) = shown.messages
+    assert f"kill -CONT {process.pid}" in message
+    assert f"slipway cancel {record.run_id}" in message
+    started = time.monotonic()
+    launch.stop_session(process)
+    assert time.monotonic() - started < launch.STOP_SECONDS / 2
+    assert process.stdout.read() == b"ended\n", "it was continued, so that it could end by itself"
+    process.stdout.close()
