@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -64,8 +65,9 @@ def run_local_cluster(
             raise_if_terminated()  # what ended them may have been meant for this process, too
             restart = policy.next(workers, ended)
             text = policy.describe(restart)
-            log.write(f"{text}\n")
-            log.flush()
+            with contextlib.suppress(OSError):  # a full disk does not end the training
+                log.write(f"{text}\n")
+                log.flush()
             events.message(text)
             _sleep(restart.waited_seconds)
 

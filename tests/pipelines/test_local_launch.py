@@ -120,10 +120,15 @@ def test_a_deleted_run_folder_ends_the_run_on_one_screen(folder: RunFolder, reco
         follower.follow()
 
 
-def test_a_closed_terminal_does_not_end_the_run(folder: RunFolder, record: RunRecord) -> None:
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, os.strerror(errno.EIO)), SystemExit(1)], ids=["terminal", "pipe, as rich reports it"]
+)
+def test_closed_output_does_not_end_the_run(folder: RunFolder, record: RunRecord, error: BaseException) -> None:
+    """`slipway run | tee log`: Ctrl-C ends tee, too."""
+
     class Closed(Shown):
         def event(self, record: RunRecord, event: dict[str, Any]) -> None:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            raise error
 
     happened(folder, "started")
     launch._Follower(folder, record, Closed()).follow()

@@ -1,8 +1,14 @@
-"""What every command does with a mistake: the exit code, the screen, and with --json an object on stdout."""
+"""What every command does with a mistake or a refusal of the operating system: exit code, screen, JSON; any encoding."""
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -11,8 +17,10 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.commands.options import Json
-from pipelines.terminal import Commands, user_errors
+from pipelines.terminal import EXIT_USAGE, Commands, print_any_character, user_errors
 from trainer.errors import UserError
+
+CONFIGURATION = Path(__file__).parents[2] / "configs/digits.yaml"
 
 
 def invoke(error: BaseException, *arguments: str) -> Result:
@@ -97,3 +105,54 @@ def test_any_other_exception_keeps_its_traceback_and_is_an_object_too(error: Exc
 def test_a_question_that_is_broken_off_and_an_exit_keep_their_codes() -> None:
     assert invoke(typer.Exit(3), "--json").exit_code == 3
     assert invoke(typer.Abort(), "--json").exit_code == 130
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/sys is Linux's")
+@pytest.mark.parametrize("command", ["run", "rehearse"])
+def test_a_folder_that_cannot_be_written_to_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    shutil.copy(CONFIGURATION, tmp_path)
+    (tmp_path / "runs").symlink_to("/sys/kernel")  # where not even root may create a folder
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, [command, "-c", "digits.yaml"])
+    assert result.exit_code == EXIT_USAGE, result.output
+    assert "runs/digits-" in result.stderr
+    assert "a folder that you can write to" in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.yaml", "runs"]
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [(errno.ENOSPC, "free disk space"), (errno.EROFS, "you can write to"), (errno.ENAMETOOLONG, "a shorter name")],
+)
+def test_what_the_operating_system_refuses_is_one_screen(
+    monkeypatch: pytest.MonkeyPatch, number: int, fix: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number), "x" * 300)
+
+    monkeypatch.setattr("pipelines.runs.find", refuse)
+    result = CliRunner().invoke(app, ["status"])
+    assert result.exit_code == EXIT_USAGE
+    assert os.strerror(number) in result.stderr
+    assert "(300 characters)" in result.stderr
+    assert fix in result.stderr
+
+
+def test_another_error_of_the_operating_system_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr("pipelines.runs.find", refuse)
+    assert isinstance(CliRunner().invoke(app, ["status"]).exception, OSError)
+
+
+def test_a_terminal_of_ascii_shows_marks_and_letters_in_another_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    print_any_character()
+    print("✓ …", json.dumps("é😀", ensure_ascii=False), flush=True)
+    shown = written.getvalue().decode("ascii")
+    assert shown == '+ ... "\\u00e9\\ud83d\\ude00"\n'
+    assert json.loads(shown.removeprefix("+ ...")) == "é😀", "JSON remains JSON"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from trainer import __main__ as worker
+from trainer.errors import ERROR_PREFIX
+from trainer.stopping import StopRequest
 
 ROOT = Path(__file__).parents[2]
 IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -60,3 +66,26 @@ def test_a_full_file_system_costs_one_checkpoint_and_no_more(tmp_path: Path) -> 
         "third True",
         "newest 3 3.0",
     ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a/model"),
+        RuntimeError("PosixWritableFile: No space left on device; runs/a/model"),  # as an engine puts it
+    ],
+)
+def test_a_model_that_does_not_fit_is_a_users_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def work(_config: str, _stop: StopRequest) -> None:
+        raise error
+
+    monkeypatch.setattr(worker, "_work", work)
+    monkeypatch.setattr(StopRequest, "install", lambda _stop: None)
+    assert worker.main(["--config", "{}"]) == 1
+    told = capsys.readouterr().err
+    assert ERROR_PREFIX in told
+    assert "runs/a/model" in told
+    assert "slipway run --resume latest" in told
+    assert "Traceback" not in told

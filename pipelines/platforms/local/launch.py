@@ -291,7 +291,8 @@ class _Follower:
         self._show({"event": "message", "step": step.name, "text": text})
 
     def _show(self, event: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # a terminal that was closed
+        # A terminal or pipe that was closed; rich turns the latter into SystemExit and prints nothing more.
+        with contextlib.suppress(OSError, SystemExit):
             self._watcher.event(self._record, event)
 
 
