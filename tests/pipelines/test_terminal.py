@@ -1,4 +1,4 @@
-"""What every command does with a mistake or a refusal of the operating system: exit code, screen, JSON; any encoding."""
+"""What commands do with a mistake or what the operating system refuses: exit code, screen, JSON; any encoding."""
 
 from __future__ import annotations
 
