@@ -49,8 +49,10 @@ class RunDisplay:
             SpinnerColumn(),
             TextColumn("{task.fields[step]:<15}"),
             TimeElapsedColumn(),
-            BarColumn(bar_width=24, table_column=Column(min_width=12)),
-            TextColumn("{task.fields[doing]}", markup=False),
+            BarColumn(bar_width=16),
+            # What the others leave of the line; cut at its end where that is too little.
+            TextColumn("{task.fields[doing]}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
+            expand=True,
             console=console,
             transient=True,
             disable=not console.is_terminal,

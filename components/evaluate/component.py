@@ -31,6 +31,7 @@ def evaluate(
     from components.evaluate.results import log_classification
     from components.evaluate.settings import EvaluateSettings
     from components.step import step
+    from trainer import events
     from trainer.places import local_path
 
     with step("evaluate") as outcome:
@@ -40,10 +41,9 @@ def evaluate(
             data=Path(dataset.path),
             champion=None if champion in ("", "none") else local_path(champion),
         )
-        from components.evaluate.report import write_report
-        from trainer import events
-
         events.phase("writing the report")
+        from components.evaluate.report import write_report
+
         write_report(evaluation, Path(report.path))
         for name, value in evaluation.model.metrics.items():
             metrics.log_metric(name, value)
