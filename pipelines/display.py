@@ -80,7 +80,7 @@ class RunDisplay:
         step = record.step(event["step"])
         kind = event["event"]
         if kind == "started":
-            self._show(step.name, "")
+            self._show(step.name, "running")
         elif kind == "phase":
             self._update(event["text"], 0, None)
         elif kind == "progress":
