@@ -85,6 +85,7 @@ lint: $(STAMP) ## Check style, types and who imports whom
 .PHONY: bench
 bench: $(STAMP) ## Run the benchmarks, side by side (IMAGES=folder of split/class/*.png)
 	$(BIN)/python -m benchmarks.pipeline_overhead
+	$(BIN)/python -m benchmarks.pipeline_overhead --cifar
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.step_rate
 ifdef IMAGES

@@ -51,8 +51,10 @@ class RunDisplay:
             SpinnerColumn(),
             TextColumn("{task.fields[step]:<15}"),
             TimeElapsedColumn(),
-            BarColumn(bar_width=24, table_column=Column(min_width=12)),
-            TextColumn("{task.fields[doing]}", markup=False),
+            BarColumn(bar_width=16),
+            # What the others leave of the line; cut at its end where that is too little.
+            TextColumn("{task.fields[doing]}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
+            expand=True,
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -80,7 +82,7 @@ class RunDisplay:
         step = record.step(event["step"])
         kind = event["event"]
         if kind == "started":
-            self._show(step.name, "")
+            self._show(step.name, "running")
         elif kind == "phase":
             self._update(event["text"], 0, None)
         elif kind == "progress":

@@ -33,6 +33,7 @@ def evaluate(
     from components.evaluate.settings import EvaluateSettings
     from components.step import step
     from components.values import write_metadata
+    from trainer import events
     from trainer.places import local_path
 
     with step("evaluate") as outcome:
@@ -42,10 +43,9 @@ def evaluate(
             data=Path(dataset.path),
             champion=None if champion in ("", "none") else local_path(champion),
         )
-        from components.evaluate.report import write_report
-        from trainer import events
-
         events.phase("writing the report")
+        from components.evaluate.report import write_report
+
         write_report(evaluation, Path(report.path))
         for name, value in evaluation.model.metrics.items():
             metrics.log_metric(name, value)

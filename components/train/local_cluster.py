@@ -79,7 +79,7 @@ def _try(
     ports = Ports(count_replicas(worker_pool_specs))
     replicas = replicas_of(worker_pool_specs, ports.numbers)
     workers: list[Worker] = []
-    events.phase(f"starting {len(replicas)} replica{'s' if len(replicas) > 1 else ''}")
+    events.phase(f"running {len(replicas)} replica{'s' if len(replicas) > 1 else ''}")
     try:
         for replica in replicas:
             environment = _environment(replica, replicas, output, virtual_devices)

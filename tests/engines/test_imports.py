@@ -10,7 +10,7 @@ import pytest
 TRAINER = (
     "from trainer.quick_import import import_tensorflow; import_tensorflow('pytorch'); import torch._dynamo, triton"
 )
-EVALUATION = "from trainer.quick_import import *; import_triton(); import_tensorflow(); import triton"
+EVALUATION = "from trainer.quick_import import *; import_triton(); import_tensorflow(keras=False); import triton"
 
 
 @pytest.mark.engine("pytorch")

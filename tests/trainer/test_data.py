@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,52 @@ def test_images_of_another_size_are_resized(data_sets: Any, tmp_path: Path) -> N
     halves = training.images[:, :, :4].mean(axis=(1, 2, 3)) - training.images[:, :, 6:].mean(axis=(1, 2, 3))
     assert (halves[training.labels == 0] > 50).all()  # bright on the left
     assert (halves[training.labels == 1] < -50).all()
+
+
+def test_data_read_in_the_background_are_the_same_and_progress_is_reported(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer import data
+
+    monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
+    monkeypatch.setattr(data, "_PROGRESS_SECONDS", 0.01)
+    first, built = data._decode_all, threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        decoded = first(*arguments)
+        built.wait(20)
+        return decoded
+
+    monkeypatch.setattr(data, "_decode_all", slow)
+    share = share_of(tiny)
+    reading = data.Reading(share, 8, 75, 3)
+    threading.Timer(0.2, built.set).start()
+    training, validation = reading.wait()
+    monkeypatch.setattr(data, "_decode_all", first)
+    assert isinstance(training, data.MemoryTraining)
+    alone = data.training(share, 8, 75, 3)
+    assert isinstance(alone, data.MemoryTraining)
+    assert (training.images == alone.images).all()
+    assert (training.order(70, 10) == alone.order(70, 10)).all()
+    assert validation is not None
+    assert validation.decoded is not None
+    assert len(validation.decoded[1]) == share.examples("validation")
+    phase, *told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    total = share.examples("train") + share.examples("validation")
+    assert phase["text"] == f"decoding {total} images"
+    assert {(event["unit"], event["total"]) for event in told} == {("images decoded", total)}
+    assert 600 in {event["done"] for event in told}
+
+
+def test_an_error_while_reading_in_the_background_is_raised(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainer import data
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("Invalid PNG data")
+
+    monkeypatch.setattr(data, "_decode_all", fail)
+    with pytest.raises(ValueError, match="Invalid PNG"):
+        data.Reading(share_of(tiny), 8, 75, 3).wait()
 
 
 def test_a_damaged_shard_is_named_before_anything_is_trained(data_sets: Any, tmp_path: Path) -> None:

@@ -68,7 +68,11 @@ def test_its_progress_can_be_watched(undisturbed: Any) -> None:
     told = [event["text"] for event in events if event["event"] == "message"]
     assert told[0].split()[:2] == ["epoch", "step"]  # the table at the end
     assert told[-1].split()[1] == "1,800"
-    events = [event for event in events if event["event"] != "message"]
+    phases = list(dict.fromkeys(event["text"] for event in events if event["event"] == "phase"))
+    assert phases[:3] == ["checking the shards", "loading TensorFlow", "building the network"]
+    training = ["compiling the training step", "validating", "saving the last checkpoint", "exporting the model"]
+    assert [phase for phase in phases if not phase.startswith("decoding")][3:] == training
+    events = [event for event in events if event.get("unit") == "steps"]
     assert {(event["event"], event["total"], event["unit"]) for event in events} == {("progress", 1800, "steps")}
     done = [event["done"] for event in events]
     assert done == sorted(done)
@@ -140,9 +144,13 @@ def test_two_replicas_leave_the_same_steps_out_and_end_early_together(
         tiny, steps=7500, steps_per_epoch=75, replicas=2, precision="mixed_float16", class_weights={"left": 200.0},
         monitor="accuracy", export="best", early_stop={"patience": 1},
     )  # fmt: skip
-    chief, other = (worker.wait() for worker in workers.start_two(config, tmp_path))
+    events = tmp_path / "events.jsonl"
+    started = workers.start_two(config, tmp_path, SLIPWAY_EVENTS=str(events))
+    chief, other = (worker.wait() for worker in started)
     assert (chief.status, other.status) == (0, 0), chief.errors + other.errors
     assert chief.checksum == other.checksum
+    phases = [event["text"] for event in map(json.loads, events.read_text().splitlines()) if event["event"] == "phase"]
+    assert phases.count("loading TensorFlow") == phases.count("waiting for all 2 replicas") == 1  # the chief's only
     validations = {line["step"]: line["accuracy"] for line in history(tmp_path) if line["kind"] == "validation"}
     best = max(validations, key=lambda step: (validations[step], -step))
     model = json.loads((tmp_path / "model" / "model.json").read_text())

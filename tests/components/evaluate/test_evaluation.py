@@ -236,6 +236,12 @@ def test_the_component_gives_the_verdict_and_fills_its_artifacts(
     assert decision == "promote"
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events][:: len(events) - 1] == ["started", "finished"]
+    assert [event["text"] for event in events if event["event"] == "phase"] == [
+        "loading TensorFlow",
+        "loading the model",
+        "compiling the model",
+        "writing the report",
+    ]
     progress = [event for event in events if event["event"] == "progress"][-1]
     assert (progress["done"], progress["total"], progress["unit"]) == (360, 360, "examples")
     outputs = events[-1]["outputs"]

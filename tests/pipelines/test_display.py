@@ -1,0 +1,101 @@
+"""What a person sees while a run is under way, on a terminal and without one."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipelines import display
+from pipelines.runs import RunRecord, StepRecord
+
+DECODING = {
+    "event": "progress",
+    "done": 12_000,
+    "total": 44_440,
+    "unit": "images decoded",
+    "values": {"images_per_second": 24_000.0},
+}
+
+
+class Shown:
+    """A display of a run of two steps, and the text that it has printed."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        self.file = io.StringIO()
+        steps = [StepRecord(name=name) for name in ("train", "evaluate")]
+        self.record = RunRecord(
+            run_id="digits-1", name="digits", platform="local", hardware="cpu", created=datetime.now(UTC), steps=steps
+        )
+        self.display = display.RunDisplay(Console(file=self.file, force_terminal=terminal, width=80))
+
+    def tell(self, step: str, event: str, **fields: Any) -> None:
+        if event in ("started", "finished"):
+            self.record.step(step).status = "running" if event == "started" else "succeeded"
+        self.display.event(self.record, {"step": step, "event": event, **fields})
+
+    def wait_for(self, text: str) -> None:
+        deadline = time.monotonic() + 20
+        while not re.search(text, self.text):
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.01)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.file.getvalue())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_it_shows_what_a_step_does_and_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(display, "POLL_SECONDS", 0.01)
+    shown = Shown(terminal=terminal)
+    with shown.display:
+        shown.tell("train", "started")
+        shown.tell("train", "phase", text="loading [TensorFlow]")
+        shown.wait_for(r"train .*loading \[TensorFlow\]")
+        shown.tell("train", **DECODING)
+        shown.wait_for("12,000/44,440 images decoded, 24,000")
+        shown.tell("train", "phase", text="building the network")
+        shown.wait_for("building the network")
+        shown.tell("train", "finished")
+        shown.wait_for("evaluate .*starting")
+        shown.tell("evaluate", "started")
+        shown.tell("evaluate", "finished")
+    time.sleep(0.05)
+    assert "starting" not in shown.text.partition("✓ evaluate")[2]
+
+
+def test_a_bar_whose_phase_has_ended_is_as_empty_as_a_new_one() -> None:
+    shown = Shown(terminal=True)
+    with shown.display:
+        shown.tell("train", "started")
+        shown.tell("train", **DECODING)
+        (task,) = shown.display._progress.tasks
+        assert (task.completed, task.total) == (12_000, 44_440)
+        shown.tell("train", "phase", text="compiling the training step")
+        assert (task.completed, task.total) == (0, None)
+
+
+def test_lines_are_further_apart_the_longer_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(display, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(display, "QUIET_SHARE", 1e6)
+    shown = Shown(terminal=False)
+    with shown.display:
+        shown.tell("train", "started")
+        time.sleep(0.1)
+    assert shown.text == ""
+
+
+def test_a_line_of_figures_gives_rate_and_time_left() -> None:
+    line = display.figures_line(DECODING)
+    assert line == "12,000/44,440 images decoded, 24,000 images/s, 1 s left"
+    values = {"loss": 0.47123, "steps_per_second": 155.2}
+    line = display.figures_line({"done": 120, "total": 694, "unit": "steps", "values": values})
+    assert line == "120/694 steps, 155 steps/s, 4 s left, loss 0.4712"
