@@ -140,7 +140,7 @@ def test_further_columns_are_features(images: Path, make_settings: MakeSettings)
             assert one["splits"] == (images / path_of(39 - number).strip('"')).read_bytes()
     assert seen == set(range(40))
     page = (prepared.folder / "statistics.html").read_text()
-    assert "<h2>Further features</h2>" in page
+    assert "<h2>Additional features</h2>" in page
     assert all(f"<td>{name}</td><td>{kind}</td>" in page for name, kind in prepared.manifest.features.items())
     assert re.search(r"<td>note \d+</td>", page)
     assert page.count('<img class="small" src="data:image/png') == 4
