@@ -5,6 +5,7 @@ A batch is `Predictions`; each class here takes batches in any split and order a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,10 @@ Counts = NDArray[np.int64]
 # What float32 can tell from 0 and from 1; a probability below it counts as this much in the loss.
 SMALLEST_PROBABILITY = float(np.finfo(np.float32).eps)
 CALIBRATION_BINS = 15
+# With many classes, also whether the true one is among this many of the most probable.
+TOP = 5
+CLASSES_FOR_TOP = 20
+NORMAL_95 = 1.959963984540054  # the standard normal distribution's 97.5% quantile
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,14 @@ class Predictions:
         return self.predicted == self.labels
 
 
+def wilson(successes: int, examples: int) -> tuple[float, float]:
+    """The 95% confidence interval (Wilson score) of a share of at least one example."""
+    share, z2 = successes / examples, NORMAL_95**2
+    centre = (share + z2 / (2 * examples)) / (1 + z2 / examples)
+    half = NORMAL_95 / (1 + z2 / examples) * math.sqrt(share * (1 - share) / examples + z2 / (4 * examples**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
 class ConfusionMatrix:
     """How often each true class (row) was taken for each class (column); the last column is for foreign classes."""
 
@@ -53,8 +66,12 @@ class ConfusionMatrix:
         return int(self.counts.sum())
 
     @property
+    def correct(self) -> int:
+        return int(np.trace(self.counts))
+
+    @property
     def accuracy(self) -> float:
-        return float(np.trace(self.counts) / self.examples)
+        return self.correct / self.examples
 
     @property
     def support(self) -> Counts:
@@ -82,6 +99,21 @@ class ConfusionMatrix:
         return float(figure[self.support > 0].mean())
 
 
+class TopAccuracy:
+    """How many examples have their true class among the `TOP` most probable of the data set's classes."""
+
+    def __init__(self) -> None:
+        self.correct = self.examples = 0
+
+    def update(self, batch: Predictions) -> None:
+        true = np.take_along_axis(batch.probabilities, batch.labels[:, None], axis=1)
+        # Of equal probabilities the first counts as the larger, as in argmax.
+        earlier = np.arange(batch.probabilities.shape[1]) < batch.labels[:, None]
+        ahead = (batch.probabilities > true) | ((batch.probabilities == true) & earlier)
+        self.correct += int((ahead.sum(axis=1) < TOP).sum())
+        self.examples += len(batch.labels)
+
+
 class MeanLoss:
     """The mean cross-entropy in nats, of probabilities no smaller than `SMALLEST_PROBABILITY`."""
 
@@ -97,6 +129,24 @@ class MeanLoss:
     @property
     def mean(self) -> float:
         return self._sum / self._examples
+
+
+@dataclass(frozen=True)
+class PrecisionRecall:
+    """A precision-recall curve, from the highest threshold down: [points] each."""
+
+    precision: Floats
+    recall: Floats
+
+    @property
+    def average_precision(self) -> float:
+        """The mean of the precisions, each weighted by the recall gained at it; scikit-learn's definition."""
+        return float((np.diff(self.recall, prepend=0.0) * self.precision).sum())
+
+    def at(self, recalls: Floats) -> Floats:
+        """The best precision at each of these recalls or above."""
+        best = np.maximum.accumulate(self.precision[::-1])[::-1]
+        return best[np.minimum(np.searchsorted(self.recall, recalls - 1e-12), len(best) - 1)]
 
 
 @dataclass(frozen=True)
@@ -177,6 +227,19 @@ class ScoreHistograms:
         """[n]: the area under each class's ROC curve; None as in `curve`."""
         curves = (self.curve(index) for index in range(len(self.all)))
         return [None if curve is None else curve.area for curve in curves]
+
+    def precision_recall(self, index: int) -> PrecisionRecall | None:
+        """The precision-recall curve of one class against the rest; None where there are no examples of it."""
+        if not self.positive[index].any():
+            return None
+        used = np.flatnonzero(self.all[index])[::-1]
+        found = np.cumsum(self.positive[index][used])
+        return PrecisionRecall(found / np.cumsum(self.all[index][used]), found / found[-1])
+
+    def average_precisions(self) -> list[float | None]:
+        """[n]: each class's average precision; None as in `precision_recall`."""
+        curves = (self.precision_recall(index) for index in range(len(self.all)))
+        return [None if curve is None else curve.average_precision for curve in curves]
 
     def uncertainty(self, index: int) -> float:
         """By how much a class's AUC may be off: half of the pairs of an example of it and one of another in one bin."""
@@ -278,6 +341,7 @@ class Measures:
         self.calibration = Calibration()
         self.worst = WorstExamples(worst)
         self.loss = MeanLoss()
+        self.top = TopAccuracy() if classes >= CLASSES_FOR_TOP else None
 
     def update(self, batch: Predictions) -> None:
         """Take in a batch."""
@@ -285,18 +349,23 @@ class Measures:
         self.scores.update(batch)
         self.calibration.update(batch)
         self.loss.update(batch)
+        if self.top:
+            self.top.update(batch)
 
     def metrics(self) -> dict[str, float]:
-        """The figures that are single numbers, all finite; `macro_auc` is left out where no class has a ROC curve."""
+        """The figures that are single numbers, all finite; one that is not defined for the examples is omitted."""
         confusion = self.confusion
         areas = [area for area in self.scores.areas() if area is not None]
+        precisions = [precision for precision in self.scores.average_precisions() if precision is not None]
         figures: dict[str, Any] = {
             "accuracy": confusion.accuracy,
+            "top_5_accuracy": self.top.correct / self.top.examples if self.top else None,
             "loss": self.loss.mean,
             "macro_precision": confusion.macro(confusion.precision),
             "macro_recall": confusion.macro(confusion.recall),
             "macro_f1": confusion.macro(confusion.f1),
             "macro_auc": float(np.mean(areas)) if areas else None,
+            "macro_average_precision": float(np.mean(precisions)) if precisions else None,
             "expected_calibration_error": self.calibration.expected_error,
             "examples": float(confusion.examples),
         }

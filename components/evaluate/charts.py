@@ -1,4 +1,4 @@
-"""The report's charts: inline SVG whose colours are the page's own, so that they follow its light or dark dress."""
+"""The report's charts: inline SVG in the colours of the page's style sheet, light or dark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.evaluate.accumulators import Calibration, Counts, Curve
+from components.evaluate.accumulators import Calibration, Counts, Curve, Floats
 from components.evaluate.history import History, Series
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ _STYLE = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
 }
-# The cells of a confusion matrix that is drawn as a picture, readable on light and on dark.
+_SQUARE = (3.4, 3.2)  # inches; three of these are side by side
+# The cells of a confusion matrix that is an image, readable on light and on dark.
 _RIGHT, _WRONG = (58, 110, 224), (214, 84, 20)
 
 
@@ -74,15 +75,24 @@ def learning_curve(history: History, figure: str) -> str | None:
 def roc_curve(average: Curve, classes: Sequence[Curve]) -> str:
     """The ROC curve averaged over the classes, over those of the `classes` drawn thinly."""
     with _style():
-        page, axes = _figure(4.2, 3.9)
+        page, axes = _figure(*_SQUARE)
         for curve in classes:
             axes.plot(curve.false_positive_rate, curve.true_positive_rate, color=MUTED, linewidth=0.6, alpha=0.55)
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
         axes.plot(average.false_positive_rate, average.true_positive_rate, color=ACCENT, linewidth=1.8)
-        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
-        axes.set_xlabel("false positive rate")
-        axes.set_title("true positive rate", loc="left", fontsize=9.5, color=MUTED)
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="false positive rate", ylabel="true positive rate")
         return _svg(page, "ROC curve of each class against the rest, and their average")
+
+
+def precision_recall_curve(recalls: Floats, average: Floats, classes: Sequence[Floats]) -> str:
+    """Precisions [points] at these recalls: the mean over the classes, over those of the `classes` drawn thinly."""
+    with _style():
+        page, axes = _figure(*_SQUARE)
+        for precisions in classes:
+            axes.plot(recalls, precisions, color=MUTED, linewidth=0.6, alpha=0.55)
+        axes.plot(recalls, average, color=ACCENT, linewidth=1.8)
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="recall", ylabel="precision")
+        return _svg(page, "precision-recall curve of each class against the rest, and their average")
 
 
 def calibration_diagram(calibration: Calibration) -> str:
@@ -91,22 +101,21 @@ def calibration_diagram(calibration: Calibration) -> str:
     centres = (np.arange(bins) + 0.5) / bins
     used = calibration.examples > 0
     with _style():
-        page, (upper, lower) = _figure(4.2, 3.9, rows=[3.4, 1])
+        page, (upper, lower) = _figure(*_SQUARE, rows=[4, 1])
         upper.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
         upper.bar(centres[used], calibration.accuracy[used], width=0.8 / bins, color=ACCENT, alpha=0.4, linewidth=0)
         upper.plot(
             calibration.confidence[used], calibration.accuracy[used], color=ACCENT, marker="o", markersize=3.5,
             linewidth=1.2,
         )  # fmt: skip
-        upper.set(xlim=(0, 1), ylim=(0, 1.03))
-        upper.set_title("accuracy", loc="left", fontsize=9.5, color=MUTED)
+        upper.set(xlim=(0, 1), ylim=(0, 1.03), ylabel="accuracy")
         upper.tick_params(labelbottom=False)
         lower.bar(centres, calibration.examples, width=0.8 / bins, color=MUTED, alpha=0.6, linewidth=0)
         lower.set(xlim=(0, 1))
         lower.grid(axis="y", visible=False)
         lower.set_yticks([])
         lower.spines["left"].set_visible(False)
-        lower.set_xlabel("confidence, and how many predictions have it")
+        lower.set(xlabel="confidence", ylabel="images")
         return _svg(page, "accuracy by confidence")
 
 

@@ -1,11 +1,11 @@
-"""The report of an evaluation: one self-contained HTML page, without scripts and without anything from a network."""
+"""The report of an evaluation: an HTML page of its figures, charts and errors, on the base of `components.page`."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,44 +13,76 @@ from typing import Any
 
 import numpy as np
 
+from components import page
 from components.evaluate import charts
-from components.evaluate.accumulators import CALIBRATION_BINS, ConfusionMatrix, Curve, ScoreHistograms, WrongExample
+from components.evaluate.accumulators import (
+    CALIBRATION_BINS,
+    TOP,
+    ConfusionMatrix,
+    Curve,
+    Measures,
+    ScoreHistograms,
+    WrongExample,
+    wilson,
+)  # fmt: skip
 from components.evaluate.evaluation import Evaluation
 from components.evaluate.gate import NAMES
 from components.evaluate.history import read_history
 from components.evaluate.served_model import Measured
+from trainer.manifest import Manifest
 
-TEMPLATE = "report.html"
+TEMPLATE = Path(__file__).with_name("report.html")
 # Up to this many classes, the confusion matrix is a table and the classes are in the data set's order.
 CLASSES_IN_FULL = 30
+CLASSES_BESIDE_LIST = 12  # up to this many, the list of confusions is beside the matrix and not below it
 WEAKEST_CLASSES = 20
 CONFUSIONS = 12
 CURVE_POINTS = 300
 CURVES = 20
 FOREIGN = "(a class of another data set)"
-# An image up to this many pixels a side is embedded as it is; a larger one as a picture of that size.
+# An image up to this many pixels a side is embedded as it is; a larger one is reduced to that size.
 EMBEDDED_PIXELS = 192
 PIXELATED_PIXELS = 64
 
 # name: (label, what it says, whether lower is better)
 _FIGURES = {
-    "accuracy": ("Accuracy", "images whose most probable class is the true one", False),
+    "accuracy": ("Accuracy", "share of images whose most probable class is the true one", False),
+    "top_5_accuracy": ("Top-5 accuracy", "share of images whose true class is among the five most probable", False),
     "loss": ("Loss", "mean cross-entropy in nats", True),
-    "macro_f1": ("Macro F1", "F1 averaged over the classes", False),
-    "macro_precision": ("Macro precision", "of what was called a class, how much is it", False),
-    "macro_recall": ("Macro recall", "of what is a class, how much was found", False),
+    "macro_f1": ("Macro F1", "harmonic mean of precision and recall, averaged over the classes", False),
+    "macro_precision": (
+        "Macro precision",
+        "share of the images predicted as a class that belong to it, averaged",
+        False,
+    ),
+    "macro_recall": ("Macro recall", "share of a class's images that are predicted as it, averaged", False),
     "macro_auc": ("Macro AUC", "area under each class's ROC curve, averaged", False),
-    "expected_calibration_error": ("Calibration error", "mean distance of confidence and accuracy", True),
+    "macro_average_precision": (
+        "Mean average precision",
+        "area under each class's precision-recall curve, averaged",
+        False,
+    ),
+    "expected_calibration_error": ("Calibration error", "mean distance of confidence and accuracy (ECE)", True),
 }
-_TRAINING_LABELS = {
+# What model.json says of the model and of its training, by label; entries without one here are the training's too.
+_MODEL = {
     "builder": "Network",
-    "arguments": "Its arguments",
+    "arguments": "Arguments",
     "engine": "Engine",
-    "steps": "Steps",
     "image_size": "Image size",
-    "seed": "Seed",
+    "weights": "Weights",
     "weights_checksum": "Weights checksum",
-    "data_fingerprint": "Data fingerprint",
+}
+_TRAINING = {
+    "steps": "Steps",
+    "planned_steps": "Planned steps",
+    "weights_step": "Weights of step",
+    "epochs": "Epochs",
+    "batch_size": "Batch size",
+    "optimizer": "Optimizer",
+    "learning_rate": "Learning rate",
+    "replicas": "Replicas",
+    "seed": "Seed",
 }
 
 
@@ -62,8 +94,10 @@ class ClassRow:
     examples: int
     precision: float
     recall: float
+    recall_interval: tuple[float, float] | None
     f1: float
     auc: float | None
+    average_precision: float | None
     champion_f1: float | None
 
 
@@ -85,21 +119,7 @@ def write_report(evaluation: Evaluation, path: Path) -> None:
 
 def render(evaluation: Evaluation) -> str:
     """The page about an evaluation."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["figure"] = _figure
-    environment.filters["count"] = "{:,}".format
-    environment.filters["difference"] = lambda value: f"{value:+.4f}".replace("-", "−")
-    environment.filters["confidence"] = _confidence
-    environment.filters["percent"] = lambda value: f"{value:.1%}"
-    return environment.get_template(TEMPLATE).render(**_content(evaluation))
+    return page.render(TEMPLATE, **_content(evaluation))
 
 
 def _content(evaluation: Evaluation) -> dict[str, Any]:
@@ -116,7 +136,9 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
         "gate": _gate(evaluation),
         "manifest": manifest,
         "metrics": model.metrics,
-        "wrong": confusion.examples - int(np.trace(confusion.counts)),
+        "wrong": confusion.examples - confusion.correct,
+        "interval": wilson(confusion.correct, confusion.examples),
+        "untrained": model.description.get("trainable_bytes") == 0,
         "champion": champion,
         "figures": _figures(model, champion),
         "curves": [curve for curve in curves if curve],
@@ -128,32 +150,52 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
         "classes": rows if in_full else rows[:WEAKEST_CLASSES],
         "other_classes": [] if in_full else rows[WEAKEST_CLASSES:],
         "long_names": max(map(len, manifest.classes)) > 3,
+        "layout": _layout(len(manifest.classes), perfect=confusion.correct == confusion.examples),
         "calibration": charts.calibration_diagram(model.measures.calibration),
         "bins": CALIBRATION_BINS,
         "roc": _roc(model.measures.scores, len(manifest.classes)),
+        "precision_recall": _precision_recall(model.measures.scores, len(manifest.classes)),
+        "thin": len(manifest.classes) <= CURVES,
         "score_bins": ScoreHistograms.BINS,
         "auc_uncertainty": _auc_uncertainty(model.measures.scores, len(manifest.classes)),
         "worst": [_worst(example, manifest.classes) for example in model.measures.worst.examples],
-        "training": _training(model),
-        "splits": [(name, split.examples, len(split.shards)) for name, split in manifest.splits.items()],
+        "provenance": _provenance(model, manifest),
         "created": datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0"),
     }
 
 
+def _layout(classes: int, *, perfect: bool) -> str:
+    """How the confusion matrix and the list of confusions are arranged; a class of the style sheet."""
+    if classes > CLASSES_IN_FULL:
+        return "even"
+    if classes > CLASSES_BESIDE_LIST:
+        return "stacked"
+    return "full" if perfect else ""
+
+
 def _figures(model: Measured, champion: Measured | None) -> list[dict[str, Any]]:
-    """The key figures: this model's, the champion's, and the difference with whether it is for the better."""
-    ours = model.metrics
-    theirs = champion.metrics if champion else {}
+    """The metrics: this model's, the champion's, and the difference with whether it is for the better."""
+    ours, intervals = model.metrics, _intervals(model.measures)
+    theirs, champion_intervals = (champion.metrics, _intervals(champion.measures)) if champion else ({}, {})
     rows = []
     for name, (label, meaning, lower_is_better) in _FIGURES.items():
         if name not in ours:
             continue
         difference = ours[name] - theirs[name] if name in theirs else None
         row = {"name": name, "label": label, "meaning": meaning, "value": ours[name], "champion": theirs.get(name)}
+        row |= {"interval": intervals.get(name), "champion_interval": champion_intervals.get(name)}
         row["difference"] = difference
         row["trend"] = "same" if difference is None or abs(difference) < 5e-5 else _trend(difference, lower_is_better)
         rows.append(row)
     return rows
+
+
+def _intervals(measures: Measures) -> dict[str, tuple[float, float]]:
+    """The confidence intervals of the metrics that are shares of the images."""
+    found = {"accuracy": wilson(measures.confusion.correct, measures.confusion.examples)}
+    if measures.top:
+        found[f"top_{TOP}_accuracy"] = wilson(measures.top.correct, measures.top.examples)
+    return found
 
 
 def _trend(difference: float, lower_is_better: bool) -> str:
@@ -164,7 +206,7 @@ def _gate(evaluation: Evaluation) -> str:
     gate = evaluation.settings.gate
     name = NAMES[gate.metric]
     limit = "at most" if gate.metric == "loss" else "at least"
-    minimum = "" if gate.minimum is None else f" {limit} {gate.minimum:g},"
+    minimum = ", no minimum set," if gate.minimum is None else f" {limit} {gate.minimum:g},"
     if gate.margin > 0:
         return f"{name}{minimum} better than the champion’s by at least {gate.margin:g}"
     if gate.margin < 0:
@@ -181,7 +223,8 @@ def _auc_uncertainty(scores: ScoreHistograms, classes: int) -> str:
 def _class_rows(classes: Sequence[str], model: Measured, champion: Measured | None) -> list[ClassRow]:
     confusion = model.measures.confusion
     precision, recall, f1, support = confusion.precision, confusion.recall, confusion.f1, confusion.support
-    areas = model.measures.scores.areas()
+    areas, precisions = model.measures.scores.areas(), model.measures.scores.average_precisions()
+    right = np.diagonal(confusion.counts)
     theirs = champion.measures.confusion.f1 if champion else None
     return [
         ClassRow(
@@ -189,8 +232,10 @@ def _class_rows(classes: Sequence[str], model: Measured, champion: Measured | No
             examples=int(support[index]),
             precision=float(precision[index]),
             recall=float(recall[index]),
+            recall_interval=wilson(int(right[index]), int(support[index])) if support[index] else None,
             f1=float(f1[index]),
             auc=areas[index],
+            average_precision=precisions[index],
             champion_f1=None if theirs is None else float(theirs[index]),
         )
         for index, name in enumerate(classes)
@@ -235,6 +280,15 @@ def _curves(scores: ScoreHistograms, classes: int) -> Iterator[Curve]:
             yield curve.thinned(CURVE_POINTS)
 
 
+def _precision_recall(scores: ScoreHistograms, classes: int) -> str | None:
+    """The chart of each class's curve, as the best precision at each recall, and of their mean."""
+    recalls = np.linspace(0, 1, CURVE_POINTS)
+    curves = [curve.at(recalls) for index in range(classes) if (curve := scores.precision_recall(index))]
+    if not curves:
+        return None
+    return charts.precision_recall_curve(recalls, np.mean(curves, axis=0), curves if classes <= CURVES else [])
+
+
 def _worst(example: WrongExample, classes: Sequence[str]) -> dict[str, Any]:
     address, pixelated = _picture(example.image)
     names = [*classes, FOREIGN]
@@ -249,7 +303,7 @@ def _worst(example: WrongExample, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _picture(image: bytes) -> tuple[str, bool]:
-    """An encoded image as a data URI, made smaller where it is large, and whether its pixels are to be seen as such."""
+    """An encoded image as a data URI, reduced where it is large, and whether to show its pixels unsmoothed."""
     from PIL import Image
 
     try:
@@ -267,20 +321,36 @@ def _picture(image: bytes) -> tuple[str, bool]:
     return address, largest <= PIXELATED_PIXELS
 
 
-def _training(model: Measured) -> list[tuple[str, str]]:
-    """What model.json says of the training, the well-known things first; the classes stand elsewhere."""
-    description = dict(model.description)
-    height_width, channels = description.pop("image_size", None), description.pop("channels", None)
-    if height_width:
-        colour = {1: ", grey", 3: ", colour"}.get(channels, "")
-        description["image_size"] = f"{height_width[0]} × {height_width[1]} pixels{colour}"
-    if "steps" in description:
-        description["steps"] = f"{description['steps']:,}"
-    for key in ("classes", "job_checksum"):
-        description.pop(key, None)
-    known = [(label, description.pop(key)) for key, label in _TRAINING_LABELS.items() if key in description]
-    others = [(key.replace("_", " ").capitalize(), value) for key, value in description.items()]
-    return [(label, _text(value)) for label, value in known + others if value not in (None, {}, [], "")]
+def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Columns of labels and values: the model and its training as model.json describes them, and the data set."""
+    about = {key: value for key, value in model.description.items() if key not in ("classes", "job_checksum")}
+    if size := about.pop("image_size", None):
+        channels = {1: ", grayscale", 3: ", colour"}.get(about.pop("channels", None), "")
+        about["image_size"] = f"{size[0]} × {size[1]} pixels{channels}"
+    if "variables_bytes" in about:
+        size, trainable = about.pop("variables_bytes"), about.pop("trainable_bytes", 0)
+        about["weights"] = f"{size:,} bytes, {trainable / max(size, 1):.1%} trainable"
+    others = {key: key.replace("_", " ").capitalize() for key in about if key not in (*_MODEL, *_TRAINING)}
+    others.pop("data_fingerprint", None)  # the manifest's
+    data = {
+        "Data set": manifest.name,
+        "Source": manifest.source,
+        "Splits": ", ".join(f"{name} {split.examples:,}" for name, split in manifest.splits.items()),
+        "Classes": f"{len(manifest.classes):,}",
+        "Encodings": ", ".join(manifest.encodings),
+        "Skipped images": f"{manifest.left_out_count:,}" if manifest.left_out_count else "",
+        "Fingerprint": manifest.fingerprint,
+    }
+    return [
+        ("Model", _entries(about, _MODEL)),
+        ("Training", _entries(about, _TRAINING | others)),
+        ("Data", [(label, value) for label, value in data.items() if value]),
+    ]
+
+
+def _entries(about: Mapping[str, Any], labels: Mapping[str, str]) -> list[tuple[str, str]]:
+    kept = [(label, about[key]) for key, label in labels.items() if key in about]
+    return [(label, _text(value)) for label, value in kept if value not in (None, {}, [], "")]
 
 
 def _text(value: Any) -> str:
@@ -288,13 +358,6 @@ def _text(value: Any) -> str:
         return ", ".join(f"{key}: {_text(item)}" for key, item in value.items())
     if isinstance(value, list):
         return ", ".join(map(_text, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
-
-
-def _confidence(value: float) -> str:
-    """A probability in percent; one that is nearly 1 is not called 100%."""
-    return "> 99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The statistics page of a prepared set: one HTML file that needs nothing beside it."""
+"""The statistics page of a prepared set, on the base of `components.page`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from components import page
 from components.prepare_data.messages import features_of, values
 from components.prepare_data.records import example_parts, read_records
 from components.prepare_data.sampling import sentence
@@ -17,6 +18,8 @@ from components.prepare_data.tally import Tally
 from trainer.manifest import Manifest
 
 FILE_NAME = "statistics.html"
+TEMPLATE = Path(__file__).with_name(FILE_NAME)
+CLASSES_SHOWN = 30
 SAMPLES = 32
 MOST_RECORDS_READ = 512
 LARGEST_INLINE = 8192
@@ -36,8 +39,20 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class ClassCounts:
+    """One class on the page, and its images in each split."""
+
+    name: str
+    counts: list[int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass(frozen=True)
 class FurtherFeature:
-    """A further feature on the page: its name, what it is, and its values in a few examples: texts, or images' URIs."""
+    """An additional feature on the page: name, kind, and its values in some examples: texts, or images' URIs."""
 
     name: str
     kind: str
@@ -46,22 +61,29 @@ class FurtherFeature:
 
 
 def write_statistics(folder: Path, manifest: Manifest, tally: Tally, ignored: Ignored) -> None:
-    """Write `statistics.html` beside the shards: class balance, sizes, samples, features, what was left out."""
-    import jinja2
-
-    template = jinja2.Template(
-        Path(__file__).with_suffix(".html").read_text(encoding="utf-8"), autoescape=True, trim_blocks=True
-    )
-    page = template.render(
+    """Write `statistics.html` beside the shards: class balance, sizes, samples, features, skipped images."""
+    classes = class_counts(manifest)
+    content = page.render(
+        TEMPLATE,
         manifest=manifest,
         tally=tally,
         ignored=ignored,
         checked=sentence(manifest.checked) if manifest.checked else "",
-        largest_class=max(max(split.classes.values()) for split in manifest.splits.values()),
+        classes=classes,
+        largest=max(row.total for row in classes),
+        smallest=min(row.total for row in classes),
+        shown=CLASSES_SHOWN,
         samples=list(samples(folder, manifest)),
         features=further_features(folder, manifest),
     )
-    (folder / FILE_NAME).write_text(page, encoding="utf-8")
+    (folder / FILE_NAME).write_text(content, encoding="utf-8")
+
+
+def class_counts(manifest: Manifest) -> list[ClassCounts]:
+    """The classes with their images in each split: in the data set's order, or where many the largest first."""
+    splits = manifest.splits.values()
+    rows = [ClassCounts(name, [split.classes[name] for split in splits]) for name in manifest.classes]
+    return rows if len(rows) <= CLASSES_SHOWN else sorted(rows, key=lambda row: -row.total)
 
 
 def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:
@@ -80,7 +102,7 @@ def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:
 
 
 def further_features(folder: Path, manifest: Manifest) -> list[FurtherFeature]:
-    """The further features, each with its values in the first examples of the first training shard."""
+    """The additional features, each with its values in the first examples of the first training shard."""
     found = {name: FurtherFeature(name, kind, [], []) for name, kind in manifest.features.items()}
     if not found:
         return []

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 from sklearn import metrics as reference
 from sklearn.preprocessing import label_binarize
 
-from components.evaluate.accumulators import Measures, Predictions, WrongExample
+from components.evaluate.accumulators import Measures, PrecisionRecall, Predictions, TopAccuracy, WrongExample, wilson
 
 
 def predictions(labels: np.ndarray, probabilities: np.ndarray) -> Predictions:
@@ -63,6 +64,11 @@ def test_figures_are_those_of_scikit_learn(classes: int, sharpness: float) -> No
     if sharpness < 12:  # scikit-learn also clips at 1 - eps, and warns of rows that don't make 1
         rows = batch.probabilities / batch.probabilities.sum(axis=1, keepdims=True)
         assert metrics["loss"] == pytest.approx(reference.log_loss(batch.labels, rows, labels=range(classes)), rel=1e-5)
+    five = {"k": 5, "labels": range(classes)}
+    top = 1.0 if classes <= 5 else reference.top_k_accuracy_score(batch.labels, batch.probabilities, **five)
+    measures.top = TopAccuracy()
+    measures.top.update(batch)
+    assert measures.top.correct / measures.top.examples == pytest.approx(top)
     for name, value in (("macro_precision", precision), ("macro_recall", recall), ("macro_f1", f1)):
         assert metrics[name] == pytest.approx(value.mean())
     assert metrics["examples"] == 900
@@ -77,8 +83,29 @@ def test_auc_is_scikit_learns_within_the_stated_uncertainty(sharpness: float) ->
         exact = reference.roc_auc_score(truth[:, index], batch.probabilities[:, index])
         assert abs(area - exact) <= scores.uncertainty(index) + 1e-12
         assert scores.uncertainty(index) < 0.01
+    for index, precision in enumerate(scores.average_precisions()):
+        exact = reference.average_precision_score(truth[:, index], batch.probabilities[:, index])
+        assert precision == pytest.approx(exact, abs=0.01)
     macro = reference.roc_auc_score(truth, batch.probabilities, average="macro")
     assert np.mean(scores.areas()) == pytest.approx(macro, abs=0.001)
+
+
+@pytest.mark.parametrize(("successes", "examples"), [(0, 10), (10, 10), (388, 462), (1, 1)])
+def test_the_wilson_interval_is_scipys(successes: int, examples: int) -> None:
+    expected = binomtest(successes, examples).proportion_ci(0.95, method="wilson")
+    assert wilson(successes, examples) == pytest.approx(tuple(expected))
+
+
+def test_the_precision_at_a_recall_is_the_best_from_there_on() -> None:
+    curve = PrecisionRecall(np.array([1.0, 0.5, 0.75, 0.5]), np.array([0.25, 0.25, 0.75, 1.0]))
+    np.testing.assert_allclose(curve.at(np.array([0.0, 0.25, 0.3, 0.75, 1.0])), [1.0, 1.0, 0.75, 0.75, 0.5])
+    assert curve.average_precision == pytest.approx(0.25 + 0.5 * 0.75 + 0.25 * 0.5)
+
+
+def test_of_equal_probabilities_the_first_classes_are_the_top() -> None:
+    top = TopAccuracy()
+    top.update(predictions(np.arange(20), np.full((20, 20), 0.05)))
+    assert (top.correct, top.examples) == (5, 20)
 
 
 def test_auc_tells_scores_near_one_apart() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from components.evaluate.accumulators import wilson
 from components.evaluate.evaluation import Evaluation, evaluate
 from components.evaluate.history import POINTS, read_history
 from components.evaluate.report import _picture, render
@@ -85,24 +86,28 @@ def test_the_page_says_the_verdict_its_reasons_and_both_models_figures(html: str
     for measured in (evaluation.model, evaluation.champion):
         for name in ("accuracy", "loss", "macro_f1", "macro_auc", "expected_calibration_error"):
             assert f"{measured.metrics[name]:.4f}" in text
-    assert "champion, version 3" in text
+    assert "Champion, version 3" in text
+    low, high = wilson(evaluation.model.measures.confusion.correct, 360)
+    assert f"95% confidence interval of the accuracy: {low:.1%} to {high:.1%}" in text
+    assert "Predicted class" in text
+    assert "True class" in text
     assert "trainer.models.digits:build" in text
     assert evaluation.manifest.fingerprint in text
     assert str(evaluation.model.weights_checksum) in text
 
 
 def test_the_most_confidently_wrong_images_are_shown_as_they_are(html: str, evaluation: Evaluation) -> None:
-    examples = evaluation.model.measures.worst.examples
+    examples, text = evaluation.model.measures.worst.examples, Page(html).text
     assert len(examples) == 5
     for example in examples:
         assert f'src="data:image/png;base64,{base64.b64encode(example.image).decode()}"' in html
         assert example.key in html
-        assert f"{example.label} taken for {example.predicted}" in html
+        assert f"predicted: {example.predicted} true: {example.label} " in text
 
 
 def test_the_charts_take_the_pages_colours(html: str) -> None:
     charts = re.findall(r'<svg class="chart".*?</svg>', html, flags=re.DOTALL)
-    assert len(charts) == 4  # loss, accuracy, calibration, ROC
+    assert len(charts) == 5  # loss, accuracy, calibration, ROC, precision-recall
     for chart in charts:
         assert "var(--accent)" in chart
         assert not re.findall(r"#[0-9a-f]{6}\b", chart)
@@ -118,7 +123,7 @@ def test_names_are_text_and_not_markup(
     model = make_model(tmp_path / "model", regression.weights, regression.bias, names)
     page = Page(render(evaluate(EvaluateSettings(worst_examples=40), model, data, None)))
     assert "script" not in page.tags
-    assert "<script>alert(1)</script> taken for" in page.text
+    assert "true: <script>alert(1)</ script>" in page.text  # where a slash is, it may be wrapped
 
 
 def test_without_history_description_and_mistakes_the_page_says_so(
@@ -134,7 +139,7 @@ def test_without_history_description_and_mistakes_the_page_says_so(
     text = Page(render(evaluate(EvaluateSettings(), model, data, None))).text
     assert "without a history" in text
     assert "without a description" in text
-    assert text.count("every test image is classified right") == 2
+    assert text.count("every test image is classified correctly") == 2
 
 
 def test_many_classes_are_a_picture_and_the_weakest_come_first(
@@ -149,10 +154,13 @@ def test_many_classes_are_a_picture_and_the_weakest_come_first(
     evaluation = evaluate(EvaluateSettings(), model, data, None)
     html = render(evaluation)
     page = Page(html)
-    assert "The 20 weakest of 120 classes" in page.text
+    top = evaluation.model.metrics["top_5_accuracy"]
+    assert evaluation.model.metrics["accuracy"] < top <= 1
+    assert "The 20 classes with the lowest F1, of 120." in page.text
+    assert f"among the five most probable {top:.4f}" in " ".join(page.text.split())
     assert "The other 100 classes" in page.text
     weakest = int(evaluation.model.measures.confusion.f1[:10].argmin())
-    rows = re.findall(r'<th scope="row">(class \d+)</th>', html)
+    rows = re.findall(r'<th scope="row" class="break">(class \d+)</th>', html)
     assert len(rows) == 120
     assert rows[0] == names[weakest]
     picture = re.search(r'alt="confusion matrix of 120 classes" src="data:image/png;base64,([^"]+)"', html)
@@ -160,6 +168,21 @@ def test_many_classes_are_a_picture_and_the_weakest_come_first(
     assert image.size == (120, 120)
     assert image.getpixel((3, 3))[3] > 200  # the diagonal of a class with images
     assert image.getpixel((50, 50))[3] == 0  # of one without
+
+
+@pytest.mark.parametrize(("minimum", "trainable", "state"), [(None, 0, "unchecked"), (0.5, 8, "promote")])
+def test_a_verdict_that_compared_nothing_and_an_untrained_network_are_not_in_green(
+    data_set: Path, model_folder: Path, tmp_path: Path, minimum: float | None, trainable: int, state: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(model_folder, model)
+    about = json.loads((model / "model.json").read_text()) | {"variables_bytes": 8, "trainable_bytes": trainable}
+    (model / "model.json").write_text(json.dumps(about))
+    html = render(evaluate(EvaluateSettings(gate=GateSettings(minimum=minimum)), model, data_set, None))
+    assert f'<span class="verdict {state}">' in html
+    assert f'<ul class="notes {state}">' in html
+    assert ("No minimum is set" in html) == (minimum is None)
+    assert ("The network has no trainable weights" in html) == (trainable == 0)
 
 
 def test_large_images_are_embedded_smaller() -> None:

@@ -96,7 +96,7 @@ def test_the_test_splits_copy_stays(
         ),
         "train/b/z.png": "it is the same image as validation/a/image 1.png in the split validation",
     }
-    assert "4 images were left out" in (prepared.folder / "statistics.html").read_text()
+    assert "4 images skipped" in (prepared.folder / "statistics.html").read_text()
     manifest.verify(prepared.folder, about)
     assert prepare(make_settings(own_splits, duplicates="drop"), replicas).reused
 

@@ -286,7 +286,7 @@ def test_stray_and_hidden_files_are_passed_over_and_said_so(
     prepared = prepare(make_settings(root), 1)
     assert sum(split.examples for split in prepared.manifest.splits.values()) == 12
     page = (prepared.folder / "statistics.html").read_text()
-    assert "1 file that is no image was passed over" in page
+    assert "1 file was ignored as not an image" in page
     assert "notes &amp; &lt;numbers&gt;.txt" in page
 
 
