@@ -147,7 +147,8 @@ def test_all_start_again_until_they_end_well_and_what_happened_is_said(
     reasons = [(restart.replica, restart.reason, restart.step) for restart in done]
     killed, stopped = "was killed by SIGKILL", "was killed by SIGTERM"  # without a handler it is the signal's doing
     assert reasons == [("workerpool1-0", reason, 30) for reason in (killed, stopped, killed)]
-    messages = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    messages = [event["text"] for event in events if event["event"] == "message"]
     assert len(messages) == 3
     assert all(message in log.getvalue() for message in messages)
     assert messages[0].startswith("workerpool1-0 was killed by SIGKILL: all start again from the checkpoint of step 30")
