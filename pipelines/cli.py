@@ -77,7 +77,7 @@ app = typer.Typer(
 )
 for group, name, function, lines in COMMANDS:
     app.command(name, rich_help_panel=group, epilog=_examples(lines))(function)
-app.add_typer(data_app, name="data", rich_help_panel="Prepare", epilog=_examples(("slipway data get mnist",)))
+app.add_typer(data_app, name="data", rich_help_panel="Prepare")
 app.add_typer(schedule_app, name="schedule", rich_help_panel="Build and schedule", epilog=_examples(SCHEDULE_EXAMPLES))
 
 

@@ -197,15 +197,14 @@ class Registry:
             return number
         file = self._champion_file(model)
         named = "no version" if number is None else f"version {number}, which is not there"
-        remove = f"rm -r {file}"
-        write = f"echo {numbers[-1]} > {file}"
-        repair = remove if not numbers else f"{remove}; {write}" if file.is_dir() else write
+        repairs = [f"rm -r {file}"] if file.is_dir() or not numbers else []
+        repairs += [f"echo {numbers[-1]} > {file}"] if numbers else []
         raise UserError(
             f"The champion of {model} is unknown: {file} names {named}.",
             setting="evaluate.champion",
             value="registered",
             allowed=", ".join(f"version {existing}" for existing in numbers) or "no version is registered",
-            mend=f"{repair}, or go without a champion: --set evaluate.champion=none",
+            mend=f"{'; '.join(repairs)}, or go without a champion: --set evaluate.champion=none",
         )
 
     def _alias_number(self, model: str) -> int | None:

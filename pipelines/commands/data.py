@@ -23,7 +23,7 @@ def data(context: typer.Context) -> None:
     show_help_alone(context)
 
 
-@app.command()
+@app.command(epilog="[bold]Examples[/]\n\nslipway data get mnist\n\nslipway data get flowers photographs")
 @user_errors
 def get(
     name: Annotated[str, typer.Argument(help="mnist, flowers, cifar10, or another set of TensorFlow Datasets.")],
