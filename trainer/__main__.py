@@ -121,12 +121,12 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     engine = engines.load(job.train.engine)
     logger.info("%s", engine.open(cluster))
     stop.install()  # TensorFlow's server has put a handler of its own in its place
+    if _is_finished(job, where, cluster, share, engine):
+        return engine
     batch = job.plan.batch_per_process
     reading = data.Reading(share, batch, job.plan.steps_per_epoch, job.train.seed)
     events.phase("building the network")
     engine.build(job, share.manifest)
-    if _is_finished(job, where, cluster, share, engine):
-        return engine
     if cluster.is_chief:
         _warn_untrainable(engine, job)
     checkpoints = Checkpoints(where.checkpoints, job.train.checkpoint.keep)
