@@ -37,7 +37,7 @@ def run(images: Path, workspace: Path) -> dict[str, float]:
     """The pipeline on `images`: how many there are, and each step's peak in MiB."""
     options = [f"data.source=images:{images}", "data.name=mnist", "train.steps=20", "evaluate.gate.minimum=0"]
     settings = [argument for option in options for argument in ("--set", option)]
-    command = [sys.executable, "-m", "pipelines", "run", "-c", str(CONFIGURATION), *settings]
+    command = [sys.executable, "-m", "slipway.pipelines", "run", "-c", str(CONFIGURATION), *settings]
     subprocess.run(command, cwd=workspace, check=True, stdout=subprocess.DEVNULL)
     record = json.loads((workspace / "runs" / "latest" / "run.json").read_text())
     steps = {step["name"]: step for step in record["steps"]}

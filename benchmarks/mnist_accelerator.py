@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from components.prepare_data.prepare import prepare
-from components.prepare_data.settings import DataSettings
-from trainer import cluster as clusters
-from trainer import manifest as manifests
-from trainer.config import JobConfig
-from trainer.quick_import import import_tensorflow
-from trainer.share import Share
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.trainer import cluster as clusters
+from slipway.trainer import manifest as manifests
+from slipway.trainer.config import JobConfig
+from slipway.trainer.quick_import import import_tensorflow
+from slipway.trainer.share import Share
 
 VARIANTS = {"jax": "jax engine", "by_hand": "JAX by hand", "pytorch": "pytorch engine"}
 BATCH, RATE = 200, 0.001
@@ -73,7 +73,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One variant's device, milliseconds a step and test accuracy."""
     engine_name = "pytorch" if variant == "pytorch" else "jax"
     import_tensorflow(engine_name)
-    from trainer import data, engines
+    from slipway.trainer import data, engines
 
     manifest = manifests.read(arguments.data)
     share = Share(arguments.data, manifest, 0, 1)
@@ -85,7 +85,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
     job = JobConfig.model_validate(
         {
             "data": str(arguments.data),
-            "model": {"builder": "trainer.models.mnist:tpu_guide"},
+            "model": {"builder": "slipway.trainer.models.mnist:tpu_guide"},
             "train": {
                 "engine": engine_name,
                 "epochs": arguments.epochs,

@@ -37,7 +37,7 @@ CONFIGURATION = ROOT / "configs" / "digits.yaml"
 CIFAR = """
 name: cifar
 data: {{source: 'images:{images}'}}
-model: {{builder: 'trainer.models.digits:build', arguments: {{width: 4}}}}
+model: {{builder: 'slipway.trainer.models.digits:build', arguments: {{width: 4}}}}
 train: {{epochs: 2, batch_size: 128}}
 """
 SAMPLE_SECONDS = 0.1
@@ -52,7 +52,7 @@ def run(folder: Path) -> dict[str, float]:
     """Run the pipeline in `folder`; gives the whole command's seconds, each step's, and what is left over."""
     started = time.monotonic()
     subprocess.run(
-        [sys.executable, "-m", "pipelines", "run", "-c", str(CONFIGURATION)],
+        [sys.executable, "-m", "slipway.pipelines", "run", "-c", str(CONFIGURATION)],
         cwd=folder,
         check=True,
         capture_output=True,
@@ -114,7 +114,7 @@ def measured(tree: Path, images: Path) -> tuple[Seconds, Seconds]:
         configuration.write_text(CIFAR.format(images=images))
         started = time.time()
         process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines", "run", "-c", str(configuration)],
+            [sys.executable, "-m", "slipway.pipelines", "run", "-c", str(configuration)],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(tree)},
             stdout=subprocess.DEVNULL,

@@ -84,8 +84,8 @@ def main() -> None:
 
 def prepared(images: Path, folder: str, kind: str) -> Path:
     """A data set of `images`, all but a few of them in its training split."""
-    from components.prepare_data.prepare import prepare
-    from components.prepare_data.settings import DataSettings
+    from slipway.components.prepare_data.prepare import prepare
+    from slipway.components.prepare_data.settings import DataSettings
 
     settings = {"source": f"images:{images}", "store": f"{folder}/store", "name": kind, "check": "header"}
     if kind == "photographs":
@@ -112,8 +112,8 @@ def measure(kind: str, variant: str, place: Path) -> dict[str, float]:
     if variant == "directory":
         np.ones(1 << 29, np.uint8)
         return directory_rates(place, IMAGE_SIZES[kind], batch)
-    from trainer import manifest as manifests
-    from trainer.share import Share
+    from slipway.trainer import manifest as manifests
+    from slipway.trainer.share import Share
 
     share = Share(place, manifests.read(place), rank=0, workers=1)
     np.ones(share.decoded_bytes("train") + (1 << 26), np.uint8)
@@ -188,7 +188,7 @@ def memory_rates(share: Any, batch: int) -> dict[str, float]:
     """Ours, decoded in memory; from the second epoch on beside tf.data over the same array."""
     import tensorflow as tf
 
-    from trainer import data
+    from slipway.trainer import data
 
     tf.config.experimental.enable_op_determinism()  # as the engine has it
     steps = share.examples("train") // batch
@@ -229,7 +229,7 @@ def stream_rate(share: Any, batch: int) -> dict[str, float]:
     """Ours, as for a set that does not fit in memory."""
     import tensorflow as tf
 
-    from trainer import data
+    from slipway.trainer import data
 
     tf.config.experimental.enable_op_determinism()
     steps = share.examples("train") // batch

@@ -30,7 +30,7 @@ SPLIT_OF = ("train",) * 8 + ("validation", "test")
 
 def examples(count: int) -> Iterator[dict[str, Any]]:
     """So many examples; the bytes of each follow from its number."""
-    from components.prepare_data.png import encode_png
+    from slipway.components.prepare_data.png import encode_png
 
     for number in range(count):
         pixels = random.Random(number).randbytes(SIDE * SIDE)
@@ -94,8 +94,8 @@ def in_a_process(source: str) -> dict[str, float]:
 
 def measure(source: str, store: str) -> dict[str, float]:
     """Prepare the set; examples, seconds, and the largest process's peak in MiB."""
-    from components.prepare_data.prepare import prepare
-    from components.prepare_data.settings import DataSettings
+    from slipway.components.prepare_data.prepare import prepare
+    from slipway.components.prepare_data.settings import DataSettings
 
     started = time.perf_counter()
     prepared = prepare(DataSettings(source=source, store=store, name="scale"), replicas=1)

@@ -127,8 +127,8 @@ def processes(place: Path) -> dict[str, Callable[[], Rate]]:
 
 def prepared(place: Path, images: str, replicas: int = 1, **settings: Any) -> Path:
     """The folder of the prepared set."""
-    from components.prepare_data.prepare import prepare
-    from components.prepare_data.settings import DataSettings
+    from slipway.components.prepare_data.prepare import prepare
+    from slipway.components.prepare_data.settings import DataSettings
 
     values = {
         "source": f"images:{place / images}", "store": f"{place}/store", "name": images, "check": "header",
@@ -157,7 +157,7 @@ def trained(
     precision: str = "float32",
 ) -> Rate:
     """Slipway's trainer, a process for each of `cores`: steps/s after the first epoch, or examples/s of the `whole`."""
-    from trainer import manifest as manifests
+    from slipway.trainer import manifest as manifests
 
     cores = cores or [sorted(os.sched_getaffinity(0))]
     steps_per_epoch = manifests.read(data).splits["train"].examples // batch

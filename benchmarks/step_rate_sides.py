@@ -39,7 +39,7 @@ def dense(image_shape: tuple[int, int, int], classes: int) -> Any:
 
 def flowers(image_shape: tuple[int, int, int], classes: int) -> Any:
     """The codelab's network without what Slipway has done before: resizing and rescaling."""
-    from trainer.models import flowers
+    from slipway.trainer.models import flowers
 
     return flowers.build(image_shape, classes)
 
@@ -183,11 +183,11 @@ def flowers_layers() -> list[float]:
 
 def run_trainer(file: Path, job: str) -> int:
     """Slipway's trainer; the seconds that it takes from the first read to the last epoch's end go into `file`."""
-    from trainer import __main__ as worker
-    from trainer.quick_import import import_tensorflow
+    from slipway.trainer import __main__ as worker
+    from slipway.trainer.quick_import import import_tensorflow
 
     import_tensorflow()
-    from trainer import data, loop
+    from slipway.trainer import data, loop
 
     read, train = data.training, loop.Loop.train
     watches = []

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trainer import events
-from trainer.errors import UserError, report, system_error
-from trainer.stopping import stop_signals
+from slipway.trainer import events
+from slipway.trainer.errors import UserError, report, system_error
+from slipway.trainer.stopping import stop_signals
 
 LOGS_VARIABLE = "SLIPWAY_LOGS"
 

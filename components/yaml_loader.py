@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from trainer.errors import UserError
+from slipway.trainer.errors import UserError
 
 MOST_VALUES = 100_000
 DEEPEST = 100

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from components.cloud.policies import ACCOUNT_DOMAIN
-from components.setup_access.difference import Line, blocking
-from components.setup_access.settings import AccessSettings, repository_of
-from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
-from trainer.errors import UserError
+from slipway.components.cloud.policies import ACCOUNT_DOMAIN
+from slipway.components.setup_access.difference import Line, blocking
+from slipway.components.setup_access.settings import AccessSettings, repository_of
+from slipway.pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.trainer.errors import UserError
 
 MARKS = {"there": "[green]✓[/]", "missing": "[yellow]+[/]", "wrong": "[red]✗[/]", "unseen": "[dim]?[/]"}
 RESULTS = {"done": "[green]✓[/]", "later": "[dim]–[/]", "failed": "[red]✗[/]"}
@@ -75,9 +75,9 @@ def setup(config: RunConfig, console: Console, *, make: bool, as_json: bool) -> 
     Raises:
         UserError: No place on Vertex AI, no run-as account, no credentials, no such project.
     """
-    from components.setup_access.apply import Outcome, apply
-    from components.setup_access.difference import difference
-    from components.setup_access.found import look
+    from slipway.components.setup_access.apply import Outcome, apply
+    from slipway.components.setup_access.difference import difference
+    from slipway.components.setup_access.found import look
 
     settings = access_settings(config)
     _check_account(settings)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TextIO, get_args
 
-from components.build_image import local
-from components.build_image.build import build_locally, ensure, registry_of
-from components.build_image.settings import BuildSettings
-from components.step import WorkFailed
-from pipelines.config import RunConfig
-from pipelines.images import Say, ensure_images, wanted_image, wanted_images
-from trainer.errors import UserError, nearest
+from slipway.components.build_image import local
+from slipway.components.build_image.build import build_locally, ensure, registry_of
+from slipway.components.build_image.settings import BuildSettings
+from slipway.components.step import WorkFailed
+from slipway.pipelines.config import RunConfig
+from slipway.pipelines.images import Say, ensure_images, wanted_image, wanted_images
+from slipway.trainer.errors import UserError, nearest
 
 BUILDERS = get_args(BuildSettings.model_fields["builder"].annotation)
 

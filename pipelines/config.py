@@ -12,19 +12,19 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from components.build_image.settings import BuildSettings, ContainerSettings
-from components.cloud.connection import Connection, check_endpoints
-from components.evaluate.settings import EvaluateSettings
-from components.prepare_data.settings import DataSettings
-from components.register_model.settings import RegisterSettings
-from components.yaml_loader import DEEPEST, NotYaml, load_yaml
-from pipelines.config_errors import explain_validation
-from pipelines.hardware import Hardware
-from pipelines.hardware import parse as parse_hardware
-from pipelines.platforms.kubeflow.settings import KubeflowSettings
-from trainer import abilities
-from trainer.config import ModelSettings, Settings, TrainSettings
-from trainer.errors import UserError, nearest
+from slipway.components.build_image.settings import BuildSettings, ContainerSettings
+from slipway.components.cloud.connection import Connection, check_endpoints
+from slipway.components.evaluate.settings import EvaluateSettings
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.register_model.settings import RegisterSettings
+from slipway.components.yaml_loader import DEEPEST, NotYaml, load_yaml
+from slipway.pipelines.config_errors import explain_validation
+from slipway.pipelines.hardware import Hardware
+from slipway.pipelines.hardware import parse as parse_hardware
+from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
+from slipway.trainer import abilities
+from slipway.trainer.config import ModelSettings, Settings, TrainSettings
+from slipway.trainer.errors import UserError, nearest
 
 DURATIONS = ("epochs", "steps", "examples")
 
@@ -138,7 +138,7 @@ class RunConfig(Settings):
                 setting="model.builder",
                 value=None,
                 allowed="an importable module:function; or train.module, a training module of your own",
-                mend="--set model.builder=trainer.models.digits:build, or one of your own",
+                mend="--set model.builder=slipway.trainer.models.digits:build, or one of your own",
             )
         if self.train.module is not None and self.model is not None:
             raise UserError(

@@ -13,11 +13,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from pipelines.runs import ROOT, RunRecord, StepRecord
+from slipway.pipelines.runs import ROOT, RunRecord, StepRecord
 
 if TYPE_CHECKING:
-    from pipelines.doctor.check import Finding
-    from pipelines.hardware import Hardware
+    from slipway.pipelines.doctor.check import Finding
+    from slipway.pipelines.hardware import Hardware
 
 MARKS = {
     "succeeded": "[green]✓[/]",
@@ -209,7 +209,7 @@ def summary(record: RunRecord) -> Group:
 
 def rehearsal_summary(record: RunRecord, hardware: Hardware, optimizer: str) -> Group:
     """What a rehearsal that went well has proven, and what it can not."""
-    from pipelines.hardware.memory import device_bytes, fits_memory
+    from slipway.pipelines.hardware.memory import device_bytes, fits_memory
 
     plan, trained = record.step("plan_training").outputs, record.step("train").outputs
     devices = hardware.accelerators_per_replica

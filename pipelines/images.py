@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-import components
-from components.build_image.build import (
+import slipway
+from slipway.components.build_image.build import (
     Build,
     ImageRequest,
     build_in_cloud,
@@ -20,18 +20,17 @@ from components.build_image.build import (
     registry_of,
     request_of,
 )
-from components.build_image.cloud_build import CloudBuildSettings, Source
-from components.build_image.context import Context, make_context
-from components.build_image.images import image_kind
-from components.build_image.registry import ARTIFACT_REGISTRY
-from components.cloud.retries import is_transient
-from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
-from pipelines.hardware import Hardware
-from trainer.abilities import RUN_THEIR_OWN_MODELS
-from trainer.errors import UserError
+from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
+from slipway.components.build_image.context import Context, make_context
+from slipway.components.build_image.images import image_kind
+from slipway.components.build_image.registry import ARTIFACT_REGISTRY
+from slipway.components.cloud.retries import is_transient
+from slipway.pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.pipelines.hardware import Hardware
+from slipway.trainer.abilities import RUN_THEIR_OWN_MODELS
+from slipway.trainer.errors import UserError
 
-SOURCE_TREE = Path(components.__file__).parents[1]
-OURS = ("components", "pipelines", "trainer")
+SOURCE_TREE = Path(slipway.__file__).parents[1]
 Say = Callable[[str], None]
 
 
@@ -181,14 +180,14 @@ def own_code(config: RunConfig) -> dict[str, Path]:
     found = {}
     for name in names:
         package = name.partition(":")[0].partition(".")[0]
-        if package not in OURS:
+        if package != "slipway":
             found[package] = _place(package, name)
     return found
 
 
 def _is_module(source: str) -> bool:
-    from components.prepare_data.sources import FORMS
-    from components.prepare_data.sources.user_module import REFERENCE
+    from slipway.components.prepare_data.sources import FORMS
+    from slipway.components.prepare_data.sources.user_module import REFERENCE
 
     return source.partition(":")[0] not in FORMS and REFERENCE.match(source) is not None
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trainer.durable import replace_file
-from trainer.errors import UserError, nearest
+from slipway.trainer.durable import replace_file
+from slipway.trainer.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from pipelines.config import RunConfig
+    from slipway.pipelines.config import RunConfig
 
 ROOT = Path("runs")
 LATEST = "latest"

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from trainer.errors import UserError, system_error
-from trainer.installed import missing_extra
+from slipway.trainer.errors import UserError, system_error
+from slipway.trainer.installed import missing_extra
 
 console = Console()
 error_console = Console(stderr=True)

@@ -15,33 +15,33 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from trainer import cluster as clusters
-from trainer import events, installed, peers, processes
-from trainer import manifest as manifests
-from trainer.checkpoints import Checkpoints
-from trainer.cluster import Cluster
-from trainer.config import JobConfig
-from trainer.engines import Engine, PeerLost
-from trainer.errors import UserError, report
-from trainer.export import export, exported
-from trainer.failures import bad_image, full_disk
-from trainer.metrics import Metrics
-from trainer.places import Places, local_path, places
-from trainer.quick_import import LIBRARIES, import_tensorflow
-from trainer.resume import identity, resume
-from trainer.selection import FOLDER as BEST_FOLDER
-from trainer.selection import BestWeights, no_validation
-from trainer.share import Share, refuse_empty, verify
-from trainer.stopping import EXIT_CODE, PEER_LOST_EXIT_CODE, Stopped, StopRequest
-from trainer.summary import table
+from slipway.trainer import cluster as clusters
+from slipway.trainer import events, installed, peers, processes
+from slipway.trainer import manifest as manifests
+from slipway.trainer.checkpoints import Checkpoints
+from slipway.trainer.cluster import Cluster
+from slipway.trainer.config import JobConfig
+from slipway.trainer.engines import Engine, PeerLost
+from slipway.trainer.errors import UserError, report
+from slipway.trainer.export import export, exported
+from slipway.trainer.failures import bad_image, full_disk
+from slipway.trainer.metrics import Metrics
+from slipway.trainer.places import Places, local_path, places
+from slipway.trainer.quick_import import LIBRARIES, import_tensorflow
+from slipway.trainer.resume import identity, resume
+from slipway.trainer.selection import FOLDER as BEST_FOLDER
+from slipway.trainer.selection import BestWeights, no_validation
+from slipway.trainer.share import Share, refuse_empty, verify
+from slipway.trainer.stopping import EXIT_CODE, PEER_LOST_EXIT_CODE, Stopped, StopRequest
+from slipway.trainer.summary import table
 
-logger = logging.getLogger("trainer")
+logger = logging.getLogger("slipway.trainer")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one worker to its end; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m trainer", description="One training worker.")
-    parser.add_argument("--config", required=True, metavar="JSON", help="the job: trainer.config.JobConfig")
+    parser.add_argument("--config", required=True, metavar="JSON", help="the job: slipway.trainer.config.JobConfig")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
     stop = StopRequest()
@@ -116,7 +116,7 @@ def _train_in_processes(job: JobConfig, cluster: Cluster, share: Share, count: i
 
 
 def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: StopRequest) -> Engine:
-    from trainer import data, engines, loop  # only now: they import TensorFlow
+    from slipway.trainer import data, engines, loop  # only now: they import TensorFlow
 
     engine = engines.load(job.train.engine)
     logger.info("%s", engine.open(cluster))
@@ -189,7 +189,7 @@ def _job(config: str) -> JobConfig:
             f"--config is not a job: {first['msg']}.",
             setting=name or "--config",
             value=first.get("input"),
-            allowed="the JSON of trainer.config.JobConfig, as plan_training writes it",
+            allowed="the JSON of slipway.trainer.config.JobConfig, as plan_training writes it",
         ) from None
 
 

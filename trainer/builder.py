@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainer.config import ModelSettings
-from trainer.errors import UserError, nearest
-from trainer.stopping import EXIT_CODE
+from slipway.trainer.config import ModelSettings
+from slipway.trainer.errors import UserError, nearest
+from slipway.trainer.stopping import EXIT_CODE
 
 _CONTRACT = "a function of (image_shape, classes, …) that returns a network from images to logits [batch, classes]"
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.durable import FULL, replace_file
+from slipway.trainer.durable import FULL, replace_file
 
 POINTER = "latest"
 STATE_FILE = "state.npz"

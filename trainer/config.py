@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from trainer.errors import UserError
+from slipway.trainer.errors import UserError
 
 # What Keras takes for AdamW where nothing is said.
 ADAMW_WEIGHT_DECAY = 0.004
@@ -63,12 +63,12 @@ class ModelSettings(Settings):
         if re.fullmatch(BUILDER_PATTERN, builder) is None:
             module = re.sub(r"\.py(?=:|$)", "", builder).strip("./").replace("/", ".")
             near = module if ":" in module else ":".join(module.rsplit(".", 1))
-            near = near if re.fullmatch(BUILDER_PATTERN, near) else "trainer.models.digits:build"
+            near = near if re.fullmatch(BUILDER_PATTERN, near) else "slipway.trainer.models.digits:build"
             raise UserError(
                 f"{builder!r} does not name a function in a module.",
                 setting="model.builder",
                 value=builder,
-                allowed="an importable module:function, such as trainer.models.digits:build",
+                allowed="an importable module:function, such as slipway.trainer.models.digits:build",
                 nearest=near,
                 mend=f"--set model.builder={near}",
             )
@@ -137,7 +137,7 @@ class Duration(Settings):
 
 
 class ScheduleSettings(Settings):
-    """How the learning rate changes; `train.learning_rate` is its peak. `trainer.learning_rate` says how, exactly.
+    """How the learning rate changes; `train.learning_rate` is its peak. The formulas: `slipway.trainer.learning_rate`.
 
     `warmup`: it rises linearly to the peak over so long. Then `shape`, until the run's end: it stays (constant), falls
     to `final` along a line, half a cosine or an exponential curve, or (piecewise) is multiplied by `factor` (0.1 unless
@@ -204,7 +204,7 @@ class TrainSettings(Settings):
     clip_norm: Gradients whose global norm (over all variables and the global batch) is larger are scaled down to it.
     learning_rate: In every step, or its peak where `schedule` changes it.
     precision: What the network computes in; its variables, the loss and the optimizer are float32. mixed_float16 scales
-        the loss against underflow. auto: see `trainer.precision`.
+        the loss against underflow. auto: see `slipway.trainer.precision`.
     xla: Whether the step is compiled by XLA; auto: where it pays.
     class_weights: What an example's loss is multiplied by: a factor for each class that is named (1 for the others), or
         "balanced", inverse to the class's share of the training split and 1 on average. Validation is not weighted.

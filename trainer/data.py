@@ -23,11 +23,11 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from trainer import events
-from trainer.manifest import Manifest
-from trainer.pixels import decode_prepared
-from trainer.share import Share
-from trainer.tracing import as_it_is
+from slipway.trainer import events
+from slipway.trainer.manifest import Manifest
+from slipway.trainer.pixels import decode_prepared
+from slipway.trainer.share import Share
+from slipway.trainer.tracing import as_it_is
 
 # Decoded pixels of one split that a worker may keep, in bytes. A constant and not a share of the memory at hand, so
 # that a run resumed on another machine reads in the same order.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config import Plan, TrainSettings
+from slipway.trainer.config import Plan, TrainSettings
 
 # What a piecewise learning rate is multiplied by at a milestone, where nothing is said.
 FACTOR = 0.1

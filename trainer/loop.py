@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer import events, learning_rate
-from trainer.checkpoints import Checkpoints
-from trainer.cluster import Cluster
-from trainer.config import JobConfig
-from trainer.data import Evaluation, TrainingData
-from trainer.engines import Engine, Measured, OutOfMemory, StepFigures, Work
-from trainer.failures import check_finite, too_large
-from trainer.metrics import Metrics
-from trainer.resume import Interval, Progress, checkpoint_of
-from trainer.saving import Saver
-from trainer.selection import BestWeights, agreed_figure
-from trainer.speed import Speed
-from trainer.stopping import ASKED_TO_STOP, Stopped, StopRequest
+from slipway.trainer import events, learning_rate
+from slipway.trainer.checkpoints import Checkpoints
+from slipway.trainer.cluster import Cluster
+from slipway.trainer.config import JobConfig
+from slipway.trainer.data import Evaluation, TrainingData
+from slipway.trainer.engines import Engine, Measured, OutOfMemory, StepFigures, Work
+from slipway.trainer.failures import check_finite, too_large
+from slipway.trainer.metrics import Metrics
+from slipway.trainer.resume import Interval, Progress, checkpoint_of
+from slipway.trainer.saving import Saver
+from slipway.trainer.selection import BestWeights, agreed_figure
+from slipway.trainer.speed import Speed
+from slipway.trainer.stopping import ASKED_TO_STOP, Stopped, StopRequest
 
 # A call of the engine is made shorter than `steps_per_call` where it would take longer than this: what is watched,
 # saved or stopped waits for its end.

@@ -5,27 +5,27 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from trainer import builder
-from trainer.config import ModelSettings
-from trainer.quick_import import import_tensorflow
+from slipway.trainer import builder
+from slipway.trainer.config import ModelSettings
+from slipway.trainer.quick_import import import_tensorflow
 
 if TYPE_CHECKING:
-    from trainer.engines import ModelSize
+    from slipway.trainer.engines import ModelSize
 
 
 def build(engine: str, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
     """What the builder returns; Keras is imported on the engine's backend for that.
 
     Raises:
-        UserError: The builder's mistakes, see `trainer.builder`; it returned something that the engine can not train.
+        UserError: The builder's mistakes, see `slipway.trainer.builder`; it returned what the engine cannot train.
     """
     import_tensorflow(engine)
     model = builder.build(settings, image_shape, classes)
     if engine == "pytorch":
-        from trainer.engines import pytorch_network
+        from slipway.trainer.engines import pytorch_network
 
         return pytorch_network.checked(model, settings)
-    from trainer.engines import keras_model
+    from slipway.trainer.engines import keras_model
 
     return keras_model.checked(model, settings)
 
@@ -33,10 +33,10 @@ def build(engine: str, settings: ModelSettings, image_shape: tuple[int, int, int
 def size(model: Any) -> ModelSize:
     """How many bytes its variables take, and those of them that are trained."""
     if not _is_keras(model):
-        from trainer.engines import pytorch_network
+        from slipway.trainer.engines import pytorch_network
 
         return pytorch_network.size(model)
-    from trainer.engines import keras_model
+    from slipway.trainer.engines import keras_model
 
     return keras_model.size(model)
 
@@ -45,7 +45,7 @@ def example_elements(model: Any, image_shape: tuple[int, int, int]) -> int:
     """How many numbers one example is on its way through the network: the input and every layer's output."""
     count = math.prod(image_shape)
     if not _is_keras(model):
-        from trainer.engines import pytorch_network
+        from slipway.trainer.engines import pytorch_network
 
         return count + pytorch_network.output_elements(model, image_shape)
     for layer in model._flatten_layers(include_self=False):

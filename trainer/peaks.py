@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from trainer.engines import Work
+from slipway.trainer.engines import Work
 
 TERA = 1e12
 # A pattern that the device's name starts with, and the rates in float32, float16 and bfloat16; None: not in hardware.

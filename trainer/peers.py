@@ -20,9 +20,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
-from trainer.cluster import Cluster, Task
-from trainer.errors import UserError
-from trainer.stopping import PEER_LOST_EXIT_CODE
+from slipway.trainer.cluster import Cluster, Task
+from slipway.trainer.errors import UserError
+from slipway.trainer.stopping import PEER_LOST_EXIT_CODE
 
 PEER_SECONDS_VARIABLE = "SLIPWAY_PEER_SECONDS"
 DEFAULT_PEER_SECONDS = 300.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.manifest import Manifest
+from slipway.trainer.manifest import Manifest
 
 
 def decode_images(encoded: Any, manifest: Manifest) -> Any:

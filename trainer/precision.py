@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainer.config import TrainSettings
+from slipway.trainer.config import TrainSettings
 
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 # NVIDIA's compute capability from which its GPUs multiply matrices in bfloat16 (Ampere), and in float16 (Volta).

@@ -18,13 +18,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from trainer.abilities import ONE_DEVICE_A_PROCESS
-from trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
-from trainer.batches import check_shared_evenly
-from trainer.cluster import TORCHRUN, Cluster
-from trainer.config import JobConfig
-from trainer.ports import Ports
-from trainer.stopping import EXIT_CODE, PEER_LOST_EXIT_CODE, StopRequest
+from slipway.trainer.abilities import ONE_DEVICE_A_PROCESS
+from slipway.trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
+from slipway.trainer.batches import check_shared_evenly
+from slipway.trainer.cluster import TORCHRUN, Cluster
+from slipway.trainer.config import JobConfig
+from slipway.trainer.ports import Ports
+from slipway.trainer.stopping import EXIT_CODE, PEER_LOST_EXIT_CODE, StopRequest
 
 POLL_SECONDS = 0.05
 # One process that ends badly often takes others with it; among those that end within this time, the one to blame is
@@ -62,7 +62,13 @@ def run(job: JobConfig, cluster: Cluster, processes: int, stop: StopRequest) -> 
     """
     check_shared_evenly(job.train, cluster.replicas, processes)
     plan = job.plan.model_copy(update={"processes": processes})
-    command = [sys.executable, "-m", "trainer", "--config", job.model_copy(update={"plan": plan}).model_dump_json()]
+    command = [
+        sys.executable,
+        "-m",
+        "slipway.trainer",
+        "--config",
+        job.model_copy(update={"plan": plan}).model_dump_json(),
+    ]
     with contextlib.ExitStack() as ended, stop.deferred():
         if cluster.replicas == 1:
             ports = Ports(1)

@@ -6,12 +6,12 @@ import logging
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trainer.checkpoints import Checkpoint, Checkpoints
-from trainer.cluster import Cluster
-from trainer.config import JobConfig
-from trainer.engines import Engine
-from trainer.errors import UserError
-from trainer.selection import Selection
+from slipway.trainer.checkpoints import Checkpoint, Checkpoints
+from slipway.trainer.cluster import Cluster
+from slipway.trainer.config import JobConfig
+from slipway.trainer.engines import Engine
+from slipway.trainer.errors import UserError
+from slipway.trainer.selection import Selection
 
 logger = logging.getLogger(__name__)
 

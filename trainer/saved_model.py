@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.manifest import Manifest
-from trainer.pixels import decode_images, scale
-from trainer.tracing import traced
+from slipway.trainer.manifest import Manifest
+from slipway.trainer.pixels import decode_images, scale
+from slipway.trainer.tracing import traced
 
 
 def write(folder: Path, logits: Callable[[Any], Any], variables: Sequence[Any], manifest: Manifest) -> None:

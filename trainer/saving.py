@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from trainer.checkpoints import Checkpoint, Checkpoints
+from slipway.trainer.checkpoints import Checkpoint, Checkpoints
 
 # A save that failed (a full disk) is tried again after so long, or when the next one is due, whichever comes first.
 RETRY_SECONDS = 30.0

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.errors import UserError
-from trainer.manifest import Manifest, Shard, verify_shard
+from slipway.trainer.errors import UserError
+from slipway.trainer.manifest import Manifest, Shard, verify_shard
 
 
 @dataclass(frozen=True)

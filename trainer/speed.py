@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.engines import Work
-from trainer.peaks import share_of_peak
+from slipway.trainer.engines import Work
+from slipway.trainer.peaks import share_of_peak
 
 
 @dataclass

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
-from components.build_image import local
-from components.build_image.cloud_build import CloudBuild, Source
-from components.build_image.context import Context
-from components.build_image.registry import ARTIFACT_REGISTRY, ArtifactRegistry, HttpRegistry, Registry
-from components.cloud.connection import Connection
-from trainer.config import Settings
-from trainer.errors import UserError
+from slipway.components.build_image import local
+from slipway.components.build_image.cloud_build import CloudBuild, Source
+from slipway.components.build_image.context import Context
+from slipway.components.build_image.registry import ARTIFACT_REGISTRY, ArtifactRegistry, HttpRegistry, Registry
+from slipway.components.cloud.connection import Connection
+from slipway.trainer.config import Settings
+from slipway.trainer.errors import UserError
 
 LABELS = "org.opencontainers.image"
 

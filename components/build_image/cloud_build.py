@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from components.cloud.connection import Connection
-from components.cloud.retries import retried, status_of
-from components.step import WorkFailed
-from trainer.config import Settings
-from trainer.errors import UserError
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.retries import retried, status_of
+from slipway.components.step import WorkFailed
+from slipway.trainer.config import Settings
+from slipway.trainer.errors import UserError
 
 DOCKER = "gcr.io/cloud-builders/docker"
 # An image with CUDA's libraries takes longer than the service's ten minutes.

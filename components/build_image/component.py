@@ -14,9 +14,9 @@ def build_image(request: str, source: str, settings: str) -> str:
     """
     import sys
 
-    from components.build_image.build import ImageRequest, build_in_cloud, ensure, registry_of
-    from components.build_image.cloud_build import CloudBuildSettings, Source
-    from components.step import step
+    from slipway.components.build_image.build import ImageRequest, build_in_cloud, ensure, registry_of
+    from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
+    from slipway.components.step import step
 
     with step("build_image") as outcome:
         wanted = ImageRequest.model_validate_json(request)

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.build_image.images import ImageKind
-from trainer.errors import UserError
+from slipway.components.build_image.images import ImageKind
+from slipway.trainer.errors import UserError
 
 DOCKERFILE = "containers/Dockerfile"
 BUILD_TOOLS = "requirements/build-tools.txt"
@@ -86,7 +86,7 @@ def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Pat
     Raises:
         UserError: The source tree is no checkout; a file that the image needs is not tracked.
     """
-    code = {name: source / name for name in kind.code} | dict(own or {})
+    code = {place: source / name for place, name in kind.code.items()} | dict(own or {})
     files = {"Dockerfile": _needed(source, DOCKERFILE)}
     files |= {name: _needed(source, name) for name in (BUILD_TOOLS, kind.requirements)}
     left_out: list[str] = []

@@ -6,20 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.errors import UserError, nearest
+from slipway.trainer.errors import UserError, nearest
 
 # TPU VMs open their chips to root only.
 ROOT_USER = "0:0"
 ANY_USER = "65534:65534"
-CODE = {"steps": ("components", "trainer"), "trainer": ("trainer",)}
+# Which folders of the source tree an image holds, by their place in it.
+TRAINER_CODE = {"slipway": "slipway", "slipway/trainer": "trainer"}
+CODE = {"steps": {**TRAINER_CODE, "slipway/components": "components"}, "trainer": TRAINER_CODE}
 
 
 @dataclass(frozen=True)
 class ImageKind:
-    """One image: its name, the packages of ours that it holds, and the build arguments that make it differ."""
+    """One image: its name, the folders of ours that it holds by their place in it, and the build arguments."""
 
     name: str
-    code: tuple[str, ...]
+    code: Mapping[str, str]
     arguments: Mapping[str, str]
 
     @property

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from components.build_image.registry import is_loopback
-from components.step import WorkFailed
-from trainer.errors import UserError
+from slipway.components.build_image.registry import is_loopback
+from slipway.components.step import WorkFailed
+from slipway.trainer.errors import UserError
 
 # What of pip's configuration is true in a container too; folders of this machine are not.
 PIP_KEYS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")

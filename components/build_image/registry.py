@@ -10,9 +10,9 @@ import urllib.parse
 import urllib.request
 from typing import Any, Protocol
 
-from components.cloud.connection import Connection
-from components.cloud.retries import retried, status_of
-from trainer.errors import UserError
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.retries import retried, status_of
+from slipway.trainer.errors import UserError
 
 ARTIFACT_REGISTRY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)")
 MANIFESTS = (

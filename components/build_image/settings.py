@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.config import Settings
+from slipway.trainer.config import Settings
 
 # The newest slim Python that the locked packages are resolved for.
 BASE = "docker.io/library/python:3.11-slim-bookworm"

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.cloud.retries import retried
-from trainer.errors import UserError, nearest
+from slipway.components.cloud.retries import retried
+from slipway.trainer.errors import UserError, nearest
 
 # The services that are spoken to, by the first part of their host's name.
 SERVICES = (

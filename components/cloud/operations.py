@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from components.cloud.retries import FIRST_WAIT_SECONDS, WAIT_VARIABLE, retried
-from trainer.errors import UserError
+from slipway.components.cloud.retries import FIRST_WAIT_SECONDS, WAIT_VARIABLE, retried
+from slipway.trainer.errors import UserError
 
 LONGEST_WAIT_SECONDS = 10.0
 DEADLINE_SECONDS = 300.0

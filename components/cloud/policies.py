@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from components.cloud.connection import Connection
-from components.cloud.retries import TRIES, is_conflict, retried
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.retries import TRIES, is_conflict, retried
 
 Policy = dict[str, Any]
 Grant = tuple[str, str]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.evaluate.accumulators import Calibration, Counts, Curve, Floats
-from components.evaluate.history import History, Series
+from slipway.components.evaluate.accumulators import Calibration, Counts, Curve, Floats
+from slipway.components.evaluate.history import History, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

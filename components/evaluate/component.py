@@ -27,14 +27,14 @@ def evaluate(
     """
     from pathlib import Path
 
-    from components.evaluate.evaluation import evaluate as work
-    from components.evaluate.gate import UNCHECKED
-    from components.evaluate.results import log_classification
-    from components.evaluate.settings import EvaluateSettings
-    from components.step import step
-    from components.values import write_metadata
-    from trainer import events
-    from trainer.places import local_path
+    from slipway.components.evaluate.evaluation import evaluate as work
+    from slipway.components.evaluate.gate import UNCHECKED
+    from slipway.components.evaluate.results import log_classification
+    from slipway.components.evaluate.settings import EvaluateSettings
+    from slipway.components.step import step
+    from slipway.components.values import write_metadata
+    from slipway.trainer import events
+    from slipway.trainer.places import local_path
 
     with step("evaluate") as outcome:
         evaluation = work(
@@ -44,7 +44,7 @@ def evaluate(
             champion=None if champion in ("", "none") else local_path(champion),
         )
         events.phase("writing the report")
-        from components.evaluate.report import write_report
+        from slipway.components.evaluate.report import write_report
 
         write_report(evaluation, Path(report.path))
         for name, value in evaluation.model.metrics.items():

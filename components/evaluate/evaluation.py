@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.evaluate.gate import Opponent, Verdict, decide
-from components.evaluate.served_model import Batch, Measured, ServedModel
-from components.evaluate.settings import EvaluateSettings
-from trainer import events, manifest
-from trainer.errors import UserError
-from trainer.manifest import Manifest, Split
-from trainer.quick_import import import_tensorflow, import_triton
+from slipway.components.evaluate.gate import Opponent, Verdict, decide
+from slipway.components.evaluate.served_model import Batch, Measured, ServedModel
+from slipway.components.evaluate.settings import EvaluateSettings
+from slipway.trainer import events, manifest
+from slipway.trainer.errors import UserError
+from slipway.trainer.manifest import Manifest, Split
+from slipway.trainer.quick_import import import_tensorflow, import_triton
 
 SPLIT = "test"
 FEATURES = {"image": "string", "label": "int64", "key": "string"}

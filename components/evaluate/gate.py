@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from components.evaluate.settings import GateSettings
+from slipway.components.evaluate.settings import GateSettings
 
 Decision = Literal["promote", "reject"]
 

@@ -1,4 +1,4 @@
-"""The report of an evaluation: an HTML page of its figures, charts and errors, on the base of `components.page`."""
+"""The report of an evaluation: an HTML page of its figures, charts and errors (`components.page`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from components import page
-from components.evaluate import charts
-from components.evaluate.accumulators import (
+from slipway.components import page
+from slipway.components.evaluate import charts
+from slipway.components.evaluate.accumulators import (
     CALIBRATION_BINS,
     TOP,
     ConfusionMatrix,
@@ -25,11 +25,11 @@ from components.evaluate.accumulators import (
     WrongExample,
     wilson,
 )  # fmt: skip
-from components.evaluate.evaluation import Evaluation
-from components.evaluate.gate import NAMES
-from components.evaluate.history import read_history
-from components.evaluate.served_model import Measured
-from trainer.manifest import Manifest
+from slipway.components.evaluate.evaluation import Evaluation
+from slipway.components.evaluate.gate import NAMES
+from slipway.components.evaluate.history import read_history
+from slipway.components.evaluate.served_model import Measured
+from slipway.trainer.manifest import Manifest
 
 TEMPLATE = Path(__file__).with_name("report.html")
 # Up to this many classes, the confusion matrix is a table and the classes are in the data set's order.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from components.evaluate.evaluation import Evaluation
+from slipway.components.evaluate.evaluation import Evaluation
 
 # A confusion matrix of more classes is too large for an artifact's metadata; the report has it whole.
 LARGEST_MATRIX = 100

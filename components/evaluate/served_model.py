@@ -1,4 +1,4 @@
-"""A model as it is served (`components.evaluate.serving`), from encoded images to class names and probabilities.
+"""A model as it is served (`slipway.components.evaluate.serving`): encoded images in, class probabilities out.
 
 No code that built the model is needed.
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from components.evaluate import serving
-from components.evaluate.accumulators import Counts, Floats, Measures, Predictions, WrongExample
-from trainer.errors import UserError
-from trainer.manifest import Manifest
+from slipway.components.evaluate import serving
+from slipway.components.evaluate.accumulators import Counts, Floats, Measures, Predictions, WrongExample
+from slipway.trainer.errors import UserError
+from slipway.trainer.manifest import Manifest
 
 
 @dataclass(frozen=True)

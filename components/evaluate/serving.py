@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer import installed
-from trainer.export import PROGRAM_FILE, SAVED_MODEL_FILE
-from trainer.manifest import Manifest
+from slipway.trainer import installed
+from slipway.trainer.export import PROGRAM_FILE, SAVED_MODEL_FILE
+from slipway.trainer.manifest import Manifest
 
 SIGNATURE = "serving_default"
 
@@ -61,7 +61,7 @@ def _saved_model(folder: Path) -> Serve:
 def _program(folder: Path, data: Manifest) -> Serve:
     import torch
 
-    from trainer.pixels import decode_images
+    from slipway.trainer.pixels import decode_images
 
     description = json.loads((folder / "model.json").read_bytes())
     classes = [str(name) for name in description["classes"]]

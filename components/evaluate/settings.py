@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from trainer.config import Settings
+from slipway.trainer.config import Settings
 
 
 class GateSettings(Settings):

@@ -27,11 +27,11 @@ def plan_training(
     """
     from pathlib import Path
 
-    from components.plan_training.plan import plan_training as work
-    from components.step import step
-    from components.values import whole_numbers
-    from trainer import manifest
-    from trainer.config import ModelSettings, TrainSettings
+    from slipway.components.plan_training.plan import plan_training as work
+    from slipway.components.step import step
+    from slipway.components.values import whole_numbers
+    from slipway.trainer import manifest
+    from slipway.trainer.config import ModelSettings, TrainSettings
 
     with step("plan_training") as outcome:
         result = work(

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from components.plan_training.fitting import largest_batch
-from trainer import abilities, events
-from trainer.batches import check_shared_evenly
-from trainer.class_weights import class_weights
-from trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
-from trainer.errors import UserError
-from trainer.learning_rate import warmup_steps
-from trainer.manifest import Manifest
-from trainer.selection import no_validation
+from slipway.components.plan_training.fitting import largest_batch
+from slipway.trainer import abilities, events
+from slipway.trainer.batches import check_shared_evenly
+from slipway.trainer.class_weights import class_weights
+from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
+from slipway.trainer.errors import UserError
+from slipway.trainer.learning_rate import warmup_steps
+from slipway.trainer.manifest import Manifest
+from slipway.trainer.selection import no_validation
 
-TRAINER_COMMAND = ["python", "-m", "trainer"]
+TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
 # Tells a training module of the user's own where the data set is: a folder, or a gs:// URI.
 DATA_VARIABLE = "SLIPWAY_DATA"
 
@@ -82,12 +82,11 @@ def plan_training(
 
 
 def _own_container(train: TrainSettings, data: str) -> dict[str, Any]:
-    """What runs a training module of the user's own: it is told where the data set is, and imports from its folder."""
-    environment = {DATA_VARIABLE: data, "PYTHONSAFEPATH": ""}
+    """What runs a training module of the user's own; the environment names the data set."""
     return {
         "command": ["python", "-m", str(train.module)],
         "args": list(train.arguments),
-        "env": [{"name": name, "value": value} for name, value in environment.items()],
+        "env": [{"name": DATA_VARIABLE, "value": data}],
     }
 
 

@@ -19,12 +19,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.prepare_data import remote
-from components.prepare_data.settings import BeamSettings, DataSettings
-from components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
-from components.prepare_data.sources.source import Source
-from components.prepare_data.workers import Tick
-from trainer.errors import UserError, nearest
+from slipway.components.prepare_data import remote
+from slipway.components.prepare_data.settings import BeamSettings, DataSettings
+from slipway.components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
+from slipway.components.prepare_data.sources.source import Source
+from slipway.components.prepare_data.workers import Tick
+from slipway.trainer.errors import UserError, nearest
 
 # Runners whose workers see this machine's files.
 LOCAL_RUNNERS = ("DirectRunner", "BundleBasedDirectRunner", "FnApiRunner", "PrismRunner")

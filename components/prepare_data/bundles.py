@@ -18,12 +18,21 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from components.prepare_data import index
-from components.prepare_data.index import RANK_BYTES, BundleOf, Listing, Run, append_run, merge_runs, row_key, run_rows
-from components.prepare_data.settings import COLUMN, DataSettings
-from components.prepare_data.sources.source import SPLITS, Group, readable
-from components.prepare_data.split import check_every_class, split_shares
-from trainer.errors import UserError
+from slipway.components.prepare_data import index
+from slipway.components.prepare_data.index import (
+    RANK_BYTES,
+    BundleOf,
+    Listing,
+    Run,
+    append_run,
+    merge_runs,
+    row_key,
+    run_rows,
+)
+from slipway.components.prepare_data.settings import COLUMN, DataSettings
+from slipway.components.prepare_data.sources.source import SPLITS, Group, readable
+from slipway.components.prepare_data.split import check_every_class, split_shares
+from slipway.trainer.errors import UserError
 
 # What a bundle has of a group (own split, class): the bundle's hash, the group's number, the count; a key follows.
 PORTION = struct.Struct(">8sIQ")

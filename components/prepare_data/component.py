@@ -18,11 +18,11 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
     import shutil
     from pathlib import Path
 
-    from components.prepare_data.prepare import prepare
-    from components.prepare_data.settings import DataSettings
-    from components.prepare_data.statistics import FILE_NAME
-    from components.step import step
-    from trainer import events
+    from slipway.components.prepare_data.prepare import prepare
+    from slipway.components.prepare_data.settings import DataSettings
+    from slipway.components.prepare_data.statistics import FILE_NAME
+    from slipway.components.step import step
+    from slipway.trainer import events
 
     with step("prepare_data") as outcome:
         asked = DataSettings.model_validate_json(settings)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.prepare_data.sources.record_layout import class_label
-from components.prepare_data.sources.source import Source
-from trainer.manifest import Manifest
+from slipway.components.prepare_data.sources.record_layout import class_label
+from slipway.components.prepare_data.sources.source import Source
+from slipway.trainer.manifest import Manifest
 
 VERSION = "1.0.0"
 _FEATURES = "tensorflow_datasets.core.features."

@@ -6,10 +6,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources.source import Ignored, readable
-from components.prepare_data.sources.tfds_set import open_tfds
-from trainer.errors import UserError
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.source import Ignored, readable
+from slipway.components.prepare_data.sources.tfds_set import open_tfds
+from slipway.trainer.errors import UserError
 
 
 def save_images(settings: DataSettings, folder: Path) -> int:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from components.prepare_data.messages import LARGEST_INTEGER, bytes_feature, float_feature, integer_feature
-from components.prepare_data.unusable import Unusable
+from slipway.components.prepare_data.messages import LARGEST_INTEGER, bytes_feature, float_feature, integer_feature
+from slipway.components.prepare_data.unusable import Unusable
 
 NAMES = ("text", "integer", "number", "image", "bounding_box")
 ALLOWED = ", ".join(NAMES) + "; with [] a list of them, with a shape as in number[3] so many"

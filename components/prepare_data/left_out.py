@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from components.prepare_data.duplicates import Copy
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources.source import readable
-from components.prepare_data.tally import Tally
-from trainer.durable import replace_file
-from trainer.errors import UserError
+from slipway.components.prepare_data.duplicates import Copy
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.source import readable
+from slipway.components.prepare_data.tally import Tally
+from slipway.trainer.durable import replace_file
+from slipway.trainer.errors import UserError
 
 MOST_NAMED = 5
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.prepare_data.beam import beam_for, is_elsewhere
-from components.prepare_data.bundles import bundle_reader
-from components.prepare_data.index import BundleOf, Listing, PartList, list_part
-from components.prepare_data.left_out import refuse_too_many
-from components.prepare_data.plan import FORMAT, IDENTITY_DIGITS, Target
-from components.prepare_data.set_writer import SetWriter
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources import open_source
-from components.prepare_data.sources.source import Source
-from components.prepare_data.store import Store, require_room, store_errors_named
-from components.prepare_data.workers import Tick, Workers, worker_count
-from trainer import events
-from trainer.manifest import Manifest
+from slipway.components.prepare_data.beam import beam_for, is_elsewhere
+from slipway.components.prepare_data.bundles import bundle_reader
+from slipway.components.prepare_data.index import BundleOf, Listing, PartList, list_part
+from slipway.components.prepare_data.left_out import refuse_too_many
+from slipway.components.prepare_data.plan import FORMAT, IDENTITY_DIGITS, Target
+from slipway.components.prepare_data.set_writer import SetWriter
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources import open_source
+from slipway.components.prepare_data.sources.source import Source
+from slipway.components.prepare_data.store import Store, require_room, store_errors_named
+from slipway.components.prepare_data.workers import Tick, Workers, worker_count
+from slipway.trainer import events
+from slipway.trainer.manifest import Manifest
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,15 @@ from typing import BinaryIO
 
 import google_crc32c
 
-from components.prepare_data.messages import bytes_feature, example, features_of, field, integer_feature, values, varint
+from slipway.components.prepare_data.messages import (
+    bytes_feature,
+    example,
+    features_of,
+    field,
+    integer_feature,
+    values,
+    varint,
+)
 
 RECORD_OVERHEAD = 16
 MOST_KEPT = 4096

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from components.prepare_data.unusable import Unusable
+from slipway.components.prepare_data.unusable import Unusable
 
 CLOUD_MOUNT = "/gcs"
 PIECE_BYTES = 1 << 20

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 
-from components.prepare_data.settings import Check, DataSettings
-from trainer.manifest import Checked
+from slipway.components.prepare_data.settings import Check, DataSettings
+from slipway.trainer.manifest import Checked
 
 HASH_BYTES = 8
 # More than any hash: all images are decoded.

@@ -10,26 +10,26 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from components.prepare_data import split as splitting
-from components.prepare_data.beam import is_elsewhere, share_lists, write_by_beam, written_by
-from components.prepare_data.bundles import Bundles
-from components.prepare_data.dataset_info import write_dataset_info
-from components.prepare_data.duplicates import Copy, HashedShard, bucket_count, find_copies, refuse_copies
-from components.prepare_data.index import Dealer, Listing, list_path
-from components.prepare_data.kinds import described
-from components.prepare_data.left_out import LeftOutImages, refuse_too_many
-from components.prepare_data.plan import Plan, stored_settings
-from components.prepare_data.sampling import check_for, decoded_below, sentence
-from components.prepare_data.settings import BeamSettings, DataSettings
-from components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
-from components.prepare_data.sources.source import SPLITS, Source, readable
-from components.prepare_data.statistics import write_statistics
-from components.prepare_data.tally import Tally, combine, notes
-from components.prepare_data.workers import Tick, Workers, worker_count
-from trainer import events, manifest
-from trainer.durable import replace_file
-from trainer.errors import UserError
-from trainer.manifest import Checked, LeftOut, Manifest, Split
+from slipway.components.prepare_data import split as splitting
+from slipway.components.prepare_data.beam import is_elsewhere, share_lists, write_by_beam, written_by
+from slipway.components.prepare_data.bundles import Bundles
+from slipway.components.prepare_data.dataset_info import write_dataset_info
+from slipway.components.prepare_data.duplicates import Copy, HashedShard, bucket_count, find_copies, refuse_copies
+from slipway.components.prepare_data.index import Dealer, Listing, list_path
+from slipway.components.prepare_data.kinds import described
+from slipway.components.prepare_data.left_out import LeftOutImages, refuse_too_many
+from slipway.components.prepare_data.plan import Plan, stored_settings
+from slipway.components.prepare_data.sampling import check_for, decoded_below, sentence
+from slipway.components.prepare_data.settings import BeamSettings, DataSettings
+from slipway.components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
+from slipway.components.prepare_data.sources.source import SPLITS, Source, readable
+from slipway.components.prepare_data.statistics import write_statistics
+from slipway.components.prepare_data.tally import Tally, combine, notes
+from slipway.components.prepare_data.workers import Tick, Workers, worker_count
+from slipway.trainer import events, manifest
+from slipway.trainer.durable import replace_file
+from slipway.trainer.errors import UserError
+from slipway.trainer.manifest import Checked, LeftOut, Manifest, Split
 
 MOST_LEFT_OUT_LISTED = 100
 SECONDS_BETWEEN_EVENTS = 0.3

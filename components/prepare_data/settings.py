@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
-from trainer.config import Settings, Untyped
+from slipway.trainer.config import Settings, Untyped
 
 # Before the name of a column in data.group_by.
 COLUMN = "column:"

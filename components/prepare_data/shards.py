@@ -12,17 +12,17 @@ from typing import BinaryIO
 
 from pydantic import BaseModel
 
-from components.prepare_data.check import Inspector, Look, check_bytes
-from components.prepare_data.duplicates import hash_row, write_hashes
-from components.prepare_data.index import read_list
-from components.prepare_data.messages import values
-from components.prepare_data.records import RecordEncoder
-from components.prepare_data.sampling import is_decoded
-from components.prepare_data.sources.source import Reader, Source
-from components.prepare_data.tally import Tally, TallyCounter
-from components.prepare_data.unusable import Unusable
-from components.prepare_data.workers import Tick
-from trainer.manifest import Shard
+from slipway.components.prepare_data.check import Inspector, Look, check_bytes
+from slipway.components.prepare_data.duplicates import hash_row, write_hashes
+from slipway.components.prepare_data.index import read_list
+from slipway.components.prepare_data.messages import values
+from slipway.components.prepare_data.records import RecordEncoder
+from slipway.components.prepare_data.sampling import is_decoded
+from slipway.components.prepare_data.sources.source import Reader, Source
+from slipway.components.prepare_data.tally import Tally, TallyCounter
+from slipway.components.prepare_data.unusable import Unusable
+from slipway.components.prepare_data.workers import Tick
+from slipway.trainer.manifest import Shard
 
 BUFFER_BYTES = 1 << 19
 EXAMPLES_BETWEEN_TICKS = 256

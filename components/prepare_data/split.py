@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from components.prepare_data.settings import SplitFractions
-from components.prepare_data.sources.source import SPLITS, Group
-from trainer.errors import UserError
+from slipway.components.prepare_data.settings import SplitFractions
+from slipway.components.prepare_data.sources.source import SPLITS, Group
+from slipway.trainer.errors import UserError
 
 # Several shards let several cores write and read one set, so a set that fills fewer than this many shards of the
 # target size gets more, as long as each holds a useful number of examples, or a useful number of bytes.

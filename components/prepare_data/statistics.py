@@ -1,4 +1,4 @@
-"""The statistics page of a prepared set, on the base of `components.page`."""
+"""The statistics page of a prepared set, on the base of `slipway.components.page`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from components import page
-from components.prepare_data.messages import features_of, values
-from components.prepare_data.records import example_parts, read_records
-from components.prepare_data.sampling import sentence
-from components.prepare_data.sources.source import Ignored, readable
-from components.prepare_data.tally import Tally
-from trainer.manifest import Manifest
+from slipway.components import page
+from slipway.components.prepare_data.messages import features_of, values
+from slipway.components.prepare_data.records import example_parts, read_records
+from slipway.components.prepare_data.sampling import sentence
+from slipway.components.prepare_data.sources.source import Ignored, readable
+from slipway.components.prepare_data.tally import Tally
+from slipway.trainer.manifest import Manifest
 
 FILE_NAME = "statistics.html"
 TEMPLATE = Path(__file__).with_name(FILE_NAME)

@@ -20,13 +20,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from components.prepare_data import remote
-from components.prepare_data.index import Summary
-from trainer import events, manifest
-from trainer.durable import FULL, replace_file, sync
-from trainer.errors import UserError
-from trainer.manifest import Manifest
-from trainer.places import is_remote, local_path
+from slipway.components.prepare_data import remote
+from slipway.components.prepare_data.index import Summary
+from slipway.trainer import events, manifest
+from slipway.trainer.durable import FULL, replace_file, sync
+from slipway.trainer.errors import UserError
+from slipway.trainer.manifest import Manifest
+from slipway.trainer.places import is_remote, local_path
 
 WORK = re.compile(r"^\.([0-9a-f]{16})\.(work|lock)$")
 

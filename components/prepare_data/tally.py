@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
-from components.prepare_data.check import Look
-from components.prepare_data.sources.source import readable
-from components.prepare_data.unusable import Undecodable, Unusable
-from trainer.errors import UserError
+from slipway.components.prepare_data.check import Look
+from slipway.components.prepare_data.sources.source import readable
+from slipway.components.prepare_data.unusable import Undecodable, Unusable
+from slipway.trainer.errors import UserError
 
 MOST_SIZES = 32
 # Keys are bytes of any kind.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from kfp import dsl
 from kfp.dsl import Artifact, Input, Metrics, Model, Output
 
-from components.register_model.vertex_model import VertexModel
+from slipway.components.register_model.vertex_model import VertexModel
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -34,10 +34,10 @@ def register_model(
     """
     from pathlib import Path
 
-    from components.evaluate.gate import UNCHECKED
-    from components.register_model.registration import register
-    from components.register_model.settings import RegisterSettings
-    from components.step import step
+    from slipway.components.evaluate.gate import UNCHECKED
+    from slipway.components.register_model.registration import register
+    from slipway.components.register_model.settings import RegisterSettings
+    from slipway.components.step import step
 
     with step("register_model") as outcome:
         registration = register(
@@ -68,8 +68,8 @@ def find_champion_folder(registry: str, model_name: str) -> str:
         registry: The registry's folder.
         model_name: The model's name in it.
     """
-    from components.register_model.registration import champion_folder
-    from components.step import step
+    from slipway.components.register_model.registration import champion_folder
+    from slipway.components.step import step
 
     with step("find_champion_folder") as outcome:
         folder = champion_folder(registry, model_name)
@@ -87,9 +87,9 @@ def find_champion(place: str, model_name: str) -> NamedTuple("Champion", [("uri"
     """
     import json
 
-    from components.cloud.connection import Connection
-    from components.register_model.model_registry import ModelRegistry
-    from components.step import step
+    from slipway.components.cloud.connection import Connection
+    from slipway.components.register_model.model_registry import ModelRegistry
+    from slipway.components.step import step
 
     with step("find_champion") as outcome:
         champion = ModelRegistry(Connection(**json.loads(place))).champion(model_name)
@@ -126,10 +126,10 @@ def register_version(
     """
     import json
 
-    from components.cloud.connection import Connection
-    from components.evaluate.gate import UNCHECKED
-    from components.register_model.registration import register_in_model_registry
-    from components.step import step
+    from slipway.components.cloud.connection import Connection
+    from slipway.components.evaluate.gate import UNCHECKED
+    from slipway.components.register_model.registration import register_in_model_registry
+    from slipway.components.step import step
 
     with step("register_model") as outcome:
         connection = Connection(**json.loads(place))

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from components.cloud.connection import Connection
-from components.cloud.retries import is_conflict, is_transient, retried, status_of
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.retries import is_conflict, is_transient, retried, status_of
 
 CHAMPION = "champion"
 RUN_LABEL = "slipway-run"

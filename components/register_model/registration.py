@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.cloud.connection import Connection
-from components.evaluate.gate import UNCHECKED
-from components.register_model.model_registry import Candidate, ModelRegistry, RegisteredVersion
-from components.register_model.registry import PromoteOver, Registration, Registry, git_commit
-from components.register_model.settings import RegisterSettings
-from trainer import events
-from trainer.errors import UserError
-from trainer.export import PROGRAM_FILE, SAVED_MODEL_FILE
+from slipway.components.cloud.connection import Connection
+from slipway.components.evaluate.gate import UNCHECKED
+from slipway.components.register_model.model_registry import Candidate, ModelRegistry, RegisteredVersion
+from slipway.components.register_model.registry import PromoteOver, Registration, Registry, git_commit
+from slipway.components.register_model.settings import RegisterSettings
+from slipway.trainer import events
+from slipway.trainer.errors import UserError
+from slipway.trainer.export import PROGRAM_FILE, SAVED_MODEL_FILE
 
 PROMOTE = "promote"
 NONE_ASKED = "none"

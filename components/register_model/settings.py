@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trainer.config import Settings
+from slipway.trainer.config import Settings
 
 
 class RegisterSettings(Settings):

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from components.cloud import policies
-from components.cloud.connection import Connection
-from components.cloud.operations import finished
-from components.cloud.refusals import is_disabled, message_of, refusal
-from components.cloud.retries import CONFLICT, retried, status_of
-from components.setup_access.difference import Line, difference
-from components.setup_access.found import Found, look
-from components.setup_access.settings import AccessSettings
-from components.setup_access.wanted import Account, Api, Binding, Bucket, Identity, Item, Repository
-from trainer.errors import UserError
+from slipway.components.cloud import policies
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.operations import finished
+from slipway.components.cloud.refusals import is_disabled, message_of, refusal
+from slipway.components.cloud.retries import CONFLICT, retried, status_of
+from slipway.components.setup_access.difference import Line, difference
+from slipway.components.setup_access.found import Found, look
+from slipway.components.setup_access.settings import AccessSettings
+from slipway.components.setup_access.wanted import Account, Api, Binding, Bucket, Identity, Item, Repository
+from slipway.trainer.errors import UserError
 
 # An API or account that has just been made is not seen everywhere at once.
 SETTLING_TRIES = 20

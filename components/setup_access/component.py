@@ -11,9 +11,9 @@ def setup_access(settings: str, grant: bool) -> None:
         settings: AccessSettings as JSON.
         grant: Whether what is missing is made; the run-as account must then be allowed to.
     """
-    from components.setup_access.ensure import ensure
-    from components.setup_access.settings import AccessSettings
-    from components.step import step
+    from slipway.components.setup_access.ensure import ensure
+    from slipway.components.setup_access.settings import AccessSettings
+    from slipway.components.step import step
 
     with step("setup_access") as outcome:
         outcome.outputs = ensure(AccessSettings.model_validate_json(settings), grant=grant)

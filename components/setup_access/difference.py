@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from components.cloud import policies
-from components.cloud.policies import Resource
-from components.setup_access.found import HOSTS, Found
-from components.setup_access.settings import AccessSettings
-from components.setup_access.wanted import Account, Api, Binding, Bucket, Identity, Item, Repository, wanted
-from trainer.errors import UserError
+from slipway.components.cloud import policies
+from slipway.components.cloud.policies import Resource
+from slipway.components.setup_access.found import HOSTS, Found
+from slipway.components.setup_access.settings import AccessSettings
+from slipway.components.setup_access.wanted import Account, Api, Binding, Bucket, Identity, Item, Repository, wanted
+from slipway.trainer.errors import UserError
 
 # there: as it should be. missing: setup makes it. wrong: it is there and not as it should be, and only a person can
 # decide what to do. unseen: the caller may not look.

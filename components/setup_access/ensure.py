@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from components.cloud.refusals import refusal
-from components.cloud.retries import retried
-from components.setup_access.apply import apply
-from components.setup_access.difference import Line, blocking, difference
-from components.setup_access.found import look
-from components.setup_access.settings import AccessSettings
-from trainer.errors import UserError
+from slipway.components.cloud.refusals import refusal
+from slipway.components.cloud.retries import retried
+from slipway.components.setup_access.apply import apply
+from slipway.components.setup_access.difference import Line, blocking, difference
+from slipway.components.setup_access.found import look
+from slipway.components.setup_access.settings import AccessSettings
+from slipway.trainer.errors import UserError
 
 COMMAND = "slipway setup --apply"
 OBJECTS = tuple(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list"))

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.cloud import policies
-from components.cloud.connection import Connection
-from components.cloud.policies import Policy, Resource
-from components.cloud.refusals import is_absent, is_disabled, refusal
-from components.cloud.retries import TRIES, retried, status_of
-from components.setup_access.settings import AccessSettings
-from components.setup_access.wanted import apis
-from trainer.errors import UserError
+from slipway.components.cloud import policies
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.policies import Policy, Resource
+from slipway.components.cloud.refusals import is_absent, is_disabled, refusal
+from slipway.components.cloud.retries import TRIES, retried, status_of
+from slipway.components.setup_access.settings import AccessSettings
+from slipway.components.setup_access.wanted import apis
+from slipway.trainer.errors import UserError
 
 # The API that answers for each kind of resource.
 HOSTS = {

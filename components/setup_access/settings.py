@@ -6,8 +6,8 @@ import re
 
 from pydantic import Field
 
-from components.cloud.connection import Connection
-from trainer.config import Settings
+from slipway.components.cloud.connection import Connection
+from slipway.trainer.config import Settings
 
 IMAGE = re.compile(
     r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)/(?P<image>[^@:]+)"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from components.cloud.policies import Resource
-from components.setup_access.settings import AccessSettings
+from slipway.components.cloud.policies import Resource
+from slipway.components.setup_access.settings import AccessSettings
 
 DOMAIN = "iam.gserviceaccount.com"
 

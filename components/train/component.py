@@ -29,12 +29,12 @@ def train(
     """
     from dataclasses import asdict
 
-    from components.step import step
-    from components.train.local_cluster import run_local_cluster
-    from components.train.result import trained_model
-    from components.values import whole_numbers, write_metadata
-    from trainer.config import RestartSettings
-    from trainer.places import local_path
+    from slipway.components.step import step
+    from slipway.components.train.local_cluster import run_local_cluster
+    from slipway.components.train.result import trained_model
+    from slipway.components.values import whole_numbers, write_metadata
+    from slipway.trainer.config import RestartSettings
+    from slipway.trainer.places import local_path
 
     with step("train") as outcome:
         output = output or model.uri.rpartition("/")[0]
@@ -64,9 +64,9 @@ def collect_model(job: str, output: str, model: Output[Model], metrics: Output[M
         model: The trained model.
         metrics: Its last figures on the validation split.
     """
-    from components.step import step
-    from components.train.result import trained_model
-    from trainer.places import local_path
+    from slipway.components.step import step
+    from slipway.components.train.result import trained_model
+    from slipway.trainer.places import local_path
 
     with step("collect_model") as outcome:
         result = trained_model(local_path(output))

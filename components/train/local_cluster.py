@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from components.step import WorkFailed, raise_if_terminated, termination_deferred
-from components.train.replica import Replica, cluster_environment, count_replicas, replicas_of
-from components.train.restarts import Restart, Restarts
-from components.train.worker import Worker
-from trainer import events
-from trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
-from trainer.config import RestartSettings
-from trainer.ports import Ports
+from slipway.components.step import WorkFailed, raise_if_terminated, termination_deferred
+from slipway.components.train.replica import Replica, cluster_environment, count_replicas, replicas_of
+from slipway.components.train.restarts import Restart, Restarts
+from slipway.components.train.worker import Worker
+from slipway.trainer import events
+from slipway.trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
+from slipway.trainer.config import RestartSettings
+from slipway.trainer.ports import Ports
 
 # How long replicas have to end by themselves when one has, or the job is to stop: a checkpoint may be half-written.
 GRACE_SECONDS = 15.0

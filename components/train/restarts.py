@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from components.step import WorkFailed
-from components.train.worker import Worker
-from trainer.checkpoints import pointed_step
-from trainer.config import RestartSettings
-from trainer.stopping import ASKED_TO_STOP, PEER_LOST_EXIT_CODE
+from slipway.components.step import WorkFailed
+from slipway.components.train.worker import Worker
+from slipway.trainer.checkpoints import pointed_step
+from slipway.trainer.config import RestartSettings
+from slipway.trainer.stopping import ASKED_TO_STOP, PEER_LOST_EXIT_CODE
 
 MOST_BACKOFF_SECONDS = 60.0
 

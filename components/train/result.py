@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.step import WorkFailed
-from trainer.durable import json_lines
-from trainer.export import SAVED_MODEL_FILE
+from slipway.components.step import WorkFailed
+from slipway.trainer.durable import json_lines
+from slipway.trainer.export import SAVED_MODEL_FILE
 
 # What of model.json goes along with the model as its metadata.
 METADATA = (

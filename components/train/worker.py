@@ -12,9 +12,9 @@ import threading
 from collections import deque
 from typing import TextIO
 
-from components.train.replica import Replica
-from trainer.errors import ERROR_PREFIX, UserError
-from trainer.processes import die_with_parent
+from slipway.components.train.replica import Replica
+from slipway.trainer.errors import ERROR_PREFIX, UserError
+from slipway.trainer.processes import die_with_parent
 
 KEPT_LINES = 400
 

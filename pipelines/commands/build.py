@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from pipelines.commands.checks import check_configuration
-from pipelines.commands.options import (
+from slipway.pipelines.commands.checks import check_configuration
+from slipway.pipelines.commands.options import (
     Configuration,
     ConfigurationFile,
     Hardware,
@@ -20,8 +20,8 @@ from pipelines.commands.options import (
     Target,
     configuration_path,
 )
-from pipelines.terminal import console, say, user_errors
-from trainer.errors import UserError
+from slipway.pipelines.terminal import console, say, user_errors
+from slipway.trainer.errors import UserError
 
 
 @user_errors
@@ -36,8 +36,8 @@ def compile_(
     ),
 ) -> None:
     """Write the pipeline specification that a run executes."""
-    from pipelines.config import load
-    from pipelines.output import check_folder_of
+    from slipway.pipelines.config import load
+    from slipway.pipelines.output import check_folder_of
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
     check_configuration(configuration, target)
@@ -48,16 +48,16 @@ def compile_(
         )  # fmt: skip
     check_folder_of(output)
     if target is Target.vertex:
-        from pipelines.images import known_images
-        from pipelines.platforms.vertex import steps as vertex_steps
+        from slipway.pipelines.images import known_images
+        from slipway.pipelines.platforms.vertex import steps as vertex_steps
 
         pipeline = vertex_steps.pipeline(configuration, known_images(configuration, say))
     elif target is Target.kubeflow:
-        from pipelines.platforms.kubeflow import steps as kubeflow_steps
+        from slipway.pipelines.platforms.kubeflow import steps as kubeflow_steps
 
         pipeline = kubeflow_steps.pipeline(configuration)
     else:
-        from pipelines.platforms.local import steps
+        from slipway.pipelines.platforms.local import steps
 
         pipeline = steps.pipeline(configuration)
     from kfp import compiler
@@ -87,8 +87,8 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Build the images that a run needs, unless the registry has them, and print their digests."""
-    from pipelines.build_command import build_images
-    from pipelines.config import load
+    from slipway.pipelines.build_command import build_images
+    from slipway.pipelines.config import load
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
     images = build_images(configuration, target.value, builder, push=not no_push, log=sys.stderr, say=say)

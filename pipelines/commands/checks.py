@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipelines.commands.options import Runner, Target
-from trainer.errors import UserError
+from slipway.pipelines.commands.options import Runner, Target
+from slipway.trainer.errors import UserError
 
 
 def check_configuration(
@@ -18,8 +18,8 @@ def check_configuration(
     submitting: bool = False,
 ) -> None:
     """Make the doctor's checks that concern a run, before anything is started."""
-    from pipelines.doctor import refuse_on_failure
-    from pipelines.doctor.check import Subject
+    from slipway.pipelines.doctor import refuse_on_failure
+    from slipway.pipelines.doctor.check import Subject
 
     subject = Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd(), runner=runner.value)
     refuse_on_failure(subject, submitting=submitting)

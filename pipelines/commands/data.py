@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.terminal import console, show_help_alone, user_errors
+from slipway.pipelines.terminal import console, show_help_alone, user_errors
 
 # Sets by the name that people use, where TensorFlow Datasets uses another.
 ALIASES = {"flowers": "tf_flowers"}
@@ -30,9 +30,9 @@ def get(
     folder: Annotated[Path | None, typer.Argument(help="Where to save it; by default ./NAME.")] = None,
 ) -> None:
     """Download a set of TensorFlow Datasets, checksums verified, and save its images as FOLDER/split/class/*."""
-    from components.prepare_data.image_folders import save_images
-    from components.prepare_data.settings import DataSettings
-    from components.prepare_data.sources.tfds_set import data_dir
+    from slipway.components.prepare_data.image_folders import save_images
+    from slipway.components.prepare_data.settings import DataSettings
+    from slipway.components.prepare_data.sources.tfds_set import data_dir
 
     settings = DataSettings(source=f"tfds:{ALIASES.get(name, name)}")
     folder = folder or Path(name.partition("/")[0].partition(":")[0])

@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pipelines.commands.options import Json, Run
-from pipelines.commands.watching import current, watch_and_exit
-from pipelines.platforms import remote
-from pipelines.terminal import EXIT_FAILED, console, error_console, user_errors
-from trainer.errors import UserError
+from slipway.pipelines.commands.options import Json, Run
+from slipway.pipelines.commands.watching import current, watch_and_exit
+from slipway.pipelines.platforms import remote
+from slipway.pipelines.terminal import EXIT_FAILED, console, error_console, user_errors
+from slipway.trainer.errors import UserError
 
 
 @user_errors
@@ -27,7 +27,7 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show a run's steps, result and error."""
-    from pipelines import display, runs
+    from slipway.pipelines import display, runs
 
     folder = runs.find(run_id)
     if follow and remote(folder.read().platform):
@@ -48,7 +48,7 @@ def status(
 @user_errors
 def list_(as_json: Json = False) -> None:
     """List all runs, newest first."""
-    from pipelines import display, runs
+    from slipway.pipelines import display, runs
 
     records = []
     for folder in runs.folders():
@@ -72,7 +72,7 @@ def logs(
     raw: Annotated[bool, typer.Option("--raw", help="Every line, also the libraries' start-up messages.")] = False,
 ) -> None:
     """Print a run's logs."""
-    from pipelines import runs
+    from slipway.pipelines import runs
 
     folder = runs.find(run_id)
     try:
@@ -83,7 +83,7 @@ def logs(
 
 
 def _log_lines(folder: Any, step: str | None, *, follow: bool, raw: bool) -> Any:
-    from pipelines import log_reader
+    from slipway.pipelines import log_reader
 
     if elsewhere := remote(folder.read().platform):
         return elsewhere.log_lines(folder, step, follow=follow, raw=raw)
@@ -99,7 +99,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain why a run failed: step, replica, traceback and fix. Exits with 1 for a failed run."""
-    from pipelines import display, runs
+    from slipway.pipelines import display, runs
 
     folder = runs.find(run_id)
     record = current(folder)
@@ -117,7 +117,7 @@ def explain(
 @user_errors
 def cancel(run_id: Run = "latest") -> None:
     """Stop a run. Finished steps are kept, and run --resume continues it."""
-    from pipelines import runs
+    from slipway.pipelines import runs
 
     folder = runs.find(run_id)
     if elsewhere := remote(folder.read().platform):

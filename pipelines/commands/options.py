@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trainer.errors import UserError
+from slipway.trainer.errors import UserError
 
 DEFAULT_CONFIGURATION = Path("configs/digits.yaml")
 

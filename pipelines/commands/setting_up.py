@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from pipelines.commands.checks import check_runner
-from pipelines.commands.options import (
+from slipway.pipelines.commands.checks import check_runner
+from slipway.pipelines.commands.options import (
     Configuration,
     ConfigurationFile,
     Hardware,
@@ -21,7 +21,7 @@ from pipelines.commands.options import (
     Target,
     configuration_path,
 )
-from pipelines.terminal import EXIT_FAILED, console, error_console, user_errors
+from slipway.pipelines.terminal import EXIT_FAILED, console, error_console, user_errors
 
 
 @user_errors
@@ -35,10 +35,10 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check the machine, the project and the configuration, and say how to fix what fails."""
-    from pipelines.config import load
-    from pipelines.display import findings_table
-    from pipelines.doctor import examine_all
-    from pipelines.doctor.check import Subject
+    from slipway.pipelines.config import load
+    from slipway.pipelines.display import findings_table
+    from slipway.pipelines.doctor import examine_all
+    from slipway.pipelines.doctor.check import Subject
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
     check_runner(runner, runner if target is Target.local else Runner.process, f"a run on {target.value}")
@@ -62,8 +62,8 @@ def setup(
     as_json: Json = False,
 ) -> None:
     """Show or create what runs on Vertex AI need: APIs, bucket, accounts, roles."""
-    from pipelines import access
-    from pipelines.config import load
+    from slipway.pipelines import access
+    from slipway.pipelines.config import load
 
     sound, rows = access.setup(
         load(configuration_path(file, config), overrides or (), hardware), console, make=apply, as_json=as_json
@@ -91,7 +91,7 @@ def hardware_(
     as_json: Json = False,
 ) -> None:
     """List the available hardware, or show what one choice becomes or why it is refused."""
-    from pipelines.hardware import command
+    from slipway.pipelines.hardware import command
 
     if choice is None:
         if as_json:
@@ -116,7 +116,7 @@ def migrate(
     ] = None,
 ) -> None:
     """Convert an AI Platform Training job into a run configuration."""
-    from pipelines.legacy import command
+    from slipway.pipelines.legacy import command
 
     given = source or []
     is_file = len(given) == 1 and not given[0].startswith("-")

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pipelines.commands.checks import check_configuration, check_runner
-from pipelines.commands.options import (
+from slipway.pipelines.commands.checks import check_configuration, check_runner
+from slipway.pipelines.commands.options import (
     Configuration,
     ConfigurationFile,
     Hardware,
@@ -22,10 +22,10 @@ from pipelines.commands.options import (
     complete_run,
     configuration_path,
 )
-from pipelines.commands.watching import current, exit_as_it_went, show_failure, watch_and_exit
-from pipelines.platforms import remote
-from pipelines.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, user_errors
-from trainer.errors import UserError
+from slipway.pipelines.commands.watching import current, exit_as_it_went, show_failure, watch_and_exit
+from slipway.pipelines.platforms import remote
+from slipway.pipelines.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, user_errors
+from slipway.trainer.errors import UserError
 
 
 @user_errors
@@ -54,8 +54,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run the whole pipeline: prepare data, train, evaluate, register."""
-    from pipelines import runs
-    from pipelines.config import load
+    from slipway.pipelines import runs
+    from slipway.pipelines.config import load
 
     wait = not no_wait
     if resume:
@@ -71,7 +71,7 @@ def run(
             return
         check_runner(runner, Runner(record.runner), f"the run {record.run_id}")
         if record.runner == Runner.docker:
-            from pipelines.platforms.local.containers import docker_client
+            from slipway.pipelines.platforms.local.containers import docker_client
 
             with docker_client():
                 pass
@@ -82,7 +82,7 @@ def run(
         if elsewhere := remote(target.value):
             _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
-        from pipelines.platforms.local import launch
+        from slipway.pipelines.platforms.local import launch
 
         folder = runs.create(configuration)
         record = launch.new_record(folder, configuration, rehearsal=False, runner=runner.value)
@@ -99,8 +99,8 @@ def rehearse(
     as_json: Json = False,
 ) -> None:
     """Try a worker layout for a few steps on this machine."""
-    from pipelines import runs
-    from pipelines.config import load
+    from slipway.pipelines import runs
+    from slipway.pipelines.config import load
 
     path = configuration_path(file, config)
     if module := load(path, overrides or (), hardware).train.module:
@@ -114,7 +114,7 @@ def rehearse(
     few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
     configuration = load(path, [*(overrides or ()), *few], hardware)
     check_configuration(configuration, Target.local, rehearsal=True)
-    from pipelines.platforms.local import launch
+    from slipway.pipelines.platforms.local import launch
 
     folder = runs.create(configuration)
     record = launch.new_record(folder, configuration, rehearsal=True)
@@ -136,9 +136,9 @@ def _resumed_configuration(folder: Any, record: Any, overrides: list[str], hardw
     Raises:
         UserError: Something would change that the run's checkpoints depend on.
     """
-    from pipelines.config import load
-    from pipelines.display import is_changeable, new_run_with
-    from trainer.durable import replace_file
+    from slipway.pipelines.config import load
+    from slipway.pipelines.display import is_changeable, new_run_with
+    from slipway.trainer.durable import replace_file
 
     fixed = [f"--set {shlex.quote(text)}" for text in overrides if not is_changeable(text.partition("=")[0])]
     if hardware:
@@ -164,7 +164,7 @@ def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, requ
     Raises:
         UserError: It was refused before it started; no run is left of it.
     """
-    from pipelines.runs import RunFolder
+    from slipway.pipelines.runs import RunFolder
 
     shown = Console(stderr=True) if as_json else console
     begin = elsewhere.resume if isinstance(given, RunFolder) else elsewhere.start
@@ -181,8 +181,8 @@ def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, requ
 
 def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool, require_promotion: bool) -> None:
     """Run, show it, and exit with the code that tells how it went."""
-    from pipelines import display
-    from pipelines.platforms.local import launch
+    from slipway.pipelines import display
+    from slipway.pipelines.platforms.local import launch
 
     shown = Console(stderr=True) if as_json else console
     kind = "rehearsal" if record.rehearsal else "run"

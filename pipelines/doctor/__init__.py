@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pipelines.doctor.check import Check, Finding, Subject, examine
-from pipelines.doctor.engine import TrainingEngine
-from pipelines.doctor.machine import Accelerators, Cores, Disk, Packages, PythonVersion
-from pipelines.doctor.memory import ModelMemory
-from pipelines.doctor.run import (
+from slipway.pipelines.doctor.check import Check, Finding, Subject, examine
+from slipway.pipelines.doctor.engine import TrainingEngine
+from slipway.pipelines.doctor.machine import Accelerators, Cores, Disk, Packages, PythonVersion
+from slipway.pipelines.doctor.memory import ModelMemory
+from slipway.pipelines.doctor.run import (
     Batch,
     Champion,
     DataSource,
@@ -67,8 +67,8 @@ def _refuse(finding: Finding) -> None:
 
 def _examine_cloud(subject: Subject, *, of_run: bool = False) -> list[Finding]:
     """The findings of the checks of the project; only of those that concern a run, where that is all that is asked."""
-    from pipelines.doctor import image, quotas, vertex
-    from pipelines.doctor.cloud import View, examine_side_by_side
+    from slipway.pipelines.doctor import image, quotas, vertex
+    from slipway.pipelines.doctor.cloud import View, examine_side_by_side
 
     view = View(subject)
     checks: list[Check] = [

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pipelines.config import RunConfig
-from trainer.errors import UserError
-from trainer.installed import missing_extra
+from slipway.pipelines.config import RunConfig
+from slipway.trainer.errors import UserError
+from slipway.trainer.installed import missing_extra
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from components.cloud.connection import Connection
-from components.cloud.refusals import refusal
-from components.cloud.retries import retried, status_of
-from components.setup_access.difference import Line, difference
-from components.setup_access.found import Found, look, services
-from components.setup_access.settings import AccessSettings
-from components.setup_access.wanted import apis
-from pipelines.access import access_settings
-from pipelines.config import VertexSettings
-from pipelines.doctor.check import Check, Finding, NotConcernedError, Subject, examine
-from trainer.errors import UserError
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.refusals import refusal
+from slipway.components.cloud.retries import retried, status_of
+from slipway.components.setup_access.difference import Line, difference
+from slipway.components.setup_access.found import Found, look, services
+from slipway.components.setup_access.settings import AccessSettings
+from slipway.components.setup_access.wanted import apis
+from slipway.pipelines.access import access_settings
+from slipway.pipelines.config import VertexSettings
+from slipway.pipelines.doctor.check import Check, Finding, NotConcernedError, Subject, examine
+from slipway.trainer.errors import UserError
 
 SECONDS = 30.0
 PAGE = 1000

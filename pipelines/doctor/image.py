@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.build_image.registry import ArtifactRegistry, HttpRegistry
-from components.cloud.refusals import is_absent, refusal
-from components.cloud.retries import retried, status_of
-from components.setup_access.settings import IMAGE, PUBLIC_PROJECT, repository_of
-from pipelines.doctor.check import NotConcernedError, Subject
-from pipelines.doctor.vertex import CloudCheck
-from trainer.errors import UserError
+from slipway.components.build_image.registry import ArtifactRegistry, HttpRegistry
+from slipway.components.cloud.refusals import is_absent, refusal
+from slipway.components.cloud.retries import retried, status_of
+from slipway.components.setup_access.settings import IMAGE, PUBLIC_PROJECT, repository_of
+from slipway.pipelines.doctor.check import NotConcernedError, Subject
+from slipway.pipelines.doctor.vertex import CloudCheck
+from slipway.trainer.errors import UserError
 
 
 class Image(CloudCheck):

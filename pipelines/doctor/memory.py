@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.doctor.check import NotConcernedError, Subject
-from pipelines.hardware.memory import fits_memory
-from trainer import manifest, networks
-from trainer.errors import UserError
-from trainer.manifest import Manifest
+from slipway.pipelines.doctor.check import NotConcernedError, Subject
+from slipway.pipelines.hardware.memory import fits_memory
+from slipway.trainer import manifest, networks
+from slipway.trainer.errors import UserError
+from slipway.trainer.manifest import Manifest
 
 
 class ModelMemory:

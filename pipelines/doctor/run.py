@@ -9,14 +9,14 @@ import inspect
 import pkgutil
 from pathlib import Path
 
-from pipelines.config import no_place_on_vertex
-from pipelines.doctor.check import NotConcernedError, Subject
-from pipelines.hardware import validate_for
-from pipelines.hardware.placement import check_python
-from pipelines.platforms.kubeflow.checks import settings_of
-from trainer.batches import check_shared_evenly
-from trainer.builder import check_signature
-from trainer.errors import UserError, nearest
+from slipway.pipelines.config import no_place_on_vertex
+from slipway.pipelines.doctor.check import NotConcernedError, Subject
+from slipway.pipelines.hardware import validate_for
+from slipway.pipelines.hardware.placement import check_python
+from slipway.pipelines.platforms.kubeflow.checks import settings_of
+from slipway.trainer.batches import check_shared_evenly
+from slipway.trainer.builder import check_signature
+from slipway.trainer.errors import UserError, nearest
 
 
 class ModelBuilder:
@@ -159,7 +159,7 @@ class KubeflowServer:
     def look(self, subject: Subject) -> str:
         if subject.target != "kubeflow":
             raise NotConcernedError("the run is not on Kubeflow")
-        from pipelines.platforms.kubeflow.server import Server
+        from slipway.pipelines.platforms.kubeflow.server import Server
 
         settings = settings_of(subject.config)
         Server(settings).check()
@@ -177,7 +177,7 @@ class ServingImage:
             raise NotConcernedError("the model is not registered on Vertex AI")
         if subject.config.vertex is None:
             raise NotConcernedError("the configuration has no section vertex")
-        from pipelines.platforms.vertex.submission import serving_image_of
+        from slipway.pipelines.platforms.vertex.submission import serving_image_of
 
         return serving_image_of(subject.config.vertex)
 
@@ -191,14 +191,14 @@ class ImageContext:
     def look(self, subject: Subject) -> str:
         config = subject.config
         if subject.target == "vertex" and config.vertex is not None and config.vertex.image is None:
-            from pipelines.images import check_builder, wanted_images
+            from slipway.pipelines.images import check_builder, wanted_images
 
             check_builder(config.vertex, config.vertex.build.builder)
             images = wanted_images(config, lambda _line: None)
             return ", ".join(f"{image.request.name}:{image.request.tag}" for image in images.values())
         if subject.runner == "docker":
-            from pipelines.images import wanted_image
-            from pipelines.platforms.local.containers import docker_client, has_gpus
+            from slipway.pipelines.images import wanted_image
+            from slipway.pipelines.platforms.local.containers import docker_client, has_gpus
 
             accelerator, built = "gpu" if has_gpus() else "cpu", config.containers
             with docker_client():
@@ -221,7 +221,7 @@ class Champion:
             raise NotConcernedError("a rehearsal is measured against nothing")
         if config.evaluate.champion == "none":
             raise NotConcernedError("evaluate.champion is none")
-        from components.register_model.registry import Registry
+        from slipway.components.register_model.registry import Registry
 
         champion = Registry(Path(config.register_.registry).absolute()).champion(config.model_name)
         return f"{config.model_name} version {champion.number}" if champion else f"{config.model_name} has none yet"
@@ -279,6 +279,6 @@ class DataSource:
     def look(self, subject: Subject) -> str:
         if subject.target != "local":
             raise NotConcernedError("the source is not read from this machine")
-        from components.prepare_data.sources import look_at_source  # needs the extra training
+        from slipway.components.prepare_data.sources import look_at_source  # needs the extra training
 
         return look_at_source(subject.config.data)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from components.cloud import policies
-from components.cloud.refusals import is_absent, member_of, refusal
-from components.cloud.retries import retried
-from components.setup_access.difference import Line, blocking
-from components.setup_access.ensure import COMMAND
-from components.setup_access.wanted import Binding, Bucket, Identity
-from pipelines.doctor.check import NotConcernedError, Subject
-from pipelines.doctor.cloud import View
-from pipelines.hardware import validate_for
-from trainer.errors import UserError
+from slipway.components.cloud import policies
+from slipway.components.cloud.refusals import is_absent, member_of, refusal
+from slipway.components.cloud.retries import retried
+from slipway.components.setup_access.difference import Line, blocking
+from slipway.components.setup_access.ensure import COMMAND
+from slipway.components.setup_access.wanted import Binding, Bucket, Identity
+from slipway.pipelines.doctor.check import NotConcernedError, Subject
+from slipway.pipelines.doctor.cloud import View
+from slipway.pipelines.hardware import validate_for
+from slipway.trainer.errors import UserError
 
 # As many missing things are named; setup shows them all.
 SHOWN = 3

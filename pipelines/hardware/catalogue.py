@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pipelines.hardware.typed_rows import build
+from slipway.pipelines.hardware.typed_rows import build
 
 Provisioning = Literal["standard", "spot", "flex"]
 Status = Literal["offered", "retired", "not-for-training", "enum-only"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.hardware import catalogue
-from pipelines.hardware.catalogue import Accelerator, Family, Machine, Provisioning, load
-from pipelines.hardware.grammar import write_time
+from slipway.pipelines.hardware import catalogue
+from slipway.pipelines.hardware.catalogue import Accelerator, Family, Machine, Provisioning, load
+from slipway.pipelines.hardware.grammar import write_time
 
 STRATEGIES = {"standard": "STANDARD", "spot": "SPOT", "flex": "FLEX_START"}
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pipelines.hardware.request import Request
+from slipway.pipelines.hardware.request import Request
 
 
 class Refusal(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipelines.hardware.catalogue import Provisioning
+from slipway.pipelines.hardware.catalogue import Provisioning
 
 
 @dataclass(frozen=True)

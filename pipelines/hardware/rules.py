@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from pipelines.hardware import terms
-from pipelines.hardware.catalogue import Accelerator, Machine, chips_of, load
-from pipelines.hardware.choice import Hardware, smallest_machine
-from pipelines.hardware.grammar import read_base
-from pipelines.hardware.refusal import Refusal
-from pipelines.hardware.request import Request
-from pipelines.hardware.sizes import (
+from slipway.pipelines.hardware import terms
+from slipway.pipelines.hardware.catalogue import Accelerator, Machine, chips_of, load
+from slipway.pipelines.hardware.choice import Hardware, smallest_machine
+from slipway.pipelines.hardware.grammar import read_base
+from slipway.pipelines.hardware.refusal import Refusal
+from slipway.pipelines.hardware.request import Request
+from slipway.pipelines.hardware.sizes import (
     check_gpu,
     check_machine_takes,
     check_tpu,
@@ -22,7 +22,7 @@ from pipelines.hardware.sizes import (
     near_topologies,
     sizes,
 )
-from trainer.errors import nearest
+from slipway.trainer.errors import nearest
 
 
 def resolve(request: Request) -> Hardware:

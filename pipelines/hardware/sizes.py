@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from pipelines.hardware.catalogue import Accelerator, Machine, chips_of, load
-from pipelines.hardware.choice import base_text, takes
-from pipelines.hardware.refusal import Refusal
-from pipelines.hardware.request import Request
+from slipway.pipelines.hardware.catalogue import Accelerator, Machine, chips_of, load
+from slipway.pipelines.hardware.choice import base_text, takes
+from slipway.pipelines.hardware.refusal import Refusal
+from slipway.pipelines.hardware.request import Request
 
 
 def check_gpu(request: Request, accelerator: Accelerator, machine: Machine | None) -> int:

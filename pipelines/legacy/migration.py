@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.hardware import Hardware
-from pipelines.legacy import old_rules
-from pipelines.legacy.flags import read_flags
-from pipelines.legacy.old_service import load
-from pipelines.legacy.reading import ROLES, OldJob, parse_text, read_job
-from pipelines.legacy.successor import Notes, hardware_for, region_for
-from pipelines.legacy.writing import write
+from slipway.pipelines.hardware import Hardware
+from slipway.pipelines.legacy import old_rules
+from slipway.pipelines.legacy.flags import read_flags
+from slipway.pipelines.legacy.old_service import load
+from slipway.pipelines.legacy.reading import ROLES, OldJob, parse_text, read_job
+from slipway.pipelines.legacy.successor import Notes, hardware_for, region_for
+from slipway.pipelines.legacy.writing import write
 
 NAME_LENGTH = 40
 # What stands in for what the old job can not say, so that the configuration runs as it is.
 STAND_IN_DATA = {"source": "digits"}
-STAND_IN_MODEL = {"builder": "trainer.models.digits:build"}
+STAND_IN_MODEL = {"builder": "slipway.trainer.models.digits:build"}
 STAND_IN_EPOCHS = 10
 USUAL_BATCH = 64
 PROJECT = "your-project"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from pipelines.hardware.typed_rows import build
+from slipway.pipelines.hardware.typed_rows import build
 
 OLD_SERVICE_FILE = Path(__file__).with_name("old_service.yaml")
 TPU_WORKER = "cloud_tpu"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.yaml_loader import load_yaml
-from trainer.errors import UserError, nearest
+from slipway.components.yaml_loader import load_yaml
+from slipway.trainer.errors import UserError, nearest
 
 REPLICA_KEYS = ("acceleratorConfig", "imageUri", "diskConfig", "containerCommand", "containerArgs", "tpuTfVersion")
 ROLES = ("master", "worker", "parameterServer", "evaluator")

@@ -13,4 +13,4 @@ def remote(platform: str) -> Any | None:
 
     A module with `start`, `resume`, `watch`, `current`, `log_lines` and `cancel`.
     """
-    return importlib.import_module(f"pipelines.platforms.{platform}.commands") if platform in REMOTE else None
+    return importlib.import_module(f"slipway.pipelines.platforms.{platform}.commands") if platform in REMOTE else None

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from pipelines.commands.options import Json
-from pipelines.terminal import EXIT_INTERRUPTED, console, say, show_help_alone, user_errors
-from trainer.errors import UserError
+from slipway.pipelines.commands.options import Json
+from slipway.pipelines.terminal import EXIT_INTERRUPTED, console, say, show_help_alone, user_errors
+from slipway.trainer.errors import UserError
 
 app = typer.Typer(
     help="Create, change and delete Vertex AI schedules from the files in configs/schedules.",
@@ -33,7 +33,7 @@ def schedule(context: typer.Context) -> None:
 @user_errors
 def diff(name: Name = None, as_json: Json = False) -> None:
     """Compare the schedules on Vertex AI with the files, field by field."""
-    from pipelines.schedules import work
+    from slipway.pipelines.schedules import work
 
     _show(work.compare(_names(name), say), as_json=as_json)
 
@@ -42,7 +42,7 @@ def diff(name: Name = None, as_json: Json = False) -> None:
 @user_errors
 def apply(name: Name = None, as_json: Json = False) -> None:
     """Create, change or replace the schedules on Vertex AI as the files say."""
-    from pipelines.schedules import work
+    from slipway.pipelines.schedules import work
 
     _show(work.apply(_names(name), sys.stderr, say), as_json=as_json)
 
@@ -51,7 +51,7 @@ def apply(name: Name = None, as_json: Json = False) -> None:
 @user_errors
 def pause(name: Name = None, as_json: Json = False) -> None:
     """Start no more runs until the schedule is resumed. Runs in progress continue."""
-    from pipelines.schedules import work
+    from slipway.pipelines.schedules import work
 
     _show(work.pause(_names(name)), as_json=as_json)
 
@@ -64,7 +64,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Resume a paused schedule."""
-    from pipelines.schedules import work
+    from slipway.pipelines.schedules import work
 
     _show(work.resume(_names(name), catch_up=catch_up), as_json=as_json)
 
@@ -77,7 +77,7 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Delete schedules on Vertex AI. Their files and runs are kept."""
-    from pipelines.schedules import work
+    from slipway.pipelines.schedules import work
 
     doomed = work.doomed(name)
     for schedule in doomed:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pipelines.schedules.files import ScheduleFile
+from slipway.pipelines.schedules.files import ScheduleFile
 
 # How long after it is made a schedule may start its first run: a double that another `apply` makes at the same moment
 # is gone by then.

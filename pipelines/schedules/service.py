@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from components.cloud.connection import Connection
-from components.cloud.retries import retried, status_of
-from pipelines.schedules.difference import (
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.retries import retried, status_of
+from slipway.pipelines.schedules.difference import (
     NAME_PREFIX,
     SETTLE,
     Difference,
@@ -24,7 +24,7 @@ from pipelines.schedules.difference import (
     mask_of,
     needs_new,
 )
-from trainer.errors import UserError
+from slipway.trainer.errors import UserError
 
 NOT_FOUND = 404
 ROUNDS = 10

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any, TextIO
 from zoneinfo import ZoneInfo
 
-from components.cloud.connection import Connection
-from components.cloud.known_errors import as_user_error
-from pipelines.config import RunConfig, VertexSettings
-from pipelines.doctor import refuse_on_failure
-from pipelines.doctor.check import Subject
-from pipelines.images import Images, ensure_images, known_images
-from pipelines.platforms.vertex.submission import compile_pipeline, facts_of, pipeline_job, settings_of
-from pipelines.schedules.difference import NAME_PREFIX, Difference, differences, needs_new, wanted
-from pipelines.schedules.files import ScheduleFile, read_all
-from pipelines.schedules.service import Schedules
-from trainer.errors import UserError, nearest
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.known_errors import as_user_error
+from slipway.pipelines.config import RunConfig, VertexSettings
+from slipway.pipelines.doctor import refuse_on_failure
+from slipway.pipelines.doctor.check import Subject
+from slipway.pipelines.images import Images, ensure_images, known_images
+from slipway.pipelines.platforms.vertex.submission import compile_pipeline, facts_of, pipeline_job, settings_of
+from slipway.pipelines.schedules.difference import NAME_PREFIX, Difference, differences, needs_new, wanted
+from slipway.pipelines.schedules.files import ScheduleFile, read_all
+from slipway.pipelines.schedules.service import Schedules
+from slipway.trainer.errors import UserError, nearest
 
 # How many lines of differences are shown of one schedule; --json gives all.
 SHOWN_DIFFERENCES = 12

@@ -20,13 +20,13 @@ from typing import Any, TextIO
 
 import psutil
 
-from components.plan_training.plan import plan_training
-from components.prepare_data.prepare import prepare
-from components.prepare_data.settings import DataSettings
-from components.train.local_cluster import run_local_cluster
-from components.train.restarts import Restart
-from trainer.checkpoints import Checkpoints, pointed_step
-from trainer.config import ModelSettings, RestartSettings, TrainSettings
+from slipway.components.plan_training.plan import plan_training
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.train.local_cluster import run_local_cluster
+from slipway.components.train.restarts import Restart
+from slipway.trainer.checkpoints import Checkpoints, pointed_step
+from slipway.trainer.config import ModelSettings, RestartSettings, TrainSettings
 
 KEEP = 3
 LOG = "train.log"
@@ -217,7 +217,7 @@ def trainers() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
-            if "trainer" in child.cmdline():
+            if "slipway.trainer" in child.cmdline():
                 found.append(child)
     return sorted(found, key=lambda process: process.pid)
 
@@ -284,7 +284,7 @@ def _job(chaos: Chaos, folder: Path) -> tuple[list[dict[str, Any]], RestartSetti
         {"machine_spec": {}, "replica_count": 1},
         *([{"machine_spec": {}, "replica_count": others}] * (others > 0)),
     ]
-    model = ModelSettings(builder="trainer.models.digits:build")
+    model = ModelSettings(builder="slipway.trainer.models.digits:build")
     planned = plan_training(hardware, 0, prepared.manifest, prepared.uri, model, train, image="")
     return planned.worker_pool_specs, RestartSettings(at_most=10 * chaos.kills, backoff_seconds=0.0)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.train.restarts import Restart
+from slipway.components.train.restarts import Restart
+from slipway.trainer.checkpoints import Checkpoint, Checkpoints
 from tests.chaos.chaos import (
     Chaos,
     Ended,
@@ -22,7 +23,6 @@ from tests.chaos.chaos import (
     plan_strikes,
     run,
 )
-from trainer.checkpoints import Checkpoint, Checkpoints
 
 
 @pytest.mark.timeout(900)  # half a minute on a machine that has nothing else to do

@@ -52,7 +52,7 @@ class Slipway:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         settings = {"base": self.engine.base, "builder": "buildah", "repository": f"{self.engine.registry}/slipway"}
         options = [part for name, value in settings.items() for part in ("--set", f"containers.{name}={value}")]
-        command = [sys.executable, "-m", "pipelines", arguments[0], *options, *arguments[1:]]
+        command = [sys.executable, "-m", "slipway.pipelines", arguments[0], *options, *arguments[1:]]
         return subprocess.Popen(
             command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

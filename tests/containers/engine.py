@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from components.build_image.settings import BASE
+from slipway.components.build_image.settings import BASE
 
 PROGRAMS = ("buildah", "podman", "crun", "docker-registry", "debootstrap", "unshare")
 PACKAGES = "python3-minimal,python3-venv,ca-certificates"

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from unittest import mock
 
-from components.build_image import local
-from components.build_image.registry import HttpRegistry
-from components.step import WorkFailed
+from slipway.components.build_image import local
+from slipway.components.build_image.registry import HttpRegistry
+from slipway.components.step import WorkFailed
 from tests.containers.engine import Engine
 from tests.end_to_end.workspace import wait_for
 from tests.fakes.cloud_build import BuildFailed

@@ -37,7 +37,7 @@ def containers(slipway: Slipway) -> dict[str, Any]:
 def test_a_run_in_containers_gives_what_processes_give(
     slipway: Slipway, containers: dict[str, Any], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "pipelines", "run", "-c", str(slipway.folder / "configs/digits.yaml")]
+    command = [sys.executable, "-m", "slipway.pipelines", "run", "-c", str(slipway.folder / "configs/digits.yaml")]
     subprocess.run(command, cwd=tmp_path, env=slipway.environment, check=True, capture_output=True)
     processes = record_of(tmp_path)
     assert {step["status"] for step in containers["steps"]} == {"succeeded"}
@@ -157,13 +157,14 @@ def test_a_step_that_fails_shows_its_error_as_without_containers(slipway: Slipwa
 
 VERTEX = ("vertex.project=p", "vertex.region=europe-west4", "vertex.bucket=gs://p-b")
 LISTED = """
-import importlib, importlib.metadata, json, os, pkgutil, trainer
-names = [found.name for found in pkgutil.walk_packages(trainer.__path__, "trainer.")]
+import importlib, importlib.metadata, json, os, pkgutil
+from slipway import trainer
+names = [found.name for found in pkgutil.walk_packages(trainer.__path__, "slipway.trainer.")]
 for name in names:
     if not any(part in name for part in ("jax", "pytorch", "states", "__main__")):
         importlib.import_module(name)
 packages = sorted({found.metadata["Name"].lower() for found in importlib.metadata.distributions()})
-print(json.dumps({"packages": packages, "user": os.getuid(), "code": sorted(os.listdir("/app"))}))
+print(json.dumps({"packages": packages, "user": os.getuid(), "code": sorted(os.listdir("/app/slipway"))}))
 """
 
 
@@ -189,5 +190,6 @@ def test_the_trainers_image_imports_the_trainer_and_knows_no_cloud(
     assert cloud & set(found["trainer"]["packages"]) == set()
     assert cloud & set(found["steps"]["packages"]) == cloud - {"google-cloud-pipeline-components", "pip"}
     assert [name for name in found["steps"]["packages"] if name.startswith("nvidia")] == []
-    assert (found["trainer"]["code"], found["steps"]["code"]) == (["trainer"], ["components", "trainer"])
+    assert found["trainer"]["code"] == ["__init__.py", "trainer"]
+    assert found["steps"]["code"] == ["__init__.py", "components", "trainer"]
     assert found["trainer"]["user"] == 65534

@@ -28,7 +28,7 @@ from tests.fakes.vertex.replicas import REPLICA_LABEL
 REPLICAS = ("workerpool0-0", "workerpool1-0")
 MODELS = """
 import json, os
-from trainer.models.digits import build as digits
+from slipway.trainer.models.digits import build as digits
 
 def build(image_shape, classes):
     task = json.loads(os.environ["TF_CONFIG"])["task"]
@@ -53,7 +53,7 @@ class Cloud:
         self.environment = {**os.environ, **google.environment, "PYTHONPATH": str(sources.folder)}
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pipelines", *arguments]
+        command = [sys.executable, "-m", "slipway.pipelines", *arguments]
         return subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
         )

@@ -140,7 +140,7 @@ def test_two_runs_at_once_share_the_data_and_agree_on_one_champion(tmp_path):
 ALONE = """
 import json, sys, pathlib
 import tensorflow as tf
-assert not any(name.split(".")[0] in ("trainer", "components", "pipelines") for name in sys.modules)
+assert "slipway" not in sys.modules
 model = tf.saved_model.load(sys.argv[1])
 answer = model.signatures["serving_default"](image_bytes=tf.constant([pathlib.Path(sys.argv[2]).read_bytes()]))
 print(json.dumps({"label": answer["label"][0].numpy().decode(), "sum": float(tf.reduce_sum(answer["probabilities"]))}))

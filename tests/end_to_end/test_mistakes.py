@@ -32,8 +32,11 @@ BEFORE_ANYTHING = {
     "unknown source": (("--set", "data.source=digist"), ("data.source", "digits")),
     "missing folder": (("--set", "data.source=images:nowhere"), ("nowhere",)),
     "unknown hardware": (("--hardware", "cpus"), ("hardware", "cpu")),
-    "builder's module": (("--set", "model.builder=trainer.models.digit:build"), ("trainer.models.digits",)),
-    "builder's function": (("--set", "model.builder=trainer.models.digits:biuld"), ("build",)),
+    "builder's module": (
+        ("--set", "model.builder=slipway.trainer.models.digit:build"),
+        ("slipway.trainer.models.digits",),
+    ),
+    "builder's function": (("--set", "model.builder=slipway.trainer.models.digits:biuld"), ("build",)),
     "override without value": (("--set", "train.steps"), ("--set", "key=value")),
     "no such run": (("--resume", "nothing"), ("slipway",)),
 }

@@ -49,7 +49,7 @@ def test_what_it_can_not_have_is_refused_before_anything_starts(workspace: Works
     for option, told in (
         ("train.module=own_trainig", "nearest: own_training"),
         ("train.epochs=3", "own_training takes its settings as arguments"),
-        ("model.builder=trainer.models.digits:build", "model or train.module, not both"),
+        ("model.builder=slipway.trainer.models.digits:build", "model or train.module, not both"),
     ):
         result = workspace.slipway("run", "-c", "own.yaml", "--set", option)
         assert result.returncode == 2, result.stdout + result.stderr

@@ -95,4 +95,4 @@ def processes_of(path: Path) -> list[psutil.Process]:
 
 
 def trainers(path: Path) -> list[psutil.Process]:
-    return [process for process in processes_of(path) if "trainer" in process.cmdline()]
+    return [process for process in processes_of(path) if "slipway.trainer" in process.cmdline()]

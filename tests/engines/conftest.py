@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.trainer import cluster as clusters
+from slipway.trainer import manifest as manifests
+from slipway.trainer.config import JobConfig
+from slipway.trainer.share import Share
 from tests.trainer.conftest import NETWORKS, DataSets, Workers, job
-from trainer import cluster as clusters
-from trainer import manifest as manifests
-from trainer.config import JobConfig
-from trainer.share import Share
 
 ENGINE = os.environ.get("SLIPWAY_TEST_ENGINE", "")
 HERE = Path(__file__).parent
@@ -44,7 +44,7 @@ class Bench:
 
     def engine(self, config: JobConfig) -> Any:
         """The engine with that network, new; there is one a process."""
-        from trainer import engines
+        from slipway.trainer import engines
 
         if self._engine is None:
             self._engine = engines.load(ENGINE)
@@ -53,13 +53,13 @@ class Bench:
         return self._engine
 
     def training(self, config: JobConfig, budget: int = 10**9) -> Any:
-        from trainer import data
+        from slipway.trainer import data
 
         plan = config.plan
         return data.training(self.share, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed, budget=budget)
 
     def validation(self, batch: int) -> Any:
-        from trainer import data
+        from slipway.trainer import data
 
         return data.evaluation(self.share, "validation", batch)
 
@@ -80,7 +80,7 @@ class Bench:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """600 training examples in 4 shards of different sizes, 50 of validation in 2."""
-    from trainer.quick_import import import_tensorflow
+    from slipway.trainer.quick_import import import_tensorflow
 
     import_tensorflow(ENGINE)
     folder = tmp_path_factory.mktemp("data") / "tiny"

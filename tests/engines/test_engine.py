@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.trainer.errors import UserError
+from slipway.trainer.share import Share
 from tests.engines.conftest import ENGINE, Bench
-from trainer.errors import UserError
-from trainer.share import Share
 
 ALL_CHANGES = {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2}
 
@@ -66,7 +66,7 @@ def test_a_step_is_the_optimizers_step_on_the_mean_loss(bench: Bench, accumulati
 def test_a_network_without_trainable_weights_is_trained_unchanged_with_a_warning(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from trainer.__main__ import _warn_untrainable
+    from slipway.trainer.__main__ import _warn_untrainable
 
     config = bench.job(builder="sample_networks:frozen")
     engine, data = bench.engine(config), bench.training(config)
@@ -217,7 +217,7 @@ def test_a_steps_operations_are_counted(bench: Bench) -> None:
 
 def test_the_exported_model_is_the_network(bench: Bench, tmp_path: Path) -> None:
     """From encoded images to the probabilities that the engine's own network gives, to 1e-4."""
-    from components.evaluate import serving
+    from slipway.components.evaluate import serving
 
     config = bench.job(builder=BUILDERS[-1])
     engine = bench.engine(config)
@@ -231,7 +231,7 @@ def test_the_exported_model_is_the_network(bench: Bench, tmp_path: Path) -> None
 def check_agreement(bench: Bench, serve: Any, share: Share, split: str) -> None:
     import tensorflow as tf
 
-    from trainer import data
+    from slipway.trainer import data
 
     features = {"image": tf.io.FixedLenFeature([], tf.string)}
     records = list(tf.data.TFRecordDataset(share.paths(split)))

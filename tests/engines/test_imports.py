@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-TRAINER = (
-    "from trainer.quick_import import import_tensorflow; import_tensorflow('pytorch'); import torch._dynamo, triton"
+TRAINER = "from slipway.trainer.quick_import import *; import_tensorflow('pytorch'); import torch._dynamo, triton"
+EVALUATION = (
+    "from slipway.trainer.quick_import import *; import_triton(); import_tensorflow(keras=False); import triton"
 )
-EVALUATION = "from trainer.quick_import import *; import_triton(); import_tensorflow(keras=False); import triton"
 
 
 @pytest.mark.engine("pytorch")

@@ -29,15 +29,15 @@ def test_the_digits_are_learnt_and_served(workspace: Workspace) -> None:
 
 def test_the_digits_exported_model_is_the_trained_one(workspace: Workspace, bench: Bench) -> None:
     """The checkpoint in the engine, and the model that the run registered, on the test split: to 1e-4."""
-    from components.evaluate import serving
-    from trainer import checkpoints
+    from slipway.components.evaluate import serving
+    from slipway.trainer import checkpoints
 
     (data,) = [path.parent for path in workspace.path.glob("datasets/digits/*/manifest.json")]
     (run,) = workspace.runs()
     (saved,) = {path.parent for path in run.rglob("checkpoints/latest")}
     own = Bench(data)
     own._engine = bench.engine(bench.job()) and bench._engine
-    config = own.job(batch=64, builder="trainer.models.digits:build")
+    config = own.job(batch=64, builder="slipway.trainer.models.digits:build")
     engine = own.engine(config)
     newest = checkpoints.Checkpoints(saved, 3).newest()
     assert newest is not None

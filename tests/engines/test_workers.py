@@ -11,9 +11,9 @@ import numpy as np
 import psutil
 import pytest
 
+from slipway.trainer.errors import ERROR_PREFIX
+from slipway.trainer.stopping import PEER_LOST_EXIT_CODE
 from tests.engines.conftest import ENGINE, HERE, Bench
-from trainer.errors import ERROR_PREFIX
-from trainer.stopping import PEER_LOST_EXIT_CODE
 
 SAVING = {"checkpoint": {"every_steps": 150, "every_seconds": None}}
 # Seconds long, so that it can be stopped in the middle.

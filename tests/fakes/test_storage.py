@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from components.cloud.connection import Connection
-from components.cloud.retries import status_of
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.retries import status_of
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 
 

@@ -14,14 +14,14 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from trainer import installed
-from trainer.errors import UserError
+from slipway.pipelines.cli import app
+from slipway.trainer import installed
+from slipway.trainer.errors import UserError
 
 DIGITS: dict[str, Any] = {
     "name": "digits",
     "data": {"source": "digits"},
-    "model": {"builder": "trainer.models.digits:build"},
+    "model": {"builder": "slipway.trainer.models.digits:build"},
     "train": {"epochs": 1, "batch_size": 64},
 }
 VERTEX = {"project": "p-1", "region": "europe-west4", "bucket": "gs://p-1-runs"}

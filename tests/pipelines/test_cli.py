@@ -18,11 +18,11 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from pipelines import display, runs
-from pipelines.cli import COMMANDS, app
-from pipelines.config import load
-from pipelines.platforms.local import launch
-from pipelines.runs import ErrorRecord, RunFolder, RunRecord, StepRecord
+from slipway.pipelines import display, runs
+from slipway.pipelines.cli import COMMANDS, app
+from slipway.pipelines.config import load
+from slipway.pipelines.platforms.local import launch
+from slipway.pipelines.runs import ErrorRecord, RunFolder, RunRecord, StepRecord
 
 DIGITS = Path("configs/digits.yaml").absolute()
 

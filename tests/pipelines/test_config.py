@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.config import RunConfig, load
-from trainer.errors import UserError
+from slipway.pipelines.config import RunConfig, load
+from slipway.trainer.errors import UserError
 
 MINIMAL: dict[str, Any] = {
     "name": "digits",
     "data": {"source": "digits"},
-    "model": {"builder": "trainer.models.digits:build"},
+    "model": {"builder": "slipway.trainer.models.digits:build"},
     "train": {"epochs": 2},
 }
 
@@ -151,8 +151,8 @@ def test_a_problem_of_the_file_and_one_of_set_are_told_apart(write):
 
 
 def test_no_number_that_is_not_finite_passes_between_configuration_and_step():
-    from components.evaluate.settings import EvaluateSettings, GateSettings
-    from trainer.config import ModelSettings
+    from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
+    from slipway.trainer.config import ModelSettings
 
     for settings in (
         GateSettings.model_construct(minimum=float("inf")),

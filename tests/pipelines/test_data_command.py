@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from components.prepare_data.prepare import prepare
-from components.prepare_data.settings import DataSettings
-from pipelines.cli import app
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.pipelines.cli import app
 
 
 def test_a_set_becomes_a_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import RunConfig
-from pipelines.doctor import examine_all, machine, memory
-from pipelines.doctor.check import Subject, examine
-from pipelines.doctor.run import ModelBuilder
-from trainer.errors import UserError
+from slipway.pipelines.config import RunConfig
+from slipway.pipelines.doctor import examine_all, machine, memory
+from slipway.pipelines.doctor.check import Subject, examine
+from slipway.pipelines.doctor.run import ModelBuilder
+from slipway.trainer.errors import UserError
 
 
 def subject(folder: Path, target="local", rehearsal=False, **fields) -> Subject:
     values = {
         "name": "digits",
         "data": {"source": "digits", "store": str(folder)},
-        "model": {"builder": "trainer.models.digits:build"},
+        "model": {"builder": "slipway.trainer.models.digits:build"},
         "train": {"epochs": 1},
         "register": {"registry": str(folder / "models")},
         **fields,
@@ -75,9 +75,9 @@ def test_a_builder_is_found_without_being_run(tmp_path, text, fails):
 
 
 def test_a_missing_builder_names_the_nearest(tmp_path):
-    finding = examine(ModelBuilder(), subject(tmp_path, model={"builder": "trainer.models.digit:build"}))
+    finding = examine(ModelBuilder(), subject(tmp_path, model={"builder": "slipway.trainer.models.digit:build"}))
     assert isinstance(finding.error, UserError)
-    assert finding.error.nearest == "trainer.models.digits:build"
+    assert finding.error.nearest == "slipway.trainer.models.digits:build"
 
 
 def test_a_full_disk_is_seen(tmp_path, monkeypatch):
@@ -118,7 +118,7 @@ def test_a_model_that_can_not_fit_is_refused_with_the_arithmetic(tmp_path, monke
     (tmp_path / "d" / "f").mkdir(parents=True)
     (tmp_path / "d" / "f" / "manifest.json").write_text(json.dumps(manifest))
     monkeypatch.setattr(memory.networks.builder, "load", lambda _: wide)
-    monkeypatch.setattr("pipelines.hardware.memory.device_bytes", lambda _: 30_000_000)
+    monkeypatch.setattr("slipway.pipelines.hardware.memory.device_bytes", lambda _: 30_000_000)
     asked = subject(
         tmp_path,
         target="vertex",

@@ -7,10 +7,10 @@ from typing import Literal
 
 import pytest
 
-from pipelines.config import RunConfig
-from pipelines.doctor import engine
-from pipelines.doctor.check import Subject
-from trainer.errors import UserError
+from slipway.pipelines.config import RunConfig
+from slipway.pipelines.doctor import engine
+from slipway.pipelines.doctor.check import Subject
+from slipway.trainer.errors import UserError
 
 
 def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vertex", **train: object) -> Subject:
@@ -18,7 +18,7 @@ def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vert
         {
             "name": "digits",
             "data": {"source": "digits"},
-            "model": {"builder": "trainer.models.digits:build"},
+            "model": {"builder": "slipway.trainer.models.digits:build"},
             "train": {"epochs": 1, "engine": name, **train},
             "hardware": hardware,
         }

@@ -8,16 +8,16 @@ import pytest
 from google.cloud import aiplatform_v1 as vertex
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from pipelines.config import RunConfig
-from pipelines.doctor import examine_all, refuse_on_failure
-from pipelines.doctor.check import Finding, Subject
-from pipelines.doctor.cloud import View, examine_side_by_side
-from pipelines.doctor.vertex import Credentials, Project
+from slipway.pipelines.cli import app
+from slipway.pipelines.config import RunConfig
+from slipway.pipelines.doctor import examine_all, refuse_on_failure
+from slipway.pipelines.doctor.check import Finding, Subject
+from slipway.pipelines.doctor.cloud import View, examine_side_by_side
+from slipway.pipelines.doctor.vertex import Credentials, Project
+from slipway.trainer.errors import UserError
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 from tests.fakes.ready import BUCKET, REPOSITORY, RUNNER, make_ready, take_away, vertex_settings
-from trainer.errors import UserError
 
 T4 = "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
 SCHEDULES = "aiplatform.googleapis.com/active_schedules"
@@ -39,7 +39,7 @@ def subject(google: FakeGoogle, folder, hardware: str = "cpu", data=None, **plac
         "name": "digits",
         "hardware": hardware,
         "data": data or {"source": "digits", "store": str(folder)},
-        "model": {"builder": "trainer.models.digits:build"},
+        "model": {"builder": "slipway.trainer.models.digits:build"},
         "train": {"epochs": 1},
         "vertex": vertex_settings(google, **place),
     }
@@ -245,7 +245,7 @@ def test_setup_shows_then_makes(google, tmp_path, monkeypatch):
 def test_setup_wants_an_account_of_its_own(google, tmp_path):
     from rich.console import Console
 
-    from pipelines.access import setup
+    from slipway.pipelines.access import setup
 
     with pytest.raises(UserError) as error:
         setup(subject(google, tmp_path, service_account=None).config, Console(), make=True, as_json=False)

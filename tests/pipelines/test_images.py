@@ -11,12 +11,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pipelines.build_command import build_images
-from pipelines.cli import app
-from pipelines.config import RunConfig, load
-from pipelines.images import accelerator_of, ensure_images, known_images, own_code
+from slipway.pipelines.build_command import build_images
+from slipway.pipelines.cli import app
+from slipway.pipelines.config import RunConfig, load
+from slipway.pipelines.images import accelerator_of, ensure_images, known_images, own_code
+from slipway.trainer.errors import UserError
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
-from trainer.errors import UserError
 
 REPOSITORY = f"projects/{PROJECT}/locations/{REGION}/repositories/slipway"
 BUCKET = "slipway-test-bucket"
@@ -90,7 +90,7 @@ def test_pytorchs_models_are_evaluated_where_pytorch_is(project: FakeGoogle, tmp
     images = ensure_images(config, io.StringIO(), print)
     from kfp import compiler
 
-    from pipelines.platforms.vertex.steps import pipeline
+    from slipway.pipelines.platforms.vertex.steps import pipeline
 
     compiler.Compiler().compile(pipeline(config, images), str(tmp_path / "spec.yaml"))
     specification = yaml.safe_load((tmp_path / "spec.yaml").read_text())
@@ -114,7 +114,7 @@ def test_compile_names_digests_once_they_are_built_and_tags_before(project: Fake
     # What a run submits is what compile writes.
     from kfp import compiler
 
-    from pipelines.platforms.vertex.steps import pipeline
+    from slipway.pipelines.platforms.vertex.steps import pipeline
 
     compiler.Compiler().compile(pipeline(load(path), images), str(tmp_path / "submitted.yaml"))
     assert (tmp_path / "submitted.yaml").read_text() == text
@@ -127,7 +127,7 @@ def test_compile_names_digests_once_they_are_built_and_tags_before(project: Fake
 
 
 def test_the_step_finds_the_image_or_builds_it_again(project: FakeGoogle, tmp_path: Path) -> None:
-    from components.build_image.component import build_image
+    from slipway.components.build_image.component import build_image
 
     images = ensure_images(load(configuration(project, tmp_path)), io.StringIO(), print)
     assert images.build is not None
@@ -212,6 +212,6 @@ def test_the_users_own_modules_are_found(project: FakeGoogle, tmp_path: Path, mo
     values["data"]["source"] = "pictures:examples"
     found = own_code(RunConfig.model_validate(values))
     assert found == {"nets": tmp_path / "nets", "pictures": tmp_path / "pictures.py"}
-    values["model"]["builder"] = "trainer.models.digits:build"
+    values["model"]["builder"] = "slipway.trainer.models.digits:build"
     values["data"]["source"] = "digits"
     assert own_code(RunConfig.model_validate(values)) == {}

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipelines.config import RunConfig
-from pipelines.hardware import validate_for
-from pipelines.legacy import from_arguments, migrate
-from pipelines.legacy.command import show
-from pipelines.legacy.reading import INPUT_KEYS, REPLICA_KEYS
-from trainer.errors import UserError
+from slipway.pipelines.config import RunConfig
+from slipway.pipelines.hardware import validate_for
+from slipway.pipelines.legacy import from_arguments, migrate
+from slipway.pipelines.legacy.command import show
+from slipway.pipelines.legacy.reading import INPUT_KEYS, REPLICA_KEYS
+from slipway.trainer.errors import UserError
 
 
 def job(**fields) -> str:
@@ -111,8 +111,8 @@ def test_every_example_of_the_guides(example):
 
 
 def test_what_comes_out_passes_the_doctor(tmp_path):
-    from pipelines.config import load
-    from pipelines.doctor import CHECKS, Subject, examine
+    from slipway.pipelines.config import load
+    from slipway.pipelines.doctor import CHECKS, Subject, examine
 
     for example, (text, _) in EXAMPLES.items():
         file = tmp_path / "run.yaml"

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pipelines.cli import app
-from pipelines.config import RunConfig, load
-from pipelines.platforms.local import containers
+from slipway.pipelines.cli import app
+from slipway.pipelines.config import RunConfig, load
+from slipway.pipelines.platforms.local import containers
 
 DIGITS = Path(__file__).parents[2] / "configs/digits.yaml"
 
@@ -84,8 +84,8 @@ def test_a_runner_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_step_that_vanished_has_not_succeeded(tmp_path: Path) -> None:
-    from pipelines import runs
-    from pipelines.platforms.local import launch
+    from slipway.pipelines import runs
+    from slipway.pipelines.platforms.local import launch
 
     config = configuration()
     folder = runs.create(config, tmp_path / "runs")

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from pipelines import runs
-from pipelines.config import RunConfig
-from pipelines.platforms.local import launch
-from pipelines.runs import RunFolder, RunRecord
-from trainer.durable import append_line
-from trainer.errors import UserError
+from slipway.pipelines import runs
+from slipway.pipelines.config import RunConfig
+from slipway.pipelines.platforms.local import launch
+from slipway.pipelines.runs import RunFolder, RunRecord
+from slipway.trainer.durable import append_line
+from slipway.trainer.errors import UserError
 
 
 class Shown:

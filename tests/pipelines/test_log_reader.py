@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import log_reader
-from pipelines.platforms.local.launch import last_lines
-from pipelines.runs import RunFolder, RunRecord, StepRecord
+from slipway.pipelines import log_reader
+from slipway.pipelines.platforms.local.launch import last_lines
+from slipway.pipelines.runs import RunFolder, RunRecord, StepRecord
 
 # As TensorFlow 2.15 to 2.21, JAX and kfp printed them, on machines with GPUs and without.
 NOISE = (

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer import manifest as manifests
-from trainer.config import JobConfig
-from trainer.manifest import Manifest, Shard, Split
-from trainer.quick_import import import_tensorflow
+from slipway.trainer import manifest as manifests
+from slipway.trainer.config import JobConfig
+from slipway.trainer.manifest import Manifest, Shard, Split
+from slipway.trainer.quick_import import import_tensorflow
 
 ROOT = Path(__file__).parents[2]
 NETWORKS = Path(__file__).parent / "networks"
@@ -193,7 +193,7 @@ class Workers:
             if name not in ("TF_CONFIG", "CLUSTER_SPEC") and not name.startswith("SLIPWAY_")
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "trainer", "--config", config.model_dump_json()],
+            [sys.executable, "-m", "slipway.trainer", "--config", config.model_dump_json()],
             cwd=ROOT,
             env={
                 **inherited,

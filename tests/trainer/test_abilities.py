@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.abilities import readers
+from slipway.trainer.abilities import readers
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from trainer import builder
-from trainer.config import ModelSettings
-from trainer.errors import UserError
-from trainer.stopping import EXIT_CODE
+from slipway.trainer import builder
+from slipway.trainer.config import ModelSettings
+from slipway.trainer.errors import UserError
+from slipway.trainer.stopping import EXIT_CODE
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
 
 def refusal(name: str, **arguments: Any) -> UserError:
-    from trainer.engines import keras_model
+    from slipway.trainer.engines import keras_model
 
     with pytest.raises(UserError) as caught:
         keras_model.build_classifier(ModelSettings(builder=name, arguments=arguments), (8, 8, 1), 3)
@@ -25,7 +25,7 @@ def refusal(name: str, **arguments: Any) -> UserError:
 
 
 def test_a_good_one_is_called_with_its_arguments() -> None:
-    from trainer.engines import keras_model
+    from slipway.trainer.engines import keras_model
 
     settings = ModelSettings(builder="sample_networks:dense", arguments={"units": 5})
     model = keras_model.build_classifier(settings, (8, 8, 1), 3)
@@ -37,8 +37,12 @@ def test_a_good_one_is_called_with_its_arguments() -> None:
     ("name", "message", "nearest"),
     [
         ("no_such_module_at_all:build", "There is no module 'no_such_module_at_all'", None),
-        ("trainer.models.digit:build", "There is no module 'trainer.models.digit'", "trainer.models.digits:build"),
-        ("trainer.models.mnist:smal", "has no function 'smal'", "trainer.models.mnist:small"),
+        (
+            "slipway.trainer.models.digit:build",
+            "There is no module 'slipway.trainer.models.digit'",
+            "slipway.trainer.models.digits:build",
+        ),
+        ("slipway.trainer.models.mnist:smal", "has no function 'smal'", "slipway.trainer.models.mnist:small"),
         ("broken_import:build", "No module named 'a_package_that_is_not_there'", None),
         ("sample_networks:raises", "raised KeyError: 'no such layer'", None),
         ("sample_networks:exits", "raised SystemExit: 3", None),
@@ -71,7 +75,7 @@ def test_an_unknown_argument_is_told_with_the_nearest() -> None:
 
 
 def test_batch_normalization_is_refused_on_several_devices_only() -> None:
-    from trainer.engines import keras_model, normalization
+    from slipway.trainer.engines import keras_model, normalization
 
     settings = ModelSettings(builder="sample_networks:normalized")
     found = keras_model.batch_normalization(keras_model.build_classifier(settings, (8, 8, 1), 3))
@@ -97,19 +101,19 @@ def test_processes_and_threads_of_user_code_end_as_they_ask_for() -> None:
 
 
 def test_a_module_is_loaded_without_keras() -> None:
-    assert builder.load("trainer.errors:report").__name__ == "report"
+    assert builder.load("slipway.trainer.errors:report").__name__ == "report"
 
 
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("trainer.models.digits:build", (8, 8, 1)),
-        ("trainer.models.mnist:small", (28, 28, 1)),
-        ("trainer.models.mnist:tpu_guide", (28, 28, 1)),
-        ("trainer.models.flowers:build", (180, 180, 3)),
+        ("slipway.trainer.models.digits:build", (8, 8, 1)),
+        ("slipway.trainer.models.mnist:small", (28, 28, 1)),
+        ("slipway.trainer.models.mnist:tpu_guide", (28, 28, 1)),
+        ("slipway.trainer.models.flowers:build", (180, 180, 3)),
     ],
 )
 def test_the_networks_that_come_along_are_classifiers(name: str, shape: tuple[int, int, int]) -> None:
-    from trainer.engines import keras_model
+    from slipway.trainer.engines import keras_model
 
     assert keras_model.build_classifier(ModelSettings(builder=name), shape, 5).output_shape == (None, 5)

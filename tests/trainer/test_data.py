@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import manifest as manifests
-from trainer.errors import UserError
-from trainer.share import Share, verify
+from slipway.trainer import manifest as manifests
+from slipway.trainer.errors import UserError
+from slipway.trainer.share import Share, verify
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -31,7 +31,7 @@ def take(dataset: Any, count: int) -> list[list[bytes]]:
 
 
 def test_decoded_examples_are_what_was_written(tiny: Path, make_picture: Any) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     training = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=0)
     assert isinstance(training, data.MemoryTraining)
@@ -43,7 +43,7 @@ def test_decoded_examples_are_what_was_written(tiny: Path, make_picture: Any) ->
 
 
 def test_every_epoch_has_each_example_once_in_another_order(tiny: Path) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     training = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=3)
     epochs = [training.order(75 * epoch, 75) for epoch in range(3)]
@@ -56,7 +56,7 @@ def test_every_epoch_has_each_example_once_in_another_order(tiny: Path) -> None:
 
 
 def test_the_order_of_a_step_does_not_depend_on_the_calls(tiny: Path) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     training = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=3)
     whole = training.order(0, 200)
@@ -65,7 +65,7 @@ def test_the_order_of_a_step_does_not_depend_on_the_calls(tiny: Path) -> None:
 
 
 def test_workers_read_different_shards_and_as_many_batches(tiny: Path) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     # Workers 0, 1 and 2 of 3 have 300, 149 and 151 examples, and all run 50 steps an epoch of 4 each.
     seen = []
@@ -84,7 +84,7 @@ def test_workers_read_different_shards_and_as_many_batches(tiny: Path) -> None:
 
 
 def test_a_set_beyond_the_memory_budget_is_streamed_and_says_so(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     caplog.set_level("INFO")
     assert isinstance(data.training(share_of(tiny), 8, 75, 0, budget=600 * 64 - 1), data.StreamTraining)
@@ -94,7 +94,7 @@ def test_a_set_beyond_the_memory_budget_is_streamed_and_says_so(tiny: Path, capl
 
 
 def test_a_stream_is_the_same_from_any_step_on(tiny: Path) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     stream = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=3, budget=0)
     whole = take(stream.batches(0), 160)
@@ -106,7 +106,7 @@ def test_a_stream_is_the_same_from_any_step_on(tiny: Path) -> None:
 
 
 def test_a_worker_with_too_few_examples_repeats_its_stream(tiny: Path) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     stream = data.training(share_of(tiny, 1, 3), batch=4, steps_per_epoch=50, seed=3, budget=0)
     batches = take(stream.batches(0), 100)
@@ -119,7 +119,7 @@ def test_a_worker_with_too_few_examples_repeats_its_stream(tiny: Path) -> None:
 
 
 def test_workers_stream_different_shards_and_as_many_batches(tiny: Path) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     seen: list[set[bytes]] = []
     for rank, examples in enumerate((300, 149, 151)):
@@ -135,7 +135,7 @@ def test_workers_stream_different_shards_and_as_many_batches(tiny: Path) -> None
 @pytest.mark.parametrize("batch", [64, 65, 100, 300])
 def test_a_batch_larger_than_what_is_decoded_together_has_the_same_examples(tiny: Path, batch: int) -> None:
     """What is decoded together is a matter of speed: the records of the stream come in one order."""
-    from trainer import data
+    from slipway.trainer import data
 
     def examples(batch: int, steps: int, step: int = 0) -> list[bytes]:
         stream = data.training(share_of(tiny), batch=batch, steps_per_epoch=600 // batch, seed=2, budget=0)
@@ -149,7 +149,7 @@ def test_a_batch_larger_than_what_is_decoded_together_has_the_same_examples(tiny
 
 
 def test_the_decoded_set_is_given_to_tensorflow_without_a_copy(tiny: Path) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     training = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=0)
     assert isinstance(training, data.MemoryTraining)
@@ -161,7 +161,7 @@ def test_the_decoded_set_is_given_to_tensorflow_without_a_copy(tiny: Path) -> No
 
 
 def test_a_shuffle_buffer_is_bounded_by_bytes(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     share = share_of(tiny)
     assert data.shuffled_together(share) == data.SHUFFLE_EXAMPLES
@@ -175,7 +175,7 @@ def test_a_shuffle_buffer_is_bounded_by_bytes(tiny: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("budget", [0, 10**9])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_evaluation_counts_every_example_once_on_equally_many_batches(tiny: Path, workers: int, budget: int) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     images: list[bytes] = []
     steps = set()
@@ -195,7 +195,7 @@ def test_evaluation_counts_every_example_once_on_equally_many_batches(tiny: Path
 
 
 def test_images_of_another_size_are_resized(data_sets: Any, tmp_path: Path) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     manifest = data_sets.write(tmp_path / "jpeg", train=[12], size=(6, 10), written_size=(30, 50), kind="jpeg")
     training = data.training(Share(tmp_path / "jpeg", manifest, 0, 1), batch=4, steps_per_epoch=3, seed=0)
@@ -209,7 +209,7 @@ def test_images_of_another_size_are_resized(data_sets: Any, tmp_path: Path) -> N
 def test_data_read_in_the_background_are_the_same_and_progress_is_reported(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
     monkeypatch.setattr(data, "_PROGRESS_SECONDS", 0.01)
@@ -242,7 +242,7 @@ def test_data_read_in_the_background_are_the_same_and_progress_is_reported(
 
 
 def test_an_error_while_reading_in_the_background_is_raised(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     def fail(*_: Any) -> Any:
         raise ValueError("Invalid PNG data")

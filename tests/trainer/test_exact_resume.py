@@ -14,15 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import trainer.checkpoints
-from trainer import cluster as clusters
-from trainer import manifest as manifests
-from trainer.checkpoints import Checkpoints
-from trainer.config import JobConfig
-from trainer.engines import Measured, State, StepFigures, Work
-from trainer.resume import identity, resume
-from trainer.share import Share
-from trainer.stopping import StopRequest
+import slipway.trainer.checkpoints
+from slipway.trainer import cluster as clusters
+from slipway.trainer import manifest as manifests
+from slipway.trainer.checkpoints import Checkpoints
+from slipway.trainer.config import JobConfig
+from slipway.trainer.engines import Measured, State, StepFigures, Work
+from slipway.trainer.resume import identity, resume
+from slipway.trainer.share import Share
+from slipway.trainer.stopping import StopRequest
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
@@ -83,8 +83,8 @@ class ChainEngine:
 
 def try_to_train(config: JobConfig, place: Path, engine: Any, data: tuple[Any, Any]) -> list[dict[str, Any]]:
     """One process's part of a run in `place`; its history without the clock's figures."""
-    from trainer.loop import Loop
-    from trainer.metrics import Metrics
+    from slipway.trainer.loop import Loop
+    from slipway.trainer.metrics import Metrics
 
     cluster, origin = clusters.read({}), identity(config, "fingerprint")
     checkpoints = Checkpoints(place / "checkpoints", config.train.checkpoint.keep)
@@ -112,7 +112,7 @@ def test_wherever_it_is_killed(
     config = make_job(
         Path("x"), steps=steps, steps_per_epoch=steps_per_epoch, steps_per_call=steps_per_call, checkpoint=CHECKPOINT
     )
-    replace_file = trainer.checkpoints.replace_file
+    replace_file = slipway.trainer.checkpoints.replace_file
     anything = (object(), object())
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         calm = ChainEngine(Fuse(None))
@@ -126,7 +126,7 @@ def test_wherever_it_is_killed(
                 replace_file(path, content)
                 fuse.moment()
 
-            patch.setattr(trainer.checkpoints, "replace_file", replace)
+            patch.setattr(slipway.trainer.checkpoints, "replace_file", replace)
             try:
                 found = try_to_train(config, Path(folder) / "killed", engine, anything)
             except Killed:
@@ -138,7 +138,7 @@ def test_wherever_it_is_killed(
 def test_the_tensorflow_engine_with_dropout_shuffling_and_augmentation(
     tiny: Path, tmp_path: Path, make_job: Any, budget: int
 ) -> None:
-    from trainer import data, engines
+    from slipway.trainer import data, engines
 
     seed = random.randrange(2**31)
     print(f"seed {seed}")

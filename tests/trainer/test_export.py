@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from trainer import manifest as manifests
-from trainer import places
-from trainer.engines import ModelSize
-from trainer.export import export, exported
+from slipway.trainer import manifest as manifests
+from slipway.trainer import places
+from slipway.trainer.engines import ModelSize
+from slipway.trainer.export import export, exported
 
 
 class WritingEngine:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.engines import Work
-from trainer.peaks import peak_flops, share_of_peak
+from slipway.trainer.engines import Work
+from slipway.trainer.peaks import peak_flops, share_of_peak
 
 
 @pytest.mark.parametrize(

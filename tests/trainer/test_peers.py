@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from trainer import cluster as clusters
-from trainer import peers
-from trainer.cluster import Cluster
-from trainer.errors import UserError
+from slipway.trainer import cluster as clusters
+from slipway.trainer import peers
+from slipway.trainer.cluster import Cluster
+from slipway.trainer.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -126,7 +126,7 @@ def test_a_taken_port_is_refused() -> None:
 
 REPLICA = """
 import logging, os, signal, sys, time
-from trainer import cluster, peers
+from slipway.trainer import cluster, peers
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 peers.LOST_SECONDS, peers.SILENCE_SECONDS = 0.3, 3.0
 watch = peers.meet(cluster.read(os.environ), 60)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.manifest import Manifest
+from slipway.trainer.manifest import Manifest
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 def test_an_image_is_resized_as_tensorflow_does_it(channels: int) -> None:
     import tensorflow as tf
 
-    from trainer.pixels import decode_images
+    from slipway.trainer.pixels import decode_images
 
     height, width = 45, 60
     manifest = Manifest(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.config import TrainSettings
-from trainer.precision import choose
+from slipway.trainer.config import TrainSettings
+from slipway.trainer.precision import choose
 
 
 @pytest.mark.parametrize(

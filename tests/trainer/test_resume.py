@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import cluster as clusters
-from trainer.checkpoints import Checkpoint, Checkpoints
-from trainer.errors import UserError
-from trainer.resume import Interval, Progress, checkpoint_of, resume
-from trainer.selection import Selection
+from slipway.trainer import cluster as clusters
+from slipway.trainer.checkpoints import Checkpoint, Checkpoints
+from slipway.trainer.errors import UserError
+from slipway.trainer.resume import Interval, Progress, checkpoint_of, resume
+from slipway.trainer.selection import Selection
 
 IDENTITY = {"train.seed": 0, "model.builder": "module:function"}
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import saving
-from trainer.checkpoints import Checkpoint, Checkpoints
-from trainer.saving import Saver
+from slipway.trainer import saving
+from slipway.trainer.checkpoints import Checkpoint, Checkpoints
+from slipway.trainer.saving import Saver
 
 
 class SlowDisk(Checkpoints):

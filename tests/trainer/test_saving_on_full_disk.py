@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer import __main__ as worker
-from trainer.errors import ERROR_PREFIX
-from trainer.stopping import StopRequest
+from slipway.trainer import __main__ as worker
+from slipway.trainer.errors import ERROR_PREFIX
+from slipway.trainer.stopping import StopRequest
 
 ROOT = Path(__file__).parents[2]
 IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -20,7 +20,7 @@ PROGRAM = """
 import logging, sys
 from pathlib import Path
 import numpy as np
-from trainer.checkpoints import Checkpoint, Checkpoints
+from slipway.trainer.checkpoints import Checkpoint, Checkpoints
 
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 folder = Path(sys.argv[1])

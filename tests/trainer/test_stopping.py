@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from trainer import __main__ as worker
-from trainer.stopping import StopRequest
+from slipway.trainer import __main__ as worker
+from slipway.trainer.stopping import StopRequest
 
 PROGRAM = """
 import os, signal, sys, time
-from trainer import stopping
+from slipway.trainer import stopping
 stopping.DEADLINE_SECONDS, stopping.PROMPT_SECONDS = 5.0, 0.5
 stop = stopping.StopRequest()
 stop.install()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.checkpoints import Checkpoints
+from slipway.trainer.checkpoints import Checkpoints
 
 # Long enough to be stopped in the middle; 150 steps an epoch, so that 200 is within one.
 LONG = {"steps": 1800, "steps_per_epoch": 150, "batch": 4, "builder": "sample_networks:dropout"}
@@ -181,8 +181,8 @@ def test_two_virtual_devices_train_as_one_would(
     config = make_job(tiny, steps=100, steps_per_epoch=10, **settings)  # a log point each step
     two = workers.start(config, tmp_path, SLIPWAY_VIRTUAL_DEVICES="2")
 
-    from trainer import cluster, data, engines, manifest
-    from trainer.share import Share
+    from slipway.trainer import cluster, data, engines, manifest
+    from slipway.trainer.share import Share
 
     one = engines.load("tensorflow")
     one.open(cluster.read({}))
@@ -204,7 +204,7 @@ serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
 images = [open(path, "rb").read() for path in sys.argv[2:]]
 result = serve(image_bytes=tf.constant(images))
 print(json.dumps({name: value.numpy().tolist() for name, value in result.items()}, default=bytes.decode))
-print(json.dumps([name for name in sys.modules if name.startswith("trainer")]))
+print(json.dumps([name for name in sys.modules if name.startswith("slipway")]))
 """
 
 

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer import installed
-from trainer.cluster import Cluster
-from trainer.config import JobConfig
-from trainer.manifest import Manifest
+from slipway.trainer import installed
+from slipway.trainer.cluster import Cluster
+from slipway.trainer.config import JobConfig
+from slipway.trainer.manifest import Manifest
 
 State = dict[str, NDArray[Any]]
 
@@ -104,7 +104,7 @@ class Engine(Protocol):
         """Train exactly len(rates) steps, the first of them number `step` (from 0).
 
         Args:
-            data: A trainer.data.TrainingData.
+            data: A slipway.trainer.data.TrainingData.
             step: The first one's number in the run.
             rates: Each step's learning rate, float32 [steps].
 
@@ -114,7 +114,7 @@ class Engine(Protocol):
         """
 
     def evaluate(self, data: Any) -> Measured:
-        """Measure a trainer.data.Evaluation over all replicas, each example once."""
+        """Measure a slipway.trainer.data.Evaluation over all replicas, each example once."""
 
     def agree(self, values: Sequence[float]) -> list[float]:
         """The greatest of each value over all replicas."""
@@ -150,8 +150,8 @@ class Engine(Protocol):
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
         """Write the model into `folder`, ready to serve, and model.keras where it is one of Keras. On the chief only.
 
-        A SavedModel at the root of `folder` (`trainer.saved_model`), or for pytorch model.pt2
-        (`trainer.engines.pytorch_export`).
+        A SavedModel at the root of `folder` (`slipway.trainer.saved_model`), or for pytorch model.pt2
+        (`slipway.trainer.engines.pytorch_export`).
         """
 
     def close(self, wait_for_others: Callable[[], None], /) -> None:
@@ -169,5 +169,5 @@ def load(name: str) -> Engine:
         UserError: They are not installed.
     """
     installed.verify(name)
-    engine: Engine = importlib.import_module(f"trainer.engines.{name}").make()
+    engine: Engine = importlib.import_module(f"slipway.trainer.engines.{name}").make()
     return engine

@@ -18,17 +18,27 @@ import tensorflow as tf
 from jax.experimental import jax2tf
 from numpy.typing import NDArray
 
-from trainer import augment, builder, precision, saved_model
-from trainer.batches import check_shared_evenly
-from trainer.class_weights import class_weights
-from trainer.cluster import Cluster
-from trainer.config import JobConfig
-from trainer.data import Evaluation, MemoryTraining, TrainingData
-from trainer.engines import Engine, Measured, ModelSize, State, StepFigures, Work, keras_model, keras_optimizer, states
-from trainer.engines.jax_devices import Devices, errors_named
-from trainer.engines.jax_feed import Feed, MemoryFeed, StreamFeed, fits
-from trainer.engines.jax_step import Step, Variables, has_convolutions
-from trainer.manifest import Manifest
+from slipway.trainer import augment, builder, precision, saved_model
+from slipway.trainer.batches import check_shared_evenly
+from slipway.trainer.class_weights import class_weights
+from slipway.trainer.cluster import Cluster
+from slipway.trainer.config import JobConfig
+from slipway.trainer.data import Evaluation, MemoryTraining, TrainingData
+from slipway.trainer.engines import (
+    Engine,
+    Measured,
+    ModelSize,
+    State,
+    StepFigures,
+    Work,
+    keras_model,
+    keras_optimizer,
+    states,
+)
+from slipway.trainer.engines.jax_devices import Devices, errors_named
+from slipway.trainer.engines.jax_feed import Feed, MemoryFeed, StreamFeed, fits
+from slipway.trainer.engines.jax_step import Step, Variables, has_convolutions
+from slipway.trainer.manifest import Manifest
 
 
 def make() -> Engine:
@@ -37,7 +47,7 @@ def make() -> Engine:
 
 
 class JaxEngine:
-    """See `trainer.engines.Engine`."""
+    """See `slipway.trainer.engines.Engine`."""
 
     def __init__(self) -> None:
         self._devices: Any = None

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer.accelerators import virtual_devices
-from trainer.cluster import Cluster
-from trainer.engines import OutOfMemory, PeerLost
+from slipway.trainer.accelerators import virtual_devices
+from slipway.trainer.cluster import Cluster
+from slipway.trainer.engines import OutOfMemory, PeerLost
 
 # Everything is laid out along one axis: a batch's examples are split along it, all else is whole on each device.
 AXIS = "examples"

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data import MEMORY_BUDGET, MemoryTraining, TrainingData
-from trainer.engines.jax_devices import Devices
-from trainer.engines.jax_step import Step, Variables
+from slipway.trainer.data import MEMORY_BUDGET, MemoryTraining, TrainingData
+from slipway.trainer.engines.jax_devices import Devices
+from slipway.trainer.engines.jax_step import Step, Variables
 
 # The part of a device's memory that the training split may take.
 DEVICE_SHARE = 0.25

@@ -15,9 +15,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
-from trainer.config import AugmentSettings
-from trainer.engines import keras_augment
-from trainer.engines.jax_devices import AXIS, Devices
+from slipway.trainer.config import AugmentSettings
+from slipway.trainer.engines import keras_augment
+from slipway.trainer.engines.jax_devices import AXIS, Devices
 
 # Variables as arrays: the network's trained ones, its others (random state, moving statistics), the optimizer's.
 Variables = tuple[list[Any], list[Any], list[Any]]

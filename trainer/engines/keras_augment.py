@@ -1,6 +1,6 @@
 """The changes of `train.augment` with Keras's operations, for engines that draw the random numbers themselves.
 
-`trainer.augment` is the same in TensorFlow's; what is drawn differs from engine to engine.
+`slipway.trainer.augment` is the same in TensorFlow's; what is drawn differs from engine to engine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from keras import ops
 
-from trainer.config import AugmentSettings
+from slipway.trainer.config import AugmentSettings
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ from typing import Any
 import keras
 import numpy as np
 
-from trainer import builder
-from trainer.config import ModelSettings
-from trainer.engines import ModelSize
-from trainer.engines.normalization import KERAS_INSTEAD, BatchNormalization
-from trainer.errors import UserError
+from slipway.trainer import builder
+from slipway.trainer.config import ModelSettings
+from slipway.trainer.engines import ModelSize
+from slipway.trainer.engines.normalization import KERAS_INSTEAD, BatchNormalization
+from slipway.trainer.errors import UserError
 
 
 def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
     """The builder's keras.Model, built, from images [batch, *image_shape] to logits [batch, classes].
 
     Raises:
-        UserError: The builder's own mistakes (`trainer.builder`), or its network is not such a classifier.
+        UserError: The builder's own mistakes (`slipway.trainer.builder`), or its network is not such a classifier.
     """
     model = checked(builder.build(settings, image_shape, classes), settings)
     return check_classifier(model, settings, image_shape, classes)

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from trainer.config import TrainSettings
-from trainer.precision import Precision
+from slipway.trainer.config import TrainSettings
+from slipway.trainer.precision import Precision
 
 
 def make(train: TrainSettings, model: Any, precision: Precision) -> Any:

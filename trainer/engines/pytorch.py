@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer import augment, builder, precision
-from trainer.batches import check_shared_evenly
-from trainer.class_weights import class_weights
-from trainer.cluster import Cluster
-from trainer.config import JobConfig
-from trainer.data import Evaluation, MemoryTraining, TrainingData
-from trainer.engines import (
+from slipway.trainer import augment, builder, precision
+from slipway.trainer.batches import check_shared_evenly
+from slipway.trainer.class_weights import class_weights
+from slipway.trainer.cluster import Cluster
+from slipway.trainer.config import JobConfig
+from slipway.trainer.data import Evaluation, MemoryTraining, TrainingData
+from slipway.trainer.engines import (
     Engine,
     Measured,
     ModelSize,
@@ -35,9 +35,9 @@ from trainer.engines import (
     pytorch_network,
     states,
 )
-from trainer.engines.pytorch_devices import Devices, errors_named
-from trainer.engines.pytorch_step import Step, load_loss_scale, make_optimizer, optimizer_arrays, scaled
-from trainer.manifest import Manifest
+from slipway.trainer.engines.pytorch_devices import Devices, errors_named
+from slipway.trainer.engines.pytorch_step import Step, load_loss_scale, make_optimizer, optimizer_arrays, scaled
+from slipway.trainer.manifest import Manifest
 
 # The part of a device's memory that the training split may take.
 DEVICE_SHARE = 0.25
@@ -49,7 +49,7 @@ def make() -> Engine:
 
 
 class PyTorchEngine:
-    """See `trainer.engines.Engine`."""
+    """See `slipway.trainer.engines.Engine`."""
 
     def __init__(self) -> None:
         self._devices: Any = None

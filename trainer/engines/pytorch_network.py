@@ -13,11 +13,11 @@ import keras
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainer import builder
-from trainer.config import ModelSettings
-from trainer.engines import ModelSize, keras_model
-from trainer.engines.normalization import TORCH_INSTEAD, BatchNormalization
-from trainer.errors import UserError
+from slipway.trainer import builder
+from slipway.trainer.config import ModelSettings
+from slipway.trainer.engines import ModelSize, keras_model
+from slipway.trainer.engines.normalization import TORCH_INSTEAD, BatchNormalization
+from slipway.trainer.errors import UserError
 
 
 class Network(torch.nn.Module):
@@ -64,7 +64,7 @@ def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int],
     """The builder's network, from images [batch, *image_shape] to logits [batch, classes].
 
     Raises:
-        UserError: The builder's own mistakes (`trainer.builder`), or its network is not such a classifier.
+        UserError: The builder's own mistakes (`slipway.trainer.builder`), or its network is not such a classifier.
     """
     model = checked(builder.build(settings, image_shape, classes), settings)
     if isinstance(model, keras.Model):

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
-from trainer.config import TrainSettings
-from trainer.engines import keras_augment
-from trainer.engines.pytorch_devices import Devices
-from trainer.engines.pytorch_network import Network
-from trainer.precision import Precision
+from slipway.trainer.config import TrainSettings
+from slipway.trainer.engines import keras_augment
+from slipway.trainer.engines.pytorch_devices import Devices
+from slipway.trainer.engines.pytorch_network import Network
+from slipway.trainer.precision import Precision
 
 # Keras's constants, so that the engines' results are alike.
 EPSILON = 1e-7

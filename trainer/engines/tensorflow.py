@@ -18,13 +18,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from trainer import augment, builder, precision, saved_model
-from trainer.batches import check_shared_evenly
-from trainer.class_weights import class_weights
-from trainer.cluster import Cluster
-from trainer.config import JobConfig, ModelSettings, TrainSettings
-from trainer.data import Evaluation, TrainingData
-from trainer.engines import (
+from slipway.trainer import augment, builder, precision, saved_model
+from slipway.trainer.batches import check_shared_evenly
+from slipway.trainer.class_weights import class_weights
+from slipway.trainer.cluster import Cluster
+from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
+from slipway.trainer.data import Evaluation, TrainingData
+from slipway.trainer.engines import (
     Engine,
     Measured,
     ModelSize,
@@ -42,13 +42,13 @@ from trainer.engines import (
     tensorflow_work,
     tensorflow_xla,
 )
-from trainer.engines.tensorflow_loop import Call, Layout, StepLoop
-from trainer.engines.tensorflow_step import TrainingStep, correct
-from trainer.errors import UserError
-from trainer.manifest import Manifest
-from trainer.pixels import scale
-from trainer.precision import Precision
-from trainer.tracing import traced
+from slipway.trainer.engines.tensorflow_loop import Call, Layout, StepLoop
+from slipway.trainer.engines.tensorflow_step import TrainingStep, correct
+from slipway.trainer.errors import UserError
+from slipway.trainer.manifest import Manifest
+from slipway.trainer.pixels import scale
+from slipway.trainer.precision import Precision
+from slipway.trainer.tracing import traced
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def make() -> Engine:
 
 
 class TensorFlowEngine:
-    """See `trainer.engines.Engine`."""
+    """See `slipway.trainer.engines.Engine`."""
 
     def __init__(self) -> None:
         self._strategy: Any = None

@@ -15,12 +15,12 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from trainer import augment
-from trainer.config import TrainSettings
-from trainer.data import MemoryTraining, StreamTraining, TrainingData
-from trainer.engines.tensorflow_step import TrainingStep, all_finite
-from trainer.pixels import scale
-from trainer.tracing import traced
+from slipway.trainer import augment
+from slipway.trainer.config import TrainSettings
+from slipway.trainer.data import MemoryTraining, StreamTraining, TrainingData
+from slipway.trainer.engines.tensorflow_step import TrainingStep, all_finite
+from slipway.trainer.pixels import scale
+from slipway.trainer.tracing import traced
 
 Rates = NDArray[np.float32]
 # From the first step's number and the steps' learning rates to float32 [steps, 2], each step's loss and accuracy (this

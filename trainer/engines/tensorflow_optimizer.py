@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.config import TrainSettings
+from slipway.trainer.config import TrainSettings
 
 
 def make(train: TrainSettings, variables: list[Any]) -> Any:

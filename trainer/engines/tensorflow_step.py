@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from trainer.config import TrainSettings
-from trainer.tracing import traced
+from slipway.trainer.config import TrainSettings
+from slipway.trainer.tracing import traced
 
 # The loss scale of mixed_float16 at the start, and after how many steps without overflow it doubles.
 FIRST_SCALE = 2.0**15

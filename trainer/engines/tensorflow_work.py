@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.tracing import traced
+from slipway.trainer.tracing import traced
 
 # Operations that call functions of their own, whose operations are not in the graph that is counted.
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"}

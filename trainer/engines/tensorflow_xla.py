@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from trainer.config import TrainSettings
+from slipway.trainer.config import TrainSettings
 
 # On a CPU, XLA's convolutions took more than twice as long as TensorFlow's own; networks of these layers only were
 # trained 1.8 times as fast. What is not named here could also be something that XLA can not compile.

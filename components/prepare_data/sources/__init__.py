@@ -6,17 +6,17 @@ import re
 import tempfile
 from pathlib import Path
 
-from components.prepare_data.settings import COLUMN, DataSettings
-from components.prepare_data.sources.archive import ENDING, ArchiveSource
-from components.prepare_data.sources.csv_file import ManifestSource
-from components.prepare_data.sources.digits import DigitsSource
-from components.prepare_data.sources.images import ImagesSource
-from components.prepare_data.sources.source import Ignored, Source
-from components.prepare_data.sources.tfds_set import data_dir, find_set, open_tfds
-from components.prepare_data.sources.tfrecord import open_tfrecord
-from components.prepare_data.sources.user_module import REFERENCE, ModuleSource
-from trainer.errors import UserError, nearest
-from trainer.places import local_path
+from slipway.components.prepare_data.settings import COLUMN, DataSettings
+from slipway.components.prepare_data.sources.archive import ENDING, ArchiveSource
+from slipway.components.prepare_data.sources.csv_file import ManifestSource
+from slipway.components.prepare_data.sources.digits import DigitsSource
+from slipway.components.prepare_data.sources.images import ImagesSource
+from slipway.components.prepare_data.sources.source import Ignored, Source
+from slipway.components.prepare_data.sources.tfds_set import data_dir, find_set, open_tfds
+from slipway.components.prepare_data.sources.tfrecord import open_tfrecord
+from slipway.components.prepare_data.sources.user_module import REFERENCE, ModuleSource
+from slipway.trainer.errors import UserError, nearest
+from slipway.trainer.places import local_path
 
 FORMS = {
     "digits": "digits",

@@ -8,12 +8,12 @@ import sys
 import tempfile
 from types import TracebackType
 
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.workers import how_it_ended
-from trainer.errors import UserError
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.workers import how_it_ended
+from slipway.trainer.errors import UserError
 
 DIGEST_BYTES = 8
-CALL = "from components.prepare_data.sources.user_module import main; main()"
+CALL = "from slipway.components.prepare_data.sources.user_module import main; main()"
 # The exit status of `main` where it has printed why it failed.
 FAILED = 1
 

@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from components.prepare_data.check import MOST_IMAGE_BYTES
-from components.prepare_data.sources.images import valid_name
-from components.prepare_data.sources.layout import groups_of, is_image
-from components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader, Reader
-from components.prepare_data.unusable import Unusable
-from trainer.errors import UserError
-from trainer.places import local_path
+from slipway.components.prepare_data.check import MOST_IMAGE_BYTES
+from slipway.components.prepare_data.sources.images import valid_name
+from slipway.components.prepare_data.sources.layout import groups_of, is_image
+from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader, Reader
+from slipway.components.prepare_data.unusable import Unusable
+from slipway.trainer.errors import UserError
+from slipway.trainer.places import local_path
 
 ENDING = re.compile(r"\.(tar|tar\.gz|tgz|zip)$", re.IGNORECASE)
 SPOOL = "images"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from components.prepare_data import kinds
-from components.prepare_data.kinds import Kind
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources.source import OWN
-from trainer.errors import UserError, nearest
+from slipway.components.prepare_data import kinds
+from slipway.components.prepare_data.kinds import Kind
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.source import OWN
+from slipway.trainer.errors import UserError, nearest
 
 
 def further_kinds(settings: DataSettings) -> dict[str, Kind]:

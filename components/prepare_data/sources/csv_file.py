@@ -18,20 +18,20 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
-from components.prepare_data.check import check_bytes
-from components.prepare_data.kinds import Kind
-from components.prepare_data.messages import bytes_feature, values
-from components.prepare_data.remote import RemoteFiles, is_remote
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources.columns import further_kinds, stored_name
-from components.prepare_data.sources.images import FileReader, file_reader, valid_name
-from components.prepare_data.sources.layout import SPLIT_FOLDERS
-from components.prepare_data.sources.source import Entry, Group, Ignored, readable
-from components.prepare_data.sources.spool import Spool, SpoolReader
-from components.prepare_data.sources.unique import UniqueKeys
-from components.prepare_data.unusable import Unusable
-from trainer.errors import UserError, nearest
-from trainer.places import local_path
+from slipway.components.prepare_data.check import check_bytes
+from slipway.components.prepare_data.kinds import Kind
+from slipway.components.prepare_data.messages import bytes_feature, values
+from slipway.components.prepare_data.remote import RemoteFiles, is_remote
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.columns import further_kinds, stored_name
+from slipway.components.prepare_data.sources.images import FileReader, file_reader, valid_name
+from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
+from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, readable
+from slipway.components.prepare_data.sources.spool import Spool, SpoolReader
+from slipway.components.prepare_data.sources.unique import UniqueKeys
+from slipway.components.prepare_data.unusable import Unusable
+from slipway.trainer.errors import UserError, nearest
+from slipway.trainer.places import local_path
 
 IMAGE_COLUMNS = ("image", "path", "file")
 LABEL_COLUMNS = ("label", "class")

@@ -13,9 +13,9 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from components.prepare_data.png import encode_png
-from components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader
-from trainer.errors import UserError
+from slipway.components.prepare_data.png import encode_png
+from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader
+from slipway.trainer.errors import UserError
 
 SIDE = 8
 BRIGHTEST = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from components.prepare_data.sources.source import Group
-from trainer.errors import UserError
+from slipway.components.prepare_data.sources.source import Group
+from slipway.trainer.errors import UserError
 
 SPLIT_FOLDERS = {
     "train": "train",

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from components.prepare_data.records import CHECKSUM, LENGTH, masked_crc32c
-from components.prepare_data.remote import is_remote, open_remote
-from trainer.errors import UserError
+from slipway.components.prepare_data.records import CHECKSUM, LENGTH, masked_crc32c
+from slipway.components.prepare_data.remote import is_remote, open_remote
+from slipway.trainer.errors import UserError
 
 HEADER_BYTES = LENGTH.size + CHECKSUM.size
 SEARCH_BYTES = 1 << 20

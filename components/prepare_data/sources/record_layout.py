@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from components.prepare_data import kinds
-from components.prepare_data.kinds import Kind, described
-from components.prepare_data.messages import values
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources.columns import stored_name
-from components.prepare_data.sources.source import OWN
-from components.prepare_data.unusable import Unusable
-from components.yaml_loader import NotYaml, load_yaml
-from trainer.errors import UserError, nearest
-from trainer.places import local_path
+from slipway.components.prepare_data import kinds
+from slipway.components.prepare_data.kinds import Kind, described
+from slipway.components.prepare_data.messages import values
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.columns import stored_name
+from slipway.components.prepare_data.sources.source import OWN
+from slipway.components.prepare_data.unusable import Unusable
+from slipway.components.yaml_loader import NotYaml, load_yaml
+from slipway.trainer.errors import UserError, nearest
+from slipway.trainer.places import local_path
 
 FORM = "TFDS's features.json, or YAML: NAME: KIND lines, a label as NAME: {classes: [NAME, …]}"
 

@@ -14,8 +14,8 @@ import sys
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainer import events
-from trainer.errors import ERROR_PREFIX, UserError, nearest
+from slipway.trainer import events
+from slipway.trainer.errors import ERROR_PREFIX, UserError, nearest
 
 CONNECT_SECONDS = 5.0
 CONNECT_RETRIES = 2

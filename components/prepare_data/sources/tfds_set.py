@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources.images import valid_name
-from components.prepare_data.sources.layout import SPLIT_FOLDERS
-from components.prepare_data.sources.record_layout import read_features, record_layout
-from components.prepare_data.sources.tfrecord import RecordFile, TfrecordSource
-from trainer import events
-from trainer.errors import ERROR_PREFIX, UserError, nearest
-from trainer.places import is_remote, local_path
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.images import valid_name
+from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
+from slipway.components.prepare_data.sources.record_layout import read_features, record_layout
+from slipway.components.prepare_data.sources.tfrecord import RecordFile, TfrecordSource
+from slipway.trainer import events
+from slipway.trainer.errors import ERROR_PREFIX, UserError, nearest
+from slipway.trainer.places import is_remote, local_path
 
 REFERENCE = re.compile(r"^([A-Za-z]\w*)(?:/([\w.\-+]+))?(?::(\d+\.\d+\.\d+|[\d*]+\.[\d*]+\.[\d*]+))?$")
 FORM = "tfds:NAME, tfds:NAME/CONFIG, tfds:NAME:VERSION or tfds:NAME/CONFIG:VERSION"
@@ -97,7 +97,7 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
     Raises:
         UserError: It can not.
     """
-    command = [sys.executable, "-m", "components.prepare_data.sources.tfds_prepare", reference, root]
+    command = [sys.executable, "-m", "slipway.components.prepare_data.sources.tfds_prepare", reference, root]
     command += ["--try-gcs"] if settings.tfds.try_gcs else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TF_CPP_MIN_LOG_LEVEL": "3"}
     told, last = "", ""

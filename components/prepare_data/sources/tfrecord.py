@@ -11,17 +11,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.prepare_data.messages import features_of, values
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources.images import valid_name
-from components.prepare_data.sources.layout import SPLIT_FOLDERS
-from components.prepare_data.sources.record_files import RecordFiles, scan
-from components.prepare_data.sources.record_layout import RecordLayout, read_features, record_layout
-from components.prepare_data.sources.source import Entry, Group, Ignored, readable
-from components.prepare_data.sources.unique import UniqueKeys
-from components.prepare_data.unusable import Unusable
-from trainer.errors import UserError, nearest
-from trainer.places import local_path
+from slipway.components.prepare_data.messages import features_of, values
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.images import valid_name
+from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
+from slipway.components.prepare_data.sources.record_files import RecordFiles, scan
+from slipway.components.prepare_data.sources.record_layout import RecordLayout, read_features, record_layout
+from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, readable
+from slipway.components.prepare_data.sources.unique import UniqueKeys
+from slipway.components.prepare_data.unusable import Unusable
+from slipway.trainer.errors import UserError, nearest
+from slipway.trainer.places import local_path
 
 # A split's name in a file's name, as in flowers-train.tfrecord-00000-of-00002 or train/part-1.tfrecord.
 SPLIT_TOKEN = re.compile(r"(?:^|[-_.])(train|validation|valid|val|test)(?=[-_.]|$)", re.IGNORECASE)

@@ -8,13 +8,13 @@ import os
 import stat
 from typing import Any, NamedTuple
 
-from components.prepare_data.check import check_bytes, check_pixels
-from components.prepare_data.kinds import Kind
-from components.prepare_data.png import COLORS, encode_png
-from components.prepare_data.sources.again import DIGEST_BYTES
-from components.prepare_data.sources.layout import SPLIT_FOLDERS
-from components.prepare_data.unusable import Unusable
-from trainer.places import local_path
+from slipway.components.prepare_data.check import check_bytes, check_pixels
+from slipway.components.prepare_data.kinds import Kind
+from slipway.components.prepare_data.png import COLORS, encode_png
+from slipway.components.prepare_data.sources.again import DIGEST_BYTES
+from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
+from slipway.components.prepare_data.unusable import Unusable
+from slipway.trainer.places import local_path
 
 
 class Taken(NamedTuple):

@@ -16,18 +16,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from components.prepare_data.kinds import Kind
-from components.prepare_data.messages import values
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources.again import FAILED, Again
-from components.prepare_data.sources.columns import further_kinds, stored_name
-from components.prepare_data.sources.images import valid_name
-from components.prepare_data.sources.record_layout import Descriptions
-from components.prepare_data.sources.source import Entry, Group, Ignored, readable
-from components.prepare_data.sources.spool import Spool, SpoolReader
-from components.prepare_data.sources.tfrecord import require_feature
-from components.prepare_data.sources.unique import UniqueKeys
-from components.prepare_data.sources.user_example import (
+from slipway.components.prepare_data.kinds import Kind
+from slipway.components.prepare_data.messages import values
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.again import FAILED, Again
+from slipway.components.prepare_data.sources.columns import further_kinds, stored_name
+from slipway.components.prepare_data.sources.images import valid_name
+from slipway.components.prepare_data.sources.record_layout import Descriptions
+from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, readable
+from slipway.components.prepare_data.sources.spool import Spool, SpoolReader
+from slipway.components.prepare_data.sources.tfrecord import require_feature
+from slipway.components.prepare_data.sources.unique import UniqueKeys
+from slipway.components.prepare_data.sources.user_example import (
     Taken,
     digest,
     encoded_feature,
@@ -35,11 +35,11 @@ from components.prepare_data.sources.user_example import (
     label_of,
     split_of,
 )
-from components.prepare_data.unusable import Unusable
-from components.prepare_data.workers import Tick, Workers
-from trainer import builder
-from trainer.builder import load, origin, user_code, what_happened
-from trainer.errors import UserError, nearest
+from slipway.components.prepare_data.unusable import Unusable
+from slipway.components.prepare_data.workers import Tick, Workers
+from slipway.trainer import builder
+from slipway.trainer.builder import load, origin, user_code, what_happened
+from slipway.trainer.errors import UserError, nearest
 
 REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 CONTRACT = (

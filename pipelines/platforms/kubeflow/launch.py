@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipelines.config import RunConfig, load
-from pipelines.platforms.kubeflow.checks import settings_of
-from pipelines.platforms.kubeflow.server import Server
-from pipelines.platforms.kubeflow.settings import KubeflowSettings
-from pipelines.runs import ErrorRecord, RunFolder, RunRecord, Status, StepRecord, create, discard
-from trainer.errors import UserError
+from slipway.pipelines.config import RunConfig, load
+from slipway.pipelines.platforms.kubeflow.checks import settings_of
+from slipway.pipelines.platforms.kubeflow.server import Server
+from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
+from slipway.pipelines.runs import ErrorRecord, RunFolder, RunRecord, Status, StepRecord, create, discard
+from slipway.trainer.errors import UserError
 
 STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
 POLL_SECONDS = 3.0
@@ -102,7 +102,7 @@ def compile_to(path: Path, config: RunConfig) -> None:
     """Write the pipeline spec, and behind it what the pods are told of the cluster."""
     from kfp import compiler
 
-    from pipelines.platforms.kubeflow.steps import pipeline
+    from slipway.pipelines.platforms.kubeflow.steps import pipeline
 
     compiler.Compiler().compile(pipeline(config), str(path))
 

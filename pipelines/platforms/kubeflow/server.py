@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components.cloud.retries import TRANSIENT, retried
-from pipelines.platforms.kubeflow.settings import KubeflowSettings
-from trainer.errors import UserError
+from slipway.components.cloud.retries import TRANSIENT, retried
+from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
+from slipway.trainer.errors import UserError
 
 # How a caller who is not inside the cluster says who they are: a bearer token, or the cookie of a login page.
 TOKEN_VARIABLE = "SLIPWAY_KUBEFLOW_TOKEN"

@@ -6,7 +6,7 @@ import posixpath
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.config import Settings
+from slipway.trainer.config import Settings
 
 QUANTITY = r"^[1-9]\d*(\.\d+)?(m|Ki|Mi|Gi|Ti|K|M|G|T)?$"
 LABEL_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"

@@ -8,16 +8,16 @@ from typing import Any
 
 from kfp import dsl
 
-from components.evaluate.component import evaluate
-from components.plan_training.component import plan_training
-from components.prepare_data.component import prepare_data
-from components.register_model.component import find_champion_folder, register_model
-from components.register_model.registration import NONE_ASKED
-from components.train.component import train
-from pipelines.config import RunConfig
-from pipelines.platforms.kubeflow.checks import settings_of
-from pipelines.platforms.kubeflow.settings import KubeflowSettings
-from pipelines.training import plan_arguments, training_steps
+from slipway.components.evaluate.component import evaluate
+from slipway.components.plan_training.component import plan_training
+from slipway.components.prepare_data.component import prepare_data
+from slipway.components.register_model.component import find_champion_folder, register_model
+from slipway.components.register_model.registration import NONE_ASKED
+from slipway.components.train.component import train
+from slipway.pipelines.config import RunConfig
+from slipway.pipelines.platforms.kubeflow.checks import settings_of
+from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
+from slipway.pipelines.training import plan_arguments, training_steps
 
 
 class KubeflowPlatform:

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from components.step import LOGS_VARIABLE
-from pipelines.config import RunConfig
-from pipelines.runs import RunFolder
-from trainer import installed
-from trainer.errors import UserError
-from trainer.events import EVENTS_VARIABLE
-from trainer.places import local_path
+from slipway.components.step import LOGS_VARIABLE
+from slipway.pipelines.config import RunConfig
+from slipway.pipelines.runs import RunFolder
+from slipway.trainer import installed
+from slipway.trainer.errors import UserError
+from slipway.trainer.events import EVENTS_VARIABLE
+from slipway.trainer.places import local_path
 
 RUN_LABEL = "slipway.run"
 GPU_DEVICE = Path("/dev/nvidiactl")
@@ -74,8 +74,6 @@ def run_arguments(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         "environment": {
             EVENTS_VARIABLE: str(folder.events_file),
             LOGS_VARIABLE: str(folder.logs),
-            # The run's folder may well have a package `trainer` of the user's own; the image has the one that is meant.
-            "PYTHONSAFEPATH": "1",
         },
         "shm_size": SHARED_MEMORY,
     }

@@ -17,10 +17,10 @@ from typing import Any
 
 from kfp import compiler, local
 
-from pipelines.config import load
-from pipelines.platforms.local.containers import run_arguments, run_container, stop_containers
-from pipelines.platforms.local.steps import pipeline
-from pipelines.runs import RunFolder
+from slipway.pipelines.config import load
+from slipway.pipelines.platforms.local.containers import run_arguments, run_container, stop_containers
+from slipway.pipelines.platforms.local.steps import pipeline
+from slipway.pipelines.runs import RunFolder
 
 
 def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, containers: bool) -> bool:
@@ -55,7 +55,7 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
 
 
 def _image_made(folder: RunFolder) -> bool:
-    command = [sys.executable, "-m", "pipelines.platforms.local.image", str(folder.path)]
+    command = [sys.executable, "-m", "slipway.pipelines.platforms.local.image", str(folder.path)]
     return subprocess.run(command, check=False).returncode == 0
 
 
@@ -73,7 +73,7 @@ def _end_with_parent(run_id: str, *, containers: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m pipelines.platforms.local.execute")
+    parser = argparse.ArgumentParser(prog="python -m slipway.pipelines.platforms.local.execute")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--champion", default="")

@@ -6,16 +6,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from components.step import step
-from pipelines.build_command import local_image
-from pipelines.config import load
-from pipelines.platforms.local.containers import has_gpus
-from pipelines.runs import RunFolder
-from trainer import events
+from slipway.components.step import step
+from slipway.pipelines.build_command import local_image
+from slipway.pipelines.config import load
+from slipway.pipelines.platforms.local.containers import has_gpus
+from slipway.pipelines.runs import RunFolder
+from slipway.trainer import events
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m pipelines.platforms.local.image")
+    parser = argparse.ArgumentParser(prog="python -m slipway.pipelines.platforms.local.image")
     parser.add_argument("folder", type=Path)
     folder = RunFolder(parser.parse_args().folder)
     with step("build_image") as outcome:

@@ -19,16 +19,16 @@ from typing import Any, Literal, Protocol
 
 import psutil
 
-from components.register_model.registration import NONE_ASKED, champion_folder
-from components.step import LOGS_VARIABLE
-from pipelines.config import RunConfig
-from pipelines.log_reader import is_noise
-from pipelines.platforms.local.containers import stop_containers
-from pipelines.runs import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord
-from trainer.durable import json_lines
-from trainer.errors import UserError
-from trainer.events import EVENTS_VARIABLE
-from trainer.stopping import stop_signals
+from slipway.components.register_model.registration import NONE_ASKED, champion_folder
+from slipway.components.step import LOGS_VARIABLE
+from slipway.pipelines.config import RunConfig
+from slipway.pipelines.log_reader import is_noise
+from slipway.pipelines.platforms.local.containers import stop_containers
+from slipway.pipelines.runs import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord
+from slipway.trainer.durable import json_lines
+from slipway.trainer.errors import UserError
+from slipway.trainer.events import EVENTS_VARIABLE
+from slipway.trainer.stopping import stop_signals
 
 STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
 BUILD_IMAGE = "build_image"
@@ -49,7 +49,7 @@ class Watcher(Protocol):
     """Who is told of a run's progress."""
 
     def event(self, record: RunRecord, event: dict[str, Any]) -> None:
-        """Something happened: see trainer.events."""
+        """Something happened: see slipway.trainer.events."""
 
 
 def new_record(
@@ -111,7 +111,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
 
 def _execute(folder: RunFolder, record: RunRecord, follower: _Follower, stop: StopRequest, temporary: str) -> bool:
     """Start the executing process and follow its events until it ends; whether it ended well."""
-    command = [sys.executable, "-m", "pipelines.platforms.local.execute", str(folder.path)]
+    command = [sys.executable, "-m", "slipway.pipelines.platforms.local.execute", str(folder.path)]
     command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
     command += ["--rehearsal"] if record.rehearsal else []
     command += ["--containers"] if record.runner == "docker" else []
@@ -121,8 +121,6 @@ def _execute(folder: RunFolder, record: RunRecord, follower: _Follower, stop: St
         LOGS_VARIABLE: str(folder.logs),
         # kfp leaves a folder there for each step.
         "TMPDIR": temporary,
-        # The folder that the command is given in may well have a package `trainer` of the user's own.
-        "PYTHONSAFEPATH": "1",
         # Logs hold any character, whatever the terminal's encoding.
         "PYTHONIOENCODING": "utf-8",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),

@@ -9,15 +9,15 @@ from typing import Any
 import psutil
 from kfp import dsl
 
-from components.evaluate.component import evaluate
-from components.plan_training.component import plan_training
-from components.prepare_data.component import prepare_data
-from components.register_model.component import register_model
-from components.train.component import train
-from pipelines.config import RunConfig
-from pipelines.training import plan_arguments, training_steps
-from trainer import abilities
-from trainer.accelerators import find
+from slipway.components.evaluate.component import evaluate
+from slipway.components.plan_training.component import plan_training
+from slipway.components.prepare_data.component import prepare_data
+from slipway.components.register_model.component import register_model
+from slipway.components.train.component import train
+from slipway.pipelines.config import RunConfig
+from slipway.pipelines.training import plan_arguments, training_steps
+from slipway.trainer import abilities
+from slipway.trainer.accelerators import find
 
 # How much of the memory that is free a rehearsal's batches may take: the replicas themselves need some.
 MEMORY_SHARE = 0.5

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 
-from components.step import WorkFailed
-from pipelines import display, log_reader, runs
-from pipelines.config import RunConfig
-from pipelines.images import ensure_images
-from pipelines.platforms.vertex.run import PLATFORM, VertexRun
-from pipelines.runs import RunFolder, RunRecord
-from trainer.errors import UserError
+from slipway.components.step import WorkFailed
+from slipway.pipelines import display, log_reader, runs
+from slipway.pipelines.config import RunConfig
+from slipway.pipelines.images import ensure_images
+from slipway.pipelines.platforms.vertex.run import PLATFORM, VertexRun
+from slipway.pipelines.runs import RunFolder, RunRecord
+from slipway.trainer.errors import UserError
 
 
 def is_on_vertex(record: RunRecord) -> bool:

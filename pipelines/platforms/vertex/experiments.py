@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.cloud.connection import Connection
-from components.cloud.retries import is_conflict, retried
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.retries import is_conflict, retried
 
 # What marks a context as an experiment, for the console and the SDK alike.
 EXPERIMENT = {"schema_title": "system.Experiment", "schema_version": "0.0.1", "metadata": {"experiment_deleted": False}}

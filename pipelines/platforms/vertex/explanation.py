@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from components.cloud.connection import Connection
-from components.cloud.known_errors import first_recognised
-from components.cloud.retries import retried, status_of
-from pipelines.platforms.vertex.logs import SERVICE, LogLine, LogReader, not_noise
-from pipelines.platforms.vertex.tasks import custom_jobs, step_of
-from pipelines.runs import ErrorRecord
-from trainer.errors import ERROR_PREFIX, UserError
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.known_errors import first_recognised
+from slipway.components.cloud.retries import retried, status_of
+from slipway.pipelines.platforms.vertex.logs import SERVICE, LogLine, LogReader, not_noise
+from slipway.pipelines.platforms.vertex.tasks import custom_jobs, step_of
+from slipway.pipelines.runs import ErrorRecord
+from slipway.trainer.errors import ERROR_PREFIX, UserError
 
 REPLICA = re.compile(r"[Tt]he replica (?P<replica>workerpool\d+-\d+)")
 LINK = re.compile(r"\s*To find out more about why your job exited please check the logs: \S+")

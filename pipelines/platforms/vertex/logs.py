@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from components.cloud.connection import Connection
-from components.cloud.retries import retried
-from pipelines.log_reader import is_noise
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.retries import retried
+from slipway.pipelines.log_reader import is_noise
 
 PAGE = 1000
 # Entries of several machines arrive out of order; one look goes back that far for those that came late.

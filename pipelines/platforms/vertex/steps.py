@@ -11,19 +11,19 @@ from typing import Any
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 from kfp import dsl
 
-from components.build_image.component import build_image
-from components.evaluate.component import evaluate
-from components.plan_training.component import plan_training
-from components.prepare_data.component import prepare_data
-from components.register_model.component import find_champion, register_version
-from components.register_model.registration import NONE_ASKED
-from components.setup_access.component import setup_access
-from components.train.component import collect_model
-from pipelines.access import access_settings
-from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
-from pipelines.images import Images
-from pipelines.platforms.vertex.submission import serving_image_of
-from pipelines.training import plan_arguments, training_steps
+from slipway.components.build_image.component import build_image
+from slipway.components.evaluate.component import evaluate
+from slipway.components.plan_training.component import plan_training
+from slipway.components.prepare_data.component import prepare_data
+from slipway.components.register_model.component import find_champion, register_version
+from slipway.components.register_model.registration import NONE_ASKED
+from slipway.components.setup_access.component import setup_access
+from slipway.components.train.component import collect_model
+from slipway.pipelines.access import access_settings
+from slipway.pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.pipelines.images import Images
+from slipway.pipelines.platforms.vertex.submission import serving_image_of
+from slipway.pipelines.training import plan_arguments, training_steps
 
 
 class VertexPlatform:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from components.cloud.connection import Connection
-from components.cloud.retries import is_conflict, retried
-from components.register_model.model_registry import label
-from components.register_model.registry import git_commit
-from pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
-from pipelines.images import Images
-from trainer.errors import UserError
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.retries import is_conflict, retried
+from slipway.components.register_model.model_registry import label
+from slipway.components.register_model.registry import git_commit
+from slipway.pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.pipelines.images import Images
+from slipway.trainer.errors import UserError
 
 CONFIGURATION_LABEL = "slipway-configuration"
 COMMIT_LABEL = "slipway-commit"
@@ -63,7 +63,7 @@ def compile_pipeline(config: RunConfig, images: Images, target: Path, run_id: st
     """Write the pipeline's spec; `images` and `run_id` as `steps.pipeline` takes them."""
     from kfp import compiler
 
-    from pipelines.platforms.vertex.steps import pipeline
+    from slipway.pipelines.platforms.vertex.steps import pipeline
 
     compiler.Compiler().compile(pipeline(config, images, run_id), str(target))
 

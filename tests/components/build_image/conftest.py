@@ -18,6 +18,7 @@ FILES = {
     "requirements/trainer-tpu.txt": "keras==3\n",
     "components/__init__.py": "",
     "components/evaluate/report.html": "<html>\n",
+    "slipway/__init__.py": "",
     "trainer/__init__.py": "",
     "trainer/loop.py": "STEPS = 1\n",
     "tests/test_loop.py": "def test(): ...\n",

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from components.build_image.build import BuiltImage, build_in_cloud, ensure, registry_of, request_of
-from components.build_image.cloud_build import CloudBuild, Source
-from components.build_image.context import Context, make_context
-from components.build_image.images import image_kind
-from components.cloud.connection import Connection
-from components.step import WorkFailed
+from slipway.components.build_image.build import BuiltImage, build_in_cloud, ensure, registry_of, request_of
+from slipway.components.build_image.cloud_build import CloudBuild, Source
+from slipway.components.build_image.context import Context, make_context
+from slipway.components.build_image.images import image_kind
+from slipway.components.cloud.connection import Connection
+from slipway.components.step import WorkFailed
+from slipway.trainer.errors import UserError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
-from trainer.errors import UserError
 
 REPOSITORY = f"{REGION}-docker.pkg.dev/{PROJECT}/slipway"
 RESOURCE = f"projects/{PROJECT}/locations/{REGION}/repositories/slipway"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from components.build_image.context import Context, make_context, revision
-from components.build_image.images import image_kind
+from slipway.components.build_image.context import Context, make_context, revision
+from slipway.components.build_image.images import image_kind
+from slipway.trainer.errors import UserError
 from tests.components.build_image.conftest import git
-from trainer.errors import UserError
 
 BASE = "docker.io/library/python:3.11-slim-bookworm"
 SECRET = "hunter2-hunter2"
@@ -30,10 +30,12 @@ def members(context: Context) -> dict[str, bytes]:
 
 
 def test_each_image_holds_what_it_needs_and_no_more(tree: Path) -> None:
-    shared = {"Dockerfile", "requirements/build-tools.txt", "code/trainer/__init__.py", "code/trainer/loop.py"}
-    steps = {"requirements/steps-cpu.txt", "code/components/__init__.py", "code/components/evaluate/report.html"}
-    assert set(members(context_of(tree))) == shared | {"requirements/trainer-cpu.txt"}
-    assert set(members(context_of(tree, "steps"))) == shared | steps
+    files = set(members(context_of(tree)))
+    code = {f"code/slipway/{name}" for name in ("__init__.py", "trainer/__init__.py", "trainer/loop.py")}
+    assert files == code | {"Dockerfile", "requirements/build-tools.txt", "requirements/trainer-cpu.txt"}
+    steps = {f"code/slipway/components/{name}" for name in ("__init__.py", "evaluate/report.html")}
+    more = steps | {"requirements/steps-cpu.txt"}
+    assert set(members(context_of(tree, "steps"))) == files - {"requirements/trainer-cpu.txt"} | more
 
 
 def test_the_same_content_is_the_same_bytes_whatever_its_times_place_and_owner(tree: Path, tmp_path: Path) -> None:

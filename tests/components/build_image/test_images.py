@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from components.build_image.images import image_kind
-from trainer.errors import UserError
+from slipway.components.build_image.images import image_kind
+from slipway.trainer.errors import UserError
 
 SOURCE = Path(__file__).parents[3]
 

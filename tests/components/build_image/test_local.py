@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from components.build_image import local
-from components.step import WorkFailed
+from slipway.components.build_image import local
+from slipway.components.step import WorkFailed
 
 RECORDER = """#!{python}
 import json, pathlib, sys

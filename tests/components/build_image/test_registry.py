@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from components.build_image.registry import ArtifactRegistry, HttpRegistry
-from components.cloud.connection import Connection
+from slipway.components.build_image.registry import ArtifactRegistry, HttpRegistry
+from slipway.components.cloud.connection import Connection
+from slipway.trainer.errors import UserError
 from tests.fakes.errors import ConnectionReset, Faults, ServiceError
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
 from tests.fakes.http_service import HttpService, Raw, Request
-from trainer.errors import UserError
 
 REPOSITORY = f"{REGION}-docker.pkg.dev/{PROJECT}/slipway"
 RESOURCE = f"projects/{PROJECT}/locations/{REGION}/repositories/slipway"

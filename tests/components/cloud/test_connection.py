@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from components.cloud.connection import Connection, check_endpoints
-from components.cloud.retries import retried, status_of
+from slipway.components.cloud.connection import Connection, check_endpoints
+from slipway.components.cloud.retries import retried, status_of
+from slipway.trainer.errors import UserError
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
-from trainer.errors import UserError
 
 
 def get_project(google: FakeGoogle) -> str:

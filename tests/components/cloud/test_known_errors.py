@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from components.cloud.known_errors import KNOWN_ERRORS, as_user_error, first_recognised, recognise
+from slipway.components.cloud.known_errors import KNOWN_ERRORS, as_user_error, first_recognised, recognise
 
 FACTS = {"project": "p", "region": "europe-west4", "bucket": "p-runs", "account": "runner@p.iam.gserviceaccount.com"}
 # The service's words, by the known error's name; then what the sentence and the mend have to name.

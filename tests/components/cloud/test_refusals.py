@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from components.cloud.connection import Connection
-from components.cloud.refusals import PERMISSION, refusal, role_with
-from components.cloud.retries import retried
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.refusals import PERMISSION, refusal, role_with
+from slipway.components.cloud.retries import retried
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, REGION, SUBMITTER, FakeGoogle
 

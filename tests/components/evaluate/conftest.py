@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from trainer.manifest import FILE_NAME, Manifest, Shard, Split
+from slipway.trainer.manifest import FILE_NAME, Manifest, Shard, Split
 
 DIGITS = [str(digit) for digit in range(10)]
 
@@ -109,7 +109,7 @@ def export_model(
         "classes": list(classes),
         "image_size": [8, 8],
         "channels": 1,
-        "builder": "trainer.models.digits:build",
+        "builder": "slipway.trainer.models.digits:build",
         "arguments": {},
         "engine": "tensorflow",
         "steps": history[-1]["step"] if history else 0,

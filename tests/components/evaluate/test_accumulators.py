@@ -10,7 +10,14 @@ from scipy.stats import binomtest
 from sklearn import metrics as reference
 from sklearn.preprocessing import label_binarize
 
-from components.evaluate.accumulators import Measures, PrecisionRecall, Predictions, TopAccuracy, WrongExample, wilson
+from slipway.components.evaluate.accumulators import (
+    Measures,
+    PrecisionRecall,
+    Predictions,
+    TopAccuracy,
+    WrongExample,
+    wilson,
+)
 
 
 def predictions(labels: np.ndarray, probabilities: np.ndarray) -> Predictions:

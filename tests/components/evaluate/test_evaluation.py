@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from sklearn import metrics as reference
 
-from components.evaluate.evaluation import evaluate
-from components.evaluate.settings import EvaluateSettings, GateSettings
-from trainer.errors import UserError
-from trainer.installed import NEEDS, Needs
+from slipway.components.evaluate.evaluation import evaluate
+from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
+from slipway.trainer.errors import UserError
+from slipway.trainer.installed import NEEDS, Needs
 
 DEFAULT = EvaluateSettings()
 
@@ -227,7 +227,7 @@ def artifacts(data_set: Path, model_folder: Path, tmp_path: Path) -> dict[str, A
 def test_the_component_gives_the_verdict_and_fills_its_artifacts(
     artifacts: dict[str, Any], weak_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from components.evaluate.component import evaluate as component
+    from slipway.components.evaluate.component import evaluate as component
 
     monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
     champion = as_version(weak_folder, tmp_path, 1)
@@ -257,7 +257,7 @@ def test_the_component_gives_the_verdict_and_fills_its_artifacts(
 
 
 def test_a_verdict_that_compared_nothing_goes_along_with_the_metrics(artifacts: dict[str, Any]) -> None:
-    from components.evaluate.component import evaluate as component
+    from slipway.components.evaluate.component import evaluate as component
 
     assert component.python_func(settings="{}", champion="", **artifacts) == "promote"
     assert artifacts["metrics"].metadata["unchecked"].startswith("No minimum is set")
@@ -267,7 +267,7 @@ def test_a_verdict_that_compared_nothing_goes_along_with_the_metrics(artifacts: 
 def test_the_component_ends_with_one_screen_on_a_users_mistake(
     artifacts: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from components.evaluate.component import evaluate as component
+    from slipway.components.evaluate.component import evaluate as component
 
     with pytest.raises(SystemExit) as caught:
         component.python_func(settings="{}", champion=str(tmp_path / "gone"), **artifacts)

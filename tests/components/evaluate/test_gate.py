@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.evaluate.gate import Opponent, Verdict, decide
-from components.evaluate.settings import GateSettings
+from slipway.components.evaluate.gate import Opponent, Verdict, decide
+from slipway.components.evaluate.settings import GateSettings
 
 NONE_YET = "There is no champion yet."
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components.evaluate.accumulators import wilson
-from components.evaluate.evaluation import Evaluation, evaluate
-from components.evaluate.history import POINTS, read_history
-from components.evaluate.report import _picture, render
-from components.evaluate.settings import EvaluateSettings, GateSettings
+from slipway.components.evaluate.accumulators import wilson
+from slipway.components.evaluate.evaluation import Evaluation, evaluate
+from slipway.components.evaluate.history import POINTS, read_history
+from slipway.components.evaluate.report import _picture, render
+from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 
 
 class Page(HTMLParser):
@@ -91,7 +91,7 @@ def test_the_page_says_the_verdict_its_reasons_and_both_models_figures(html: str
     assert f"95% confidence interval of the accuracy: {low:.1%} to {high:.1%}" in text
     assert "Predicted class" in text
     assert "True class" in text
-    assert "trainer.models.digits:build" in text
+    assert "slipway.trainer.models.digits:build" in text
     assert evaluation.manifest.fingerprint in text
     assert str(evaluation.model.weights_checksum) in text
 

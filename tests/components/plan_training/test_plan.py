@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.plan_training.fitting import example_bytes
-from components.plan_training.plan import plan_training
-from trainer import builder
-from trainer.config import JobConfig, ModelSettings, TrainSettings
-from trainer.errors import UserError
-from trainer.manifest import Manifest, Shard, Split
+from slipway.components.plan_training.fitting import example_bytes
+from slipway.components.plan_training.plan import plan_training
+from slipway.trainer import builder
+from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
+from slipway.trainer.errors import UserError
+from slipway.trainer.manifest import Manifest, Shard, Split
 
 MODEL = ModelSettings(builder="a.b:c", arguments={"width": 3, "rate": 0.5})
 
@@ -45,7 +45,7 @@ def test_every_pool_runs_the_trainer_with_the_whole_job():
     for spec in result.worker_pool_specs:
         container = spec["container_spec"]
         assert container["image_uri"] == "host/image@sha256:1"
-        assert container["command"] == ["python", "-m", "trainer"]
+        assert container["command"] == ["python", "-m", "slipway.trainer"]
         flag, text = container["args"]
         job = JobConfig.model_validate_json(text)
         assert flag == "--config"
@@ -105,7 +105,7 @@ def test_the_proposed_batch_is_always_accepted(replicas, batch, examples):
     assert result.steps >= 1
 
 
-CONVOLUTION = ModelSettings(builder="trainer.models.digits:build")
+CONVOLUTION = ModelSettings(builder="slipway.trainer.models.digits:build")
 
 
 def test_a_rehearsals_batch_is_the_largest_that_fits_and_is_said(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.settings import DataSettings
 
 
 def encoded_image(seed: int, size: tuple[int, int] = (6, 5), mode: str = "L", encoding: str = "PNG") -> bytes:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from components.prepare_data import check
-from components.prepare_data.prepare import prepare
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources import archive
-from components.prepare_data.sources.layout import groups_of
-from components.prepare_data.sources.source import Ignored
-from trainer.errors import UserError
+from slipway.components.prepare_data import check
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources import archive
+from slipway.components.prepare_data.sources.layout import groups_of
+from slipway.components.prepare_data.sources.source import Ignored
+from slipway.trainer.errors import UserError
 
 KINDS = ("tar", "tar.gz", "tgz", "zip", "stored.zip")
 
@@ -75,7 +75,9 @@ def test_an_archive_that_was_prepared_is_not_listed_again(
 ) -> None:
     path = pack(folder, "tar.gz")
     prepare(make_settings(path), 1)
-    monkeypatch.setattr("components.prepare_data.prepare.list_source", lambda *arguments: pytest.fail("it is listed"))
+    monkeypatch.setattr(
+        "slipway.components.prepare_data.prepare.list_source", lambda *arguments: pytest.fail("it is listed")
+    )
     assert prepare(make_settings(path), 1).reused
     monkeypatch.undo()
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from components.prepare_data import beam as beam_module
-from components.prepare_data import remote, set_writer, store
-from components.prepare_data.prepare import Prepared, prepare
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources import images
-from trainer.errors import UserError
+from slipway.components.prepare_data import beam as beam_module
+from slipway.components.prepare_data import remote, set_writer, store
+from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources import images
+from slipway.trainer.errors import UserError
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]
@@ -155,7 +155,7 @@ def test_workers_elsewhere_read_and_write_the_bucket(
 def test_records_are_read_where_they_lie_in_a_bucket(
     bucket: Path, make_folder: MakeFolder, make_settings: MakeSettings
 ) -> None:
-    from components.prepare_data.sources.record_files import RecordFiles, scan
+    from slipway.components.prepare_data.sources.record_files import RecordFiles, scan
 
     prepared = prepare(make_settings(make_folder({"a": 9})), 1)
     (shard,) = prepared.folder.glob("*-train.tfrecord*")
@@ -193,8 +193,8 @@ def test_options_that_are_not_there_are_named(make_folder: MakeFolder, make_sett
 def test_beam_is_imported_when_it_is_used_only(tmp_path: Path) -> None:
     script = (
         "import sys\n"
-        "from components.prepare_data.prepare import prepare\n"
-        "from components.prepare_data.settings import DataSettings\n"
+        "from slipway.components.prepare_data.prepare import prepare\n"
+        "from slipway.components.prepare_data.settings import DataSettings\n"
         f"prepare(DataSettings(source='digits', store={str(tmp_path)!r}, beam={{'runner': 'DirectRunner'}}), 1)\n"
         "assert 'apache_beam' not in sys.modules\n"
     )

@@ -14,14 +14,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from components.prepare_data import index
-from components.prepare_data.bundles import Bundles, PatternReader
-from components.prepare_data.index import Dealer, Listing, list_part, list_path, read_list
-from components.prepare_data.prepare import Prepared, prepare
-from components.prepare_data.records import example_parts, read_records
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources.source import SPLITS, Entry, Group
-from trainer.errors import UserError
+from slipway.components.prepare_data import index
+from slipway.components.prepare_data.bundles import Bundles, PatternReader
+from slipway.components.prepare_data.index import Dealer, Listing, list_part, list_path, read_list
+from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.records import example_parts, read_records
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.source import SPLITS, Entry, Group
+from slipway.trainer.errors import UserError
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from components.prepare_data.check import Inspector, Look
-from components.prepare_data.unusable import Unusable
+from slipway.components.prepare_data.check import Inspector, Look
+from slipway.components.prepare_data.unusable import Unusable
 
 
 def saved(image: Image.Image, encoding: str, **options: object) -> bytes:

@@ -11,9 +11,9 @@ import pytest
 from kfp import dsl
 from PIL import Image
 
-from components.prepare_data.component import prepare_data
-from components.prepare_data.settings import DataSettings
-from trainer import manifest
+from slipway.components.prepare_data.component import prepare_data
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.trainer import manifest
 
 
 def run(settings: DataSettings, folder: Path) -> tuple[dsl.Dataset, dsl.HTML]:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from components.prepare_data import statistics
-from components.prepare_data.prepare import Prepared, prepare
-from components.prepare_data.records import example_parts, read_records
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources import unique
-from components.prepare_data.sources.unique import UniqueKeys
-from trainer.errors import UserError
+from slipway.components.prepare_data import statistics
+from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.records import example_parts, read_records
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources import unique
+from slipway.components.prepare_data.sources.unique import UniqueKeys
+from slipway.trainer.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
 

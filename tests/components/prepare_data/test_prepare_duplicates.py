@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.prepare_data import duplicates
-from components.prepare_data.duplicates import HashedShard, bucket_count, find_copies, hash_row, write_hashes
-from components.prepare_data.prepare import Prepared, prepare
-from components.prepare_data.records import RecordEncoder, example_parts, read_records
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources.source import SPLITS
-from trainer import manifest
-from trainer.errors import UserError
+from slipway.components.prepare_data import duplicates
+from slipway.components.prepare_data.duplicates import HashedShard, bucket_count, find_copies, hash_row, write_hashes
+from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.records import RecordEncoder, example_parts, read_records
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.source import SPLITS
+from slipway.trainer import manifest
+from slipway.trainer.errors import UserError
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]

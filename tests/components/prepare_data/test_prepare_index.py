@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.prepare_data import index
-from components.prepare_data.index import Dealer, Listing, list_part, list_path, read_list
-from components.prepare_data.sources.source import Entry, Group, Ignored
+from slipway.components.prepare_data import index
+from slipway.components.prepare_data.index import Dealer, Listing, list_part, list_path, read_list
+from slipway.components.prepare_data.sources.source import Entry, Group, Ignored
 
 
 class FakeSource:

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from components.prepare_data.prepare import prepare
-from components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
 
 ROOT = Path(__file__).parents[3]
 # How often one run is killed; more when it is asked for.
@@ -25,10 +25,10 @@ KILLS = int(os.environ.get("SLIPWAY_KILLS", "6"))
 # Slowed down, so that a signal meets every stage of the work.
 SCRIPT = """
 import signal, sys, time
-from components.prepare_data import shards
-from components.prepare_data.prepare import prepare
-from components.prepare_data.settings import DataSettings
-from components.step import step
+from slipway.components.prepare_data import shards
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.step import step
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background, it is ignored
 look, pause = shards.Inspector.look, float(sys.argv[2])

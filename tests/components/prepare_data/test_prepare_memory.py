@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from components.prepare_data import duplicates, index, set_writer
-from components.prepare_data import prepare as prepare_module
-from components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data import duplicates, index, set_writer
+from slipway.components.prepare_data import prepare as prepare_module
+from slipway.components.prepare_data.settings import DataSettings
 
 # A list of all examples would take 300 bytes for each, as the key alone has 192: 5.4 MB more for many than for few.
 FEW, MANY = 2_000, 20_000

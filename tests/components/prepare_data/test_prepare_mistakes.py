@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from components.prepare_data import store as store_module
-from components.prepare_data.prepare import Prepared, prepare
-from components.prepare_data.settings import DataSettings
-from trainer.errors import UserError
+from slipway.components.prepare_data import store as store_module
+from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.trainer.errors import UserError
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]
@@ -211,7 +211,7 @@ def test_a_source_that_changes_meanwhile_is_refused(
             file.write(b"more")
         whole(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("components.prepare_data.prepare.require_room", grow)
+    monkeypatch.setattr("slipway.components.prepare_data.prepare.require_room", grow)
     assert "image 3.png changed while" in refused(make_settings(root)).message
 
 
@@ -256,7 +256,7 @@ def test_a_disk_that_fills_up_while_shards_are_written_is_named(
     store = small_disk / "store"
     assert "takes about 0.8 MB, 0.4 MB are free" in refused(make_settings(root, store=str(store))).message
     # As if the room had been there when it was looked for.
-    monkeypatch.setattr("components.prepare_data.prepare.require_room", lambda *arguments: None)
+    monkeypatch.setattr("slipway.components.prepare_data.prepare.require_room", lambda *arguments: None)
     error = refused(make_settings(root, store=str(store)), replicas=6)
     assert f"no room for the data set in {store}" in error.message
     assert "takes about 0.8 MB" in error.message

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components.prepare_data import store
-from components.prepare_data.messages import features_of, values
-from components.prepare_data.prepare import Prepared, prepare
-from components.prepare_data.records import read_records
-from components.prepare_data.set_writer import SetWriter
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.shards import ShardWriter
-from trainer.errors import UserError
+from slipway.components.prepare_data import store
+from slipway.components.prepare_data.messages import features_of, values
+from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.records import read_records
+from slipway.components.prepare_data.set_writer import SetWriter
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.shards import ShardWriter
+from slipway.trainer.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
 NAMES = itertools.count()

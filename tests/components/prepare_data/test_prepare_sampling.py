@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from components.prepare_data import set_writer, store
-from components.prepare_data.check import Look
-from components.prepare_data.messages import bytes_feature
-from components.prepare_data.prepare import Prepared, prepare
-from components.prepare_data.sampling import ALL, decoded_below, is_decoded, sentence
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.shards import look_at_further
-from components.prepare_data.unusable import Undecodable, Unusable
-from trainer.errors import UserError
-from trainer.manifest import Checked
+from slipway.components.prepare_data import set_writer, store
+from slipway.components.prepare_data.check import Look
+from slipway.components.prepare_data.messages import bytes_feature
+from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.sampling import ALL, decoded_below, is_decoded, sentence
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.shards import look_at_further
+from slipway.components.prepare_data.unusable import Undecodable, Unusable
+from slipway.trainer.errors import UserError
+from slipway.trainer.manifest import Checked
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components.prepare_data import remote, store
-from components.prepare_data.prepare import Prepared, prepare
-from components.prepare_data.records import example_parts, read_records
-from components.prepare_data.settings import DataSettings
-from trainer import manifest
-from trainer.errors import UserError
+from slipway.components.prepare_data import remote, store
+from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.records import example_parts, read_records
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.trainer import manifest
+from slipway.trainer.errors import UserError
 
 
 def records(prepared: Prepared, split: str) -> list[tuple[bytes, bytes, int]]:
@@ -374,8 +374,8 @@ def test_preparing_imports_nothing_heavy(tmp_path: Path) -> None:
     """Not even when a set is written: neither TensorFlow nor scikit-learn nor kfp."""
     script = (
         "import sys\n"
-        "from components.prepare_data.prepare import prepare\n"
-        "from components.prepare_data.settings import DataSettings\n"
+        "from slipway.components.prepare_data.prepare import prepare\n"
+        "from slipway.components.prepare_data.settings import DataSettings\n"
         f"prepare(DataSettings(source='digits', store={str(tmp_path)!r}), 1)\n"
         "heavy = {'tensorflow', 'tensorflow_datasets', 'sklearn', 'numpy', 'kfp', 'matplotlib'}\n"
         "sys.exit(', '.join(heavy & set(sys.modules)) or None)\n"

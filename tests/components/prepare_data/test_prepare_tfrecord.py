@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from components.prepare_data.kinds import Kind
-from components.prepare_data.messages import example, features_of, values
-from components.prepare_data.prepare import Prepared, prepare
-from components.prepare_data.records import CHECKSUM, LENGTH, masked_crc32c, read_records
-from components.prepare_data.settings import DataSettings
-from components.prepare_data.sources.record_files import scan
-from trainer.errors import UserError
+from slipway.components.prepare_data.kinds import Kind
+from slipway.components.prepare_data.messages import example, features_of, values
+from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.records import CHECKSUM, LENGTH, masked_crc32c, read_records
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.record_files import scan
+from slipway.trainer.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
 FEATURES = "photo: image\nphoto/class: {classes: [cat, dog]}\nphoto/box: bounding_box\nkey: text\nage: integer\n"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from components.cloud.connection import Connection
-from components.register_model.component import find_champion, register_version
-from components.register_model.model_registry import Candidate, ModelRegistry, label
-from components.register_model.registration import register_in_model_registry
+from slipway.components.cloud.connection import Connection
+from slipway.components.register_model.component import find_champion, register_version
+from slipway.components.register_model.model_registry import Candidate, ModelRegistry, label
+from slipway.components.register_model.registration import register_in_model_registry
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import SERVING_IMAGE
 

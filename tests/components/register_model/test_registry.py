@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from components.register_model import registry as registry_module
-from components.register_model.registration import register
-from components.register_model.registry import Registry, git_commit
-from components.register_model.settings import RegisterSettings
-from trainer.errors import UserError
+from slipway.components.register_model import registry as registry_module
+from slipway.components.register_model.registration import register
+from slipway.components.register_model.registry import Registry, git_commit
+from slipway.components.register_model.settings import RegisterSettings
+from slipway.trainer.errors import UserError
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_the_commit_of_a_checkout(tmp_path: Path) -> None:
 
 
 def test_the_registry_is_imported_without_anything_heavy() -> None:
-    code = "import sys, components.register_model.registry; print(*sys.modules)"
+    code = "import sys, slipway.components.register_model.registry; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[3], check=True
     )
@@ -266,7 +266,7 @@ def test_the_component_registers_and_reports(
 ) -> None:
     from kfp import dsl
 
-    from components.register_model.component import register_model
+    from slipway.components.register_model.component import register_model
 
     monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
     settings = RegisterSettings(registry=str(tmp_path / "models")).model_dump_json()

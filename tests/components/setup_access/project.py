@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.setup_access.settings import AccessSettings
+from slipway.components.setup_access.settings import AccessSettings
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import BUCKET, REPOSITORY
 from tests.fakes.ready import RUNNER as ACCOUNT

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from components.setup_access.apply import apply
-from components.setup_access.component import setup_access
-from components.setup_access.ensure import ensure
+from slipway.components.setup_access.apply import apply
+from slipway.components.setup_access.component import setup_access
+from slipway.components.setup_access.ensure import ensure
+from slipway.trainer.errors import UserError
 from tests.components.setup_access.project import BUCKET, settings
 from tests.fakes.ready import RUNNER, make_ready, take_away
-from trainer.errors import UserError
 
 
 def test_it_verifies_and_changes_nothing(new_project):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from components.setup_access.apply import apply
-from components.setup_access.difference import blocking, difference
-from components.setup_access.found import look
+from slipway.components.setup_access.apply import apply
+from slipway.components.setup_access.difference import blocking, difference
+from slipway.components.setup_access.found import look
+from slipway.trainer.errors import UserError
 from tests.components.setup_access.project import ACCOUNT, BUCKET, REPOSITORY, settings
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 from tests.fakes.ready import make_ready
-from trainer.errors import UserError
 
 VERTEX = f"serviceAccount:service-{NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 CUSTOM_CODE = f"serviceAccount:service-{NUMBER}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from components.setup_access.settings import AccessSettings, repository_of
-from components.setup_access.wanted import bindings, wanted
+from slipway.components.setup_access.settings import AccessSettings, repository_of
+from slipway.components.setup_access.wanted import bindings, wanted
 
 SETTINGS = AccessSettings(
     project="p",

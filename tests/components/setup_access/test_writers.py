@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from components.cloud import policies
-from components.cloud.connection import Connection
-from components.cloud.policies import Resource
-from components.setup_access.apply import apply
-from components.setup_access.difference import blocking
+from slipway.components.cloud import policies
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.policies import Resource
+from slipway.components.setup_access.apply import apply
+from slipway.components.setup_access.difference import blocking
 from tests.components.setup_access.project import ACCOUNT, BUCKET, REPOSITORY, settings
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, REGION, FakeGoogle

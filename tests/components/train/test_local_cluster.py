@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from components.step import WorkFailed
-from components.train.local_cluster import run_local_cluster
-from components.train.replica import cluster_environment, replicas_of
-from trainer.config import RestartSettings
-from trainer.errors import UserError
+from slipway.components.step import WorkFailed
+from slipway.components.train.local_cluster import run_local_cluster
+from slipway.components.train.replica import cluster_environment, replicas_of
+from slipway.trainer.config import RestartSettings
+from slipway.trainer.errors import UserError
 
 NEVER = RestartSettings(at_most=0)
 
@@ -107,7 +107,7 @@ def test_a_killed_replica_is_named_with_its_signal(tmp_path):
 
 
 def test_a_users_mistake_in_a_replica_comes_back_as_itself(tmp_path):
-    code = FAIL % "from trainer.errors import *; report(UserError('Bad.', setting='a.b', value=3)); sys.exit(1)"
+    code = FAIL % "from slipway.trainer.errors import *; report(UserError('Bad.', setting='a.b', value=3)); sys.exit(1)"
     with pytest.raises(UserError) as caught:
         run_local_cluster(pools(code, 2), tmp_path, log=io.StringIO())
     assert (caught.value.setting, caught.value.value) == ("a.b", 3)
@@ -146,9 +146,9 @@ def test_a_stop_at_any_moment_ends_the_step(tmp_path):
 PARENT = """
 import sys, textwrap
 from pathlib import Path
-from components.step import step
-from components.train import local_cluster
-from components.train.local_cluster import run_local_cluster
+from slipway.components.step import step
+from slipway.components.train import local_cluster
+from slipway.components.train.local_cluster import run_local_cluster
 local_cluster.GRACE_SECONDS = 2
 code = "import time, signal; %s; print('ready', flush=True); time.sleep(60)"
 spec = {"machine_spec": {}, "container_spec": {"command": ["python", "-c", code]}}

@@ -17,13 +17,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from components.step import WorkFailed
-from components.train.local_cluster import run_local_cluster
-from components.train.replica import Replica
-from components.train.restarts import Restarts
-from components.train.worker import Worker
-from trainer.config import RestartSettings
-from trainer.errors import ERROR_PREFIX, UserError
+from slipway.components.step import WorkFailed
+from slipway.components.train.local_cluster import run_local_cluster
+from slipway.components.train.replica import Replica
+from slipway.components.train.restarts import Restarts
+from slipway.components.train.worker import Worker
+from slipway.trainer.config import RestartSettings
+from slipway.trainer.errors import ERROR_PREFIX, UserError
 
 KILLED, STOPPED, PEER_LOST = -signal.SIGKILL, 143, 138
 TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "KeyError: 'lost'")
@@ -167,9 +167,9 @@ def test_it_gives_up_after_as_many_as_are_allowed(tmp_path: Path) -> None:
 PARENT = """
 import sys
 from pathlib import Path
-from components.step import step
-from components.train.local_cluster import run_local_cluster
-from trainer.config import RestartSettings
+from slipway.components.step import step
+from slipway.components.train.local_cluster import run_local_cluster
+from slipway.trainer.config import RestartSettings
 code = "import os; print('ready', flush=True); os.kill(os.getpid(), 9)"
 pool = {"machine_spec": {}, "container_spec": {"command": ["python", "-c", code]}, "replica_count": 1}
 with step("train"):

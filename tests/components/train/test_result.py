@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from components.step import WorkFailed
-from components.train.result import trained_model
+from slipway.components.step import WorkFailed
+from slipway.components.train.result import trained_model
 
 
 def write(folder: Path, weights_step: int) -> None:

@@ -18,7 +18,8 @@ from kfp.dsl.executor import create_artifact_instance
 from kfp.local import executor_input_utils, executor_output_utils, placeholder_utils
 from kfp.pipeline_spec.pipeline_spec_pb2 import ExecutorInput
 
-from components.values import whole_numbers
+from slipway.components.values import whole_numbers
+from slipway.trainer.places import local_path
 from tests.fakes.containers import Container
 from tests.fakes.mount import open_to_all
 from tests.fakes.vertex.jobs import ENDED, JobService
@@ -26,7 +27,6 @@ from tests.fakes.vertex.script import Failure
 from tests.fakes.vertex.steps import StepFailed, account_of, parent_of, root_of, step_job
 from tests.fakes.vertex.task import Task
 from tests.fakes.vertex.work import Ended
-from trainer.places import local_path
 
 if TYPE_CHECKING:
     from tests.fakes.vertex.containers import Containers

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from components.plan_training.plan import plan_training
-from components.values import whole_numbers
-from trainer.config import ModelSettings, TrainSettings
-from trainer.manifest import Manifest, Shard, Split
+from slipway.components.plan_training.plan import plan_training
+from slipway.components.values import whole_numbers
+from slipway.trainer.config import ModelSettings, TrainSettings
+from slipway.trainer.manifest import Manifest, Shard, Split
 
 EXAMPLES = 60_000
 SHARDS = 64

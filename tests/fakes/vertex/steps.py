@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 from google.cloud import aiplatform_v1 as vertex
 
+from slipway.trainer.errors import ERROR_PREFIX, UserError
 from tests.fakes.errors import ServiceError
 from tests.fakes.vertex.jobs import ENDED, JobService
 from tests.fakes.vertex.script import Script, StepScript
 from tests.fakes.vertex.slipway_steps import artifacts_of, outputs_of
 from tests.fakes.vertex.task import Task
 from tests.fakes.vertex.work import ScriptedWork, Work
-from trainer.errors import ERROR_PREFIX, UserError
 
 PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
 # What a container of a pipeline runs on where its spec does not say.

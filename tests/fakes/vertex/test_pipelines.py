@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from components.cloud.connection import Connection
-from components.cloud.retries import status_of
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.retries import status_of
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import AGENTS, BUCKET, REPOSITORY, RUNNER, take_away, vertex_settings
 from tests.fakes.vertex.script import Failure
@@ -23,9 +23,9 @@ def specification(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[st
     folder: Path = tmp_path_factory.mktemp("spec")
 
     def compiled(settings: dict[str, Any], hardware: str = "l4x4*2") -> dict[str, Any]:
-        from pipelines.config import validate
-        from pipelines.images import Images
-        from pipelines.platforms.vertex.submission import compile_pipeline
+        from slipway.pipelines.config import validate
+        from slipway.pipelines.images import Images
+        from slipway.pipelines.platforms.vertex.submission import compile_pipeline
 
         values = yaml.safe_load(Path("configs/digits.yaml").read_text())
         config = validate({**values, "hardware": hardware, "vertex": settings}, "the test")
@@ -97,7 +97,7 @@ def test_a_failure_stops_what_needs_the_task(ready_google, specification):
     ],
 )
 def test_worker_pools_that_can_not_be_are_refused(ready_google, hardware, machine, sentence):
-    from pipelines.hardware import parse
+    from slipway.pipelines.hardware import parse
 
     pools = parse(hardware).worker_pools()
     for pool in pools:

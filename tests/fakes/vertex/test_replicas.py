@@ -11,11 +11,11 @@ from typing import cast
 import pytest
 from google.cloud import aiplatform_v1 as vertex
 
+from slipway.trainer.cluster import read
+from slipway.trainer.places import places
 from tests.fakes.containers import End
 from tests.fakes.vertex.containers import Containers
 from tests.fakes.vertex.replicas import Replicas, environment_of, replicas_of
-from trainer.cluster import read
-from trainer.places import places
 
 
 def job(*counts: int, output: str = "gs://bucket/runs/one") -> vertex.CustomJob:

@@ -7,7 +7,7 @@ from typing import Any
 
 from google.cloud import aiplatform_v1 as vertex
 
-from pipelines.hardware.catalogue import CORES_PER_HOST, QUOTA_PREFIX, Accelerator, chips_of, load
+from slipway.pipelines.hardware.catalogue import CORES_PER_HOST, QUOTA_PREFIX, Accelerator, chips_of, load
 from tests.fakes.errors import ServiceError
 from tests.fakes.vertex.shapes import IMAGE, invalid
 from tests.fakes.world import World

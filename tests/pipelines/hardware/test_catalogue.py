@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from pipelines.hardware.catalogue import CATALOGUE_FILE, Catalogue, chips_of, image_ends, load
-from pipelines.hardware.typed_rows import build
+from slipway.pipelines.hardware.catalogue import CATALOGUE_FILE, Catalogue, chips_of, image_ends, load
+from slipway.pipelines.hardware.typed_rows import build
 
 
 @pytest.fixture

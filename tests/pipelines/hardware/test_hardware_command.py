@@ -11,8 +11,8 @@ import time
 import pytest
 from rich.console import Console
 
-from pipelines.hardware import command
-from trainer.errors import UserError
+from slipway.pipelines.hardware import command
+from slipway.trainer.errors import UserError
 
 HEAVY = ("tensorflow", "keras", "kfp", "google.cloud.", "jax", "torch", "numpy", "pydantic")
 
@@ -129,8 +129,8 @@ def test_it_answers_at_once_and_imports_nothing_heavy(do):
     program = f"""
 import sys
 from rich.console import Console
-from pipelines.hardware import command
-from trainer.errors import UserError
+from slipway.pipelines.hardware import command
+from slipway.trainer.errors import UserError
 try:
     {do}
 except UserError as error:
@@ -153,7 +153,7 @@ def test_the_command_line_imports_nothing_heavy(arguments, code):
     heavy = tuple(name for name in HEAVY if name != "pydantic")  # typer imports that
     program = f"""
 import sys
-from pipelines.cli import app
+from slipway.pipelines.cli import app
 try:
     app({arguments!r})
 except SystemExit as end:

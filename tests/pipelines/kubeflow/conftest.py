@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.config import RunConfig, validate
+from slipway.pipelines.config import RunConfig, validate
 from tests.fakes.kubeflow import FakeKubeflow
 
 IMAGE = "registry.example.com/slipway/trainer@sha256:" + "0" * 64
@@ -21,7 +21,7 @@ DIGITS = Path("configs/digits.yaml").absolute()
 def kubeflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeKubeflow]:
     """A server for one user; runs' folders come into a folder of the test's own."""
     monkeypatch.setenv("SLIPWAY_RETRY_SECONDS", "0.01")
-    monkeypatch.setattr("pipelines.platforms.kubeflow.launch.POLL_SECONDS", 0)
+    monkeypatch.setattr("slipway.pipelines.platforms.kubeflow.launch.POLL_SECONDS", 0)
     monkeypatch.chdir(tmp_path)
     # kfp's client waits five seconds after a failed look at the server's health.
     monkeypatch.setattr("kfp.client.client.time", SimpleNamespace(sleep=lambda _seconds: None))

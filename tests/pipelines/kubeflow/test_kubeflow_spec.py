@@ -13,13 +13,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from components.register_model.registration import champion_folder
-from pipelines.cli import app
-from pipelines.config import RunConfig
-from pipelines.platforms.kubeflow.checks import settings_of
-from pipelines.platforms.kubeflow.launch import parameters_of
+from slipway.components.register_model.registration import champion_folder
+from slipway.pipelines.cli import app
+from slipway.pipelines.config import RunConfig
+from slipway.pipelines.platforms.kubeflow.checks import settings_of
+from slipway.pipelines.platforms.kubeflow.launch import parameters_of
+from slipway.trainer.errors import UserError
 from tests.pipelines.kubeflow.conftest import DIGITS, configuration
-from trainer.errors import UserError
 
 
 def compiled(folder: Path, config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,9 +136,9 @@ EXECUTE = """
 import sys
 from pathlib import Path
 from kfp import local
-from pipelines.config import load
-from pipelines.platforms.kubeflow.steps import pipeline
-from pipelines.platforms.kubeflow.launch import parameters_of
+from slipway.pipelines.config import load
+from slipway.pipelines.platforms.kubeflow.steps import pipeline
+from slipway.pipelines.platforms.kubeflow.launch import parameters_of
 config = load(Path(sys.argv[1]))
 local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[2])
 pipeline(config)(**parameters_of(config.kubeflow, sys.argv[3]))

@@ -99,7 +99,7 @@ def test_deleting_asks_and_takes_no_for_an_answer(
 ) -> None:
     write()
     slipway("schedule", "apply")
-    monkeypatch.setattr("pipelines.schedules.commands.is_terminal", lambda: True)
+    monkeypatch.setattr("slipway.pipelines.schedules.commands.is_terminal", lambda: True)
     answers = iter([False, True])
     monkeypatch.setattr("typer.confirm", lambda *_, **__: next(answers))
     assert slipway("schedule", "delete").exit_code == 130

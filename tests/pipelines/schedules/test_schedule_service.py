@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from components.cloud.connection import Connection
-from pipelines.schedules.difference import NAME_PREFIX, differences
-from pipelines.schedules.files import read
-from pipelines.schedules.service import Schedules
+from slipway.components.cloud.connection import Connection
+from slipway.pipelines.schedules.difference import NAME_PREFIX, differences
+from slipway.pipelines.schedules.files import read
+from slipway.pipelines.schedules.service import Schedules
+from slipway.trainer.errors import UserError
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import BUCKET, RUNNER
 from tests.fakes.vertex.schedules import ScheduleService
-from trainer.errors import UserError
 
 SPECIFICATION: dict[str, Any] = {
     "schemaVersion": "2.1.0",
@@ -54,7 +54,7 @@ def wanted(write: Callable[..., Path], google: FakeGoogle) -> Callable[..., Any]
     """The Schedule of a file with these settings, around a small job."""
     from google.cloud.aiplatform_v1 import types
 
-    from pipelines.schedules.difference import wanted as make
+    from slipway.pipelines.schedules.difference import wanted as make
 
     def made(labels: dict[str, str] | None = None, **settings: Any) -> Any:
         job = types.PipelineJob(

@@ -17,7 +17,7 @@ from tests.fakes.ready import vertex_settings
 CONFIGURATION: dict[str, Any] = {
     "name": "digits",
     "data": {"source": "digits"},
-    "model": {"builder": "trainer.models.digits:build"},
+    "model": {"builder": "slipway.trainer.models.digits:build"},
     "train": {"epochs": 3, "batch_size": 64},
 }
 
@@ -27,7 +27,7 @@ Slipway = Callable[..., Result]
 @pytest.fixture
 def workspace(ready_google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder, with run.yaml in it; nothing waits between two looks."""
-    from pipelines.platforms.vertex import run
+    from slipway.pipelines.platforms.vertex import run
 
     monkeypatch.setattr(run, "pause", lambda: None)
     monkeypatch.chdir(tmp_path)
@@ -41,7 +41,7 @@ def slipway(workspace: Path) -> Slipway:
     """Types a command, in this process."""
 
     def typed(*arguments: str) -> Result:
-        from pipelines.cli import app
+        from slipway.pipelines.cli import app
 
         return CliRunner().invoke(app, list(arguments))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from components.cloud.connection import Connection
+from slipway.components.cloud.connection import Connection
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import BUCKET
@@ -71,7 +71,7 @@ def test_without_waiting_the_run_is_followed_later(workspace: Path, slipway: Sli
 def test_an_interrupted_watch_leaves_the_run_going(
     ready_google: FakeGoogle, workspace: Path, slipway: Slipway, monkeypatch: pytest.MonkeyPatch
 ):
-    from pipelines.platforms.vertex import run
+    from slipway.pipelines.platforms.vertex import run
 
     looks = []
 
@@ -145,7 +145,7 @@ def test_a_failure_is_explained_down_to_the_replicas_traceback(
 
 
 def test_a_users_mistake_in_a_step_is_told_as_such(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
-    from trainer.errors import ERROR_PREFIX, UserError
+    from slipway.trainer.errors import ERROR_PREFIX, UserError
 
     mistake = UserError("The batch is odd.", setting="train.batch_size", value=63, mend="--set train.batch_size=64")
     step = ready_google.region.pipelines.script["plan-training"]

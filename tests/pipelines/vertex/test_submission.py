@@ -74,7 +74,7 @@ def test_a_run_on_two_pools_of_gpus(ready_google: FakeGoogle, workspace: Path, s
         ("g2-standard-48", "NVIDIA_L4")
     }
     assert trained.job_spec.service_account == RUNNER
-    assert list(pools[1].container_spec.command) == ["python", "-m", "trainer"]
+    assert list(pools[1].container_spec.command) == ["python", "-m", "slipway.trainer"]
     plan = json.loads(pools[0].container_spec.args[1])["plan"]
     assert plan["replicas"] == 3
     images = images_in(specification_of(job)) + [pool.container_spec.image_uri for pool in pools]
@@ -100,10 +100,10 @@ def test_a_run_on_a_tpu_slice(google: FakeGoogle, tmp_path: Path, monkeypatch: p
 
 def submit_in_process(hardware: str | None = None) -> Any:
     """Submit run.yaml without watching; the run."""
-    from pipelines import runs
-    from pipelines.config import load
-    from pipelines.images import Images
-    from pipelines.platforms.vertex.run import VertexRun
+    from slipway.pipelines import runs
+    from slipway.pipelines.config import load
+    from slipway.pipelines.images import Images
+    from slipway.pipelines.platforms.vertex.run import VertexRun
 
     config = load(Path("run.yaml"), (), hardware)
     run = VertexRun(runs.create(config), config)
@@ -146,9 +146,9 @@ def test_an_answer_that_is_lost_after_the_job_was_made_is_not_asked_for_twice(
 
 
 def test_a_job_of_someone_elses_is_not_taken_for_ours(google: FakeGoogle, workspace: Path):
-    from components.cloud.retries import status_of
-    from pipelines.config import load
-    from pipelines.platforms.vertex import submission
+    from slipway.components.cloud.retries import status_of
+    from slipway.pipelines.config import load
+    from slipway.pipelines.platforms.vertex import submission
 
     run = submit_in_process()
     config = load(run.folder.configuration_file)

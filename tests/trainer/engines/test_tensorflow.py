@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import cluster as clusters
-from trainer import engines
-from trainer import manifest as manifests
-from trainer.config import JobConfig
-from trainer.errors import UserError
-from trainer.share import Share
+from slipway.trainer import cluster as clusters
+from slipway.trainer import engines
+from slipway.trainer import manifest as manifests
+from slipway.trainer.config import JobConfig
+from slipway.trainer.errors import UserError
+from slipway.trainer.share import Share
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
@@ -26,7 +26,7 @@ def engine_for(config: JobConfig) -> Any:
 
 
 def training(config: JobConfig, budget: int = 10**9) -> Any:
-    from trainer import data
+    from slipway.trainer import data
 
     share = Share(Path(config.data), manifests.read(Path(config.data)), 0, 1)
     plan = config.plan
@@ -66,7 +66,7 @@ def test_a_step_is_the_optimizers_step_on_the_mean_loss(tiny: Path, make_job: An
 def test_a_network_without_trainable_weights_is_trained_unchanged_with_a_warning(
     tiny: Path, make_job: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from trainer.__main__ import _warn_untrainable
+    from slipway.trainer.__main__ import _warn_untrainable
 
     config = make_job(tiny, steps=10, steps_per_epoch=75, builder="sample_networks:frozen")
     engine, data = engine_for(config), training(config)
@@ -125,7 +125,7 @@ def test_another_networks_state_is_refused(tiny: Path, make_job: Any) -> None:
 
 @pytest.mark.parametrize("batch", [1, 7, 50, 64])
 def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(tiny: Path, make_job: Any, batch: int) -> None:
-    from trainer import data
+    from slipway.trainer import data
 
     config = make_job(tiny, steps=3, steps_per_epoch=75)
     engine = engine_for(config)
@@ -155,8 +155,8 @@ def test_regularization_is_part_of_the_loss(tiny: Path, make_job: Any) -> None:
 
 
 def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(tiny: Path, make_job: Any) -> None:
-    from trainer import data
-    from trainer.augment import augment
+    from slipway.trainer import data
+    from slipway.trainer.augment import augment
 
     config = make_job(
         tiny, steps=2, steps_per_epoch=75, builder="sample_networks:linear", seed=3, augment={"shift": 3}, xla=False
@@ -193,7 +193,7 @@ def test_agreeing_alone_changes_nothing(tiny: Path, make_job: Any) -> None:
 
 
 def test_an_exploding_loss_is_found_at_its_very_step(tiny: Path, make_job: Any) -> None:
-    from trainer import failures
+    from slipway.trainer import failures
 
     config = make_job(tiny, steps=50, steps_per_epoch=75, optimizer="sgd", learning_rate=1e30)
     one_call = engine_for(config).run(training(config), 0, rates(50, 1e30))

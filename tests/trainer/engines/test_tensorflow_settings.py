@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import cluster as clusters
-from trainer import engines
-from trainer import manifest as manifests
-from trainer.config import JobConfig
-from trainer.share import Share
+from slipway.trainer import cluster as clusters
+from slipway.trainer import engines
+from slipway.trainer import manifest as manifests
+from slipway.trainer.config import JobConfig
+from slipway.trainer.share import Share
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
@@ -22,7 +22,7 @@ def start(tiny: Path, make_job: Any) -> Any:
     """An engine and its data, for some settings; plain gradient descent on a network without hidden layer."""
 
     def start(budget: int = 10**9, builder: str = "sample_networks:linear", **settings: Any) -> tuple[Any, Any]:
-        from trainer import data
+        from slipway.trainer import data
 
         settings = {"optimizer": "sgd", "learning_rate": 0.5} | settings
         arguments = settings.pop("arguments", None)
