@@ -24,8 +24,8 @@ import numpy as np
 
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.core import manifest as manifests
 from slipway.trainer import cluster as clusters
-from slipway.trainer import manifest as manifests
 from slipway.trainer.config import JobConfig
 from slipway.trainer.quick_import import import_tensorflow
 from slipway.trainer.share import Share

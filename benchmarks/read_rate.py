@@ -112,7 +112,7 @@ def measure(kind: str, variant: str, place: Path) -> dict[str, float]:
     if variant == "directory":
         np.ones(1 << 29, np.uint8)
         return directory_rates(place, IMAGE_SIZES[kind], batch)
-    from slipway.trainer import manifest as manifests
+    from slipway.core import manifest as manifests
     from slipway.trainer.share import Share
 
     share = Share(place, manifests.read(place), rank=0, workers=1)

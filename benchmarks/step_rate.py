@@ -157,7 +157,7 @@ def trained(
     precision: str = "float32",
 ) -> Rate:
     """Slipway's trainer, a process for each of `cores`: steps/s after the first epoch, or examples/s of the `whole`."""
-    from slipway.trainer import manifest as manifests
+    from slipway.core import manifest as manifests
 
     cores = cores or [sorted(os.sched_getaffinity(0))]
     steps_per_epoch = manifests.read(data).splits["train"].examples // batch

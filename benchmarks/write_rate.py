@@ -117,7 +117,7 @@ def measure_slipway(check: str, images: Path, workers: int | None, folder: Path)
     """Prepare the set; the rate of writing alone is the one that the run reports as its progress."""
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.settings import DataSettings
-    from slipway.trainer import events
+    from slipway.core import events
 
     os.environ[events.EVENTS_VARIABLE] = str(folder / "events")
     settings = DataSettings.model_validate({**_settings(images, workers, folder), "check": check})

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from slipway.trainer import events
-from slipway.trainer.errors import UserError, report, system_error
+from slipway.core import events
+from slipway.core.errors import UserError, report, system_error
 from slipway.trainer.stopping import stop_signals
 
 LOGS_VARIABLE = "SLIPWAY_LOGS"

@@ -17,14 +17,14 @@ from slipway.components.cloud.connection import Connection, check_endpoints
 from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.settings import RegisterSettings
-from slipway.components.yaml_loader import DEEPEST, NotYaml, load_yaml
+from slipway.core.errors import UserError, nearest
+from slipway.core.yaml_loader import DEEPEST, NotYaml, load_yaml
 from slipway.pipelines.config_errors import explain_validation
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.hardware import parse as parse_hardware
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 from slipway.trainer import abilities
 from slipway.trainer.config import ModelSettings, Settings, TrainSettings
-from slipway.trainer.errors import UserError, nearest
 
 DURATIONS = ("epochs", "steps", "examples")
 

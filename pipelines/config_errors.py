@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from slipway.trainer.errors import UserError, nearest
+from slipway.core.errors import UserError, nearest
 
 Location = tuple[int | str, ...]
 

@@ -25,10 +25,10 @@ from slipway.components.build_image.context import Context, make_context
 from slipway.components.build_image.images import image_kind
 from slipway.components.build_image.registry import ARTIFACT_REGISTRY
 from slipway.components.cloud.retries import is_transient
+from slipway.core.errors import UserError
 from slipway.pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
 from slipway.pipelines.hardware import Hardware
 from slipway.trainer.abilities import RUN_THEIR_OWN_MODELS
-from slipway.trainer.errors import UserError
 
 SOURCE_TREE = Path(slipway.__file__).parents[1]
 Say = Callable[[str], None]

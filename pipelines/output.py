@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 
 def check_folder_of(output: Path) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from slipway.trainer.durable import replace_file
-from slipway.trainer.errors import UserError, nearest
+from slipway.core.atomic import replace_file
+from slipway.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from slipway.pipelines.config import RunConfig

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from slipway.trainer.errors import UserError, system_error
+from slipway.core.errors import UserError, system_error
 from slipway.trainer.installed import missing_extra
 
 console = Console()

@@ -15,18 +15,19 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
+from slipway.core import events
+from slipway.core import manifest as manifests
+from slipway.core.errors import UserError, report
+from slipway.core.paths import Places, local_path, places
 from slipway.trainer import cluster as clusters
-from slipway.trainer import events, installed, peers, processes
-from slipway.trainer import manifest as manifests
+from slipway.trainer import installed, peers, processes
 from slipway.trainer.checkpoints import Checkpoints
 from slipway.trainer.cluster import Cluster
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines import Engine, PeerLost
-from slipway.trainer.errors import UserError, report
 from slipway.trainer.export import export, exported
 from slipway.trainer.failures import bad_image, full_disk
 from slipway.trainer.metrics import Metrics
-from slipway.trainer.places import Places, local_path, places
 from slipway.trainer.quick_import import LIBRARIES, import_tensorflow
 from slipway.trainer.resume import identity, resume
 from slipway.trainer.selection import FOLDER as BEST_FOLDER

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from slipway.core.errors import UserError
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.errors import UserError
 
 
 @dataclass(frozen=True)

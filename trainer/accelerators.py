@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 VIRTUAL_DEVICES_VARIABLE = "SLIPWAY_VIRTUAL_DEVICES"
 TPU_SECONDS_VARIABLE = "SLIPWAY_TPU_SECONDS"

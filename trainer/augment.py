@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from slipway.core.errors import UserError
 from slipway.trainer.config import AugmentSettings
-from slipway.trainer.errors import UserError
 
 
 def verify(settings: AugmentSettings, image_shape: tuple[int, int, int]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from slipway.core.errors import UserError
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.errors import UserError
 
 
 def check_shared_evenly(train: TrainSettings, replicas: int, devices: int) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from slipway.core.errors import UserError, nearest
 from slipway.trainer.config import ModelSettings
-from slipway.trainer.errors import UserError, nearest
 from slipway.trainer.stopping import EXIT_CODE
 
 _CONTRACT = "a function of (image_shape, classes, …) that returns a network from images to logits [batch, classes]"

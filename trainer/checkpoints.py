@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.trainer.durable import FULL, replace_file
+from slipway.core.atomic import FULL, replace_file
 
 POINTER = "latest"
 STATE_FILE = "state.npz"

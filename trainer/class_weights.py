@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.core.errors import UserError, nearest
+from slipway.core.manifest import Manifest
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.errors import UserError, nearest
-from slipway.trainer.manifest import Manifest
 
 
 def class_weights(train: TrainSettings, manifest: Manifest) -> NDArray[np.float32] | None:

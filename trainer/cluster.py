@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slipway.core.errors import UserError
 from slipway.trainer.accelerators import Accelerators, find
-from slipway.trainer.errors import UserError
 
 # The order of ranks. `master` is the older name of `chief`.
 _TASK_TYPES = ("chief", "master", "worker")

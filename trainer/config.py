@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 # What Keras takes for AdamW where nothing is said.
 ADAMW_WEIGHT_DECAY = 0.004

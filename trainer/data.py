@@ -23,8 +23,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from slipway.trainer import events
-from slipway.trainer.manifest import Manifest
+from slipway.core import events
+from slipway.core.manifest import Manifest
 from slipway.trainer.pixels import decode_prepared
 from slipway.trainer.share import Share
 from slipway.trainer.tracing import as_it_is

@@ -13,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from slipway.core.manifest import Manifest
+from slipway.core.paths import is_mounted
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines import Engine
-from slipway.trainer.manifest import Manifest
 from slipway.trainer.metrics import FILE_NAME as METRICS_FILE
-from slipway.trainer.places import is_mounted
 
 RECORD_FILE = "model.json"
 # What serves: a SavedModel, or a program of torch.export.

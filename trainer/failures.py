@@ -9,10 +9,10 @@ import re
 
 import numpy as np
 
+from slipway.core.atomic import FULL
+from slipway.core.errors import UserError
 from slipway.trainer.config import JobConfig
-from slipway.trainer.durable import FULL
 from slipway.trainer.engines import OutOfMemory, StepFigures
-from slipway.trainer.errors import UserError
 
 
 def check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:

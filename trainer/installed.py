@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from dataclasses import dataclass
 
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 # What each extra installs, by the modules that are imported. Docker's client has no extra.
 EXTRAS = {

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.trainer import events, learning_rate
+from slipway.core import events
+from slipway.trainer import learning_rate
 from slipway.trainer.checkpoints import Checkpoints
 from slipway.trainer.cluster import Cluster
 from slipway.trainer.config import JobConfig

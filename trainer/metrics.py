@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slipway.trainer.durable import json_lines
+from slipway.core.atomic import json_lines
 
 FILE_NAME = "metrics.jsonl"
 KINDS = ("train", "validation")

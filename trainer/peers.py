@@ -20,8 +20,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
+from slipway.core.errors import UserError
 from slipway.trainer.cluster import Cluster, Task
-from slipway.trainer.errors import UserError
 from slipway.trainer.stopping import PEER_LOST_EXIT_CODE
 
 PEER_SECONDS_VARIABLE = "SLIPWAY_PEER_SECONDS"

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipway.trainer.manifest import Manifest
+from slipway.core.manifest import Manifest
 
 
 def decode_images(encoded: Any, manifest: Manifest) -> Any:

@@ -6,11 +6,11 @@ import logging
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from slipway.core.errors import UserError
 from slipway.trainer.checkpoints import Checkpoint, Checkpoints
 from slipway.trainer.cluster import Cluster
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines import Engine
-from slipway.trainer.errors import UserError
 from slipway.trainer.selection import Selection
 
 logger = logging.getLogger(__name__)

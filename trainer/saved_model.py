@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from slipway.trainer.manifest import Manifest
+from slipway.core.manifest import Manifest
 from slipway.trainer.pixels import decode_images, scale
 from slipway.trainer.tracing import traced
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slipway.core.errors import UserError
 from slipway.trainer.checkpoints import Checkpoint, Checkpoints
 from slipway.trainer.cluster import Cluster
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.engines import Engine, Measured
-from slipway.trainer.errors import UserError
 
 FOLDER = "best"  # of the best weights, among the checkpoints
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.trainer.errors import UserError
-from slipway.trainer.manifest import Manifest, Shard, verify_shard
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest, Shard, verify_shard
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from slipway.components.build_image.cloud_build import CloudBuild, Source
 from slipway.components.build_image.context import Context
 from slipway.components.build_image.registry import ARTIFACT_REGISTRY, ArtifactRegistry, HttpRegistry, Registry
 from slipway.components.cloud.connection import Connection
+from slipway.core.errors import UserError
 from slipway.trainer.config import Settings
-from slipway.trainer.errors import UserError
 
 LABELS = "org.opencontainers.image"
 

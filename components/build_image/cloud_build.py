@@ -10,8 +10,8 @@ from typing import Any, TextIO
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.step import WorkFailed
+from slipway.core.errors import UserError
 from slipway.trainer.config import Settings
-from slipway.trainer.errors import UserError
 
 DOCKER = "gcr.io/cloud-builders/docker"
 # An image with CUDA's libraries takes longer than the service's ten minutes.

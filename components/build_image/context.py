@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.components.build_image.images import ImageKind
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 DOCKERFILE = "containers/Dockerfile"
 BUILD_TOOLS = "requirements/build-tools.txt"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.trainer.errors import UserError, nearest
+from slipway.core.errors import UserError, nearest
 
 # TPU VMs open their chips to root only.
 ROOT_USER = "0:0"

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from slipway.components.build_image.registry import is_loopback
 from slipway.components.step import WorkFailed
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 # What of pip's configuration is true in a container too; folders of this machine are not.
 PIP_KEYS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")

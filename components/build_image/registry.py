@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import retried, status_of
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 ARTIFACT_REGISTRY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)")
 MANIFESTS = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipway.components.cloud.retries import retried
-from slipway.trainer.errors import UserError, nearest
+from slipway.core.errors import UserError, nearest
 
 # The services that are spoken to, by the first part of their host's name.
 SERVICES = (

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 
 @dataclass(frozen=True)

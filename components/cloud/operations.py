@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slipway.components.cloud.retries import FIRST_WAIT_SECONDS, WAIT_VARIABLE, retried
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 LONGEST_WAIT_SECONDS = 10.0
 DEADLINE_SECONDS = 300.0

@@ -6,7 +6,7 @@ import re
 
 from slipway.components.cloud.connection import LOG_IN, Connection
 from slipway.components.cloud.retries import is_transient, status_of
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 # Not a part of an address: of an account's e-mail, say.
 PERMISSION = re.compile(r"(?<![\w.@/-])([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)(?![\w.@-]*\w)")

@@ -32,9 +32,9 @@ def evaluate(
     from slipway.components.evaluate.results import log_classification
     from slipway.components.evaluate.settings import EvaluateSettings
     from slipway.components.step import step
-    from slipway.components.values import write_metadata
-    from slipway.trainer import events
-    from slipway.trainer.places import local_path
+    from slipway.core import events
+    from slipway.core.paths import local_path
+    from slipway.core.values import write_metadata
 
     with step("evaluate") as outcome:
         evaluation = work(

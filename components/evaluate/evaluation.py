@@ -17,9 +17,9 @@ from typing import Any
 from slipway.components.evaluate.gate import Opponent, Verdict, decide
 from slipway.components.evaluate.served_model import Batch, Measured, ServedModel
 from slipway.components.evaluate.settings import EvaluateSettings
-from slipway.trainer import events, manifest
-from slipway.trainer.errors import UserError
-from slipway.trainer.manifest import Manifest, Split
+from slipway.core import events, manifest
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest, Split
 from slipway.trainer.quick_import import import_tensorflow, import_triton
 
 SPLIT = "test"

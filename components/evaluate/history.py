@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.trainer.durable import json_lines
+from slipway.core.atomic import json_lines
 
 POINTS = 400
 

@@ -29,7 +29,7 @@ from slipway.components.evaluate.evaluation import Evaluation
 from slipway.components.evaluate.gate import NAMES
 from slipway.components.evaluate.history import read_history
 from slipway.components.evaluate.served_model import Measured
-from slipway.trainer.manifest import Manifest
+from slipway.core.manifest import Manifest
 
 TEMPLATE = Path(__file__).with_name("report.html")
 # Up to this many classes, the confusion matrix is a table and the classes are in the data set's order.

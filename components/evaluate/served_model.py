@@ -16,8 +16,8 @@ import numpy as np
 
 from slipway.components.evaluate import serving
 from slipway.components.evaluate.accumulators import Counts, Floats, Measures, Predictions, WrongExample
-from slipway.trainer.errors import UserError
-from slipway.trainer.manifest import Manifest
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest
 
 
 @dataclass(frozen=True)

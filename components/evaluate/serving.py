@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.core.manifest import Manifest
 from slipway.trainer import installed
 from slipway.trainer.export import PROGRAM_FILE, SAVED_MODEL_FILE
-from slipway.trainer.manifest import Manifest
 
 SIGNATURE = "serving_default"
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.components.plan_training.fitting import largest_batch
-from slipway.trainer import abilities, events
+from slipway.core import events
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest
+from slipway.trainer import abilities
 from slipway.trainer.batches import check_shared_evenly
 from slipway.trainer.class_weights import class_weights
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
-from slipway.trainer.errors import UserError
 from slipway.trainer.learning_rate import warmup_steps
-from slipway.trainer.manifest import Manifest
 from slipway.trainer.selection import no_validation
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]

@@ -24,7 +24,7 @@ from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
 from slipway.components.prepare_data.sources.source import Source
 from slipway.components.prepare_data.workers import Tick
-from slipway.trainer.errors import UserError, nearest
+from slipway.core.errors import UserError, nearest
 
 # Runners whose workers see this machine's files.
 LOCAL_RUNNERS = ("DirectRunner", "BundleBasedDirectRunner", "FnApiRunner", "PrismRunner")

@@ -32,7 +32,7 @@ from slipway.components.prepare_data.index import (
 from slipway.components.prepare_data.settings import COLUMN, DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Group, readable
 from slipway.components.prepare_data.split import check_every_class, split_shares
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 # What a bundle has of a group (own split, class): the bundle's hash, the group's number, the count; a key follows.
 PORTION = struct.Struct(">8sIQ")

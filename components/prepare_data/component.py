@@ -22,7 +22,7 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.prepare_data.statistics import FILE_NAME
     from slipway.components.step import step
-    from slipway.trainer import events
+    from slipway.core import events
 
     with step("prepare_data") as outcome:
         asked = DataSettings.model_validate_json(settings)

@@ -12,7 +12,7 @@ from typing import Any
 
 from slipway.components.prepare_data.sources.record_layout import class_label
 from slipway.components.prepare_data.sources.source import Source
-from slipway.trainer.manifest import Manifest
+from slipway.core.manifest import Manifest
 
 VERSION = "1.0.0"
 _FEATURES = "tensorflow_datasets.core.features."

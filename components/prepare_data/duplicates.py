@@ -21,8 +21,8 @@ import google_crc32c
 
 from slipway.components.prepare_data.records import example_parts, read_records
 from slipway.components.prepare_data.sources.source import SPLITS, readable
-from slipway.trainer.errors import UserError
-from slipway.trainer.manifest import Shard
+from slipway.core.errors import UserError
+from slipway.core.manifest import Shard
 
 # An image's CRC-32C and length, and where its record begins in the shard; the key follows.
 ROW = struct.Struct(">IIQ")

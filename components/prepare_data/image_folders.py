@@ -9,7 +9,7 @@ from pathlib import Path
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Ignored, readable
 from slipway.components.prepare_data.sources.tfds_set import open_tfds
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 
 def save_images(settings: DataSettings, folder: Path) -> int:

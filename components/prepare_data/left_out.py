@@ -12,8 +12,8 @@ from slipway.components.prepare_data.duplicates import Copy
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import readable
 from slipway.components.prepare_data.tally import Tally
-from slipway.trainer.durable import replace_file
-from slipway.trainer.errors import UserError
+from slipway.core.atomic import replace_file
+from slipway.core.errors import UserError
 
 MOST_NAMED = 5
 

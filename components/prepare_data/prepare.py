@@ -18,8 +18,8 @@ from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.source import Source
 from slipway.components.prepare_data.store import Store, require_room, store_errors_named
 from slipway.components.prepare_data.workers import Tick, Workers, worker_count
-from slipway.trainer import events
-from slipway.trainer.manifest import Manifest
+from slipway.core import events
+from slipway.core.manifest import Manifest
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 
 from slipway.components.prepare_data.settings import Check, DataSettings
-from slipway.trainer.manifest import Checked
+from slipway.core.manifest import Checked
 
 HASH_BYTES = 8
 # More than any hash: all images are decoded.

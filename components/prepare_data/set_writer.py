@@ -26,10 +26,10 @@ from slipway.components.prepare_data.sources.source import SPLITS, Source, reada
 from slipway.components.prepare_data.statistics import write_statistics
 from slipway.components.prepare_data.tally import Tally, combine, notes
 from slipway.components.prepare_data.workers import Tick, Workers, worker_count
-from slipway.trainer import events, manifest
-from slipway.trainer.durable import replace_file
-from slipway.trainer.errors import UserError
-from slipway.trainer.manifest import Checked, LeftOut, Manifest, Split
+from slipway.core import events, manifest
+from slipway.core.atomic import replace_file
+from slipway.core.errors import UserError
+from slipway.core.manifest import Checked, LeftOut, Manifest, Split
 
 MOST_LEFT_OUT_LISTED = 100
 SECONDS_BETWEEN_EVENTS = 0.3

@@ -22,7 +22,7 @@ from slipway.components.prepare_data.sources.source import Reader, Source
 from slipway.components.prepare_data.tally import Tally, TallyCounter
 from slipway.components.prepare_data.unusable import Unusable
 from slipway.components.prepare_data.workers import Tick
-from slipway.trainer.manifest import Shard
+from slipway.core.manifest import Shard
 
 BUFFER_BYTES = 1 << 19
 EXAMPLES_BETWEEN_TICKS = 256

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipway.components.prepare_data.settings import SplitFractions
 from slipway.components.prepare_data.sources.source import SPLITS, Group
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 # Several shards let several cores write and read one set, so a set that fills fewer than this many shards of the
 # target size gets more, as long as each holds a useful number of examples, or a useful number of bytes.

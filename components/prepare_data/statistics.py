@@ -15,7 +15,7 @@ from slipway.components.prepare_data.records import example_parts, read_records
 from slipway.components.prepare_data.sampling import sentence
 from slipway.components.prepare_data.sources.source import Ignored, readable
 from slipway.components.prepare_data.tally import Tally
-from slipway.trainer.manifest import Manifest
+from slipway.core.manifest import Manifest
 
 FILE_NAME = "statistics.html"
 TEMPLATE = Path(__file__).with_name(FILE_NAME)

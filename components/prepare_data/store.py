@@ -22,11 +22,11 @@ from pydantic import ValidationError
 
 from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.index import Summary
-from slipway.trainer import events, manifest
-from slipway.trainer.durable import FULL, replace_file, sync
-from slipway.trainer.errors import UserError
-from slipway.trainer.manifest import Manifest
-from slipway.trainer.places import is_remote, local_path
+from slipway.core import events, manifest
+from slipway.core.atomic import FULL, replace_file, sync
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest
+from slipway.core.paths import is_remote, local_path
 
 WORK = re.compile(r"^\.([0-9a-f]{16})\.(work|lock)$")
 

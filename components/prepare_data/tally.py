@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from slipway.components.prepare_data.check import Look
 from slipway.components.prepare_data.sources.source import readable
 from slipway.components.prepare_data.unusable import Undecodable, Unusable
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 MOST_SIZES = 32
 # Keys are bytes of any kind.

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -13,8 +13,8 @@ from slipway.components.evaluate.gate import UNCHECKED
 from slipway.components.register_model.model_registry import Candidate, ModelRegistry, RegisteredVersion
 from slipway.components.register_model.registry import PromoteOver, Registration, Registry, git_commit
 from slipway.components.register_model.settings import RegisterSettings
-from slipway.trainer import events
-from slipway.trainer.errors import UserError
+from slipway.core import events
+from slipway.core.errors import UserError
 from slipway.trainer.export import PROGRAM_FILE, SAVED_MODEL_FILE
 
 PROMOTE = "promote"

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from filelock import FileLock
 
-from slipway.trainer.durable import FULL, replace_file, sync
-from slipway.trainer.errors import UserError
+from slipway.core.atomic import FULL, replace_file, sync
+from slipway.core.errors import UserError
 
 METADATA = "metadata.json"
 CHAMPION = "champion"

@@ -20,7 +20,7 @@ from slipway.components.setup_access.difference import Line, difference
 from slipway.components.setup_access.found import Found, look
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.components.setup_access.wanted import Account, Api, Binding, Bucket, Identity, Item, Repository
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 # An API or account that has just been made is not seen everywhere at once.
 SETTLING_TRIES = 20

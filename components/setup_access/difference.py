@@ -11,7 +11,7 @@ from slipway.components.cloud.policies import Resource
 from slipway.components.setup_access.found import HOSTS, Found
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.components.setup_access.wanted import Account, Api, Binding, Bucket, Identity, Item, Repository, wanted
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 # there: as it should be. missing: setup makes it. wrong: it is there and not as it should be, and only a person can
 # decide what to do. unseen: the caller may not look.

@@ -11,7 +11,7 @@ from slipway.components.setup_access.apply import apply
 from slipway.components.setup_access.difference import Line, blocking, difference
 from slipway.components.setup_access.found import look
 from slipway.components.setup_access.settings import AccessSettings
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 COMMAND = "slipway setup --apply"
 OBJECTS = tuple(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list"))

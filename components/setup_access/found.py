@@ -15,7 +15,7 @@ from slipway.components.cloud.refusals import is_absent, is_disabled, refusal
 from slipway.components.cloud.retries import TRIES, retried, status_of
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.components.setup_access.wanted import apis
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 # The API that answers for each kind of resource.
 HOSTS = {

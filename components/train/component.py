@@ -32,9 +32,9 @@ def train(
     from slipway.components.step import step
     from slipway.components.train.local_cluster import run_local_cluster
     from slipway.components.train.result import trained_model
-    from slipway.components.values import whole_numbers, write_metadata
+    from slipway.core.paths import local_path
+    from slipway.core.values import whole_numbers, write_metadata
     from slipway.trainer.config import RestartSettings
-    from slipway.trainer.places import local_path
 
     with step("train") as outcome:
         output = output or model.uri.rpartition("/")[0]
@@ -66,7 +66,7 @@ def collect_model(job: str, output: str, model: Output[Model], metrics: Output[M
     """
     from slipway.components.step import step
     from slipway.components.train.result import trained_model
-    from slipway.trainer.places import local_path
+    from slipway.core.paths import local_path
 
     with step("collect_model") as outcome:
         result = trained_model(local_path(output))

@@ -16,7 +16,7 @@ from slipway.components.step import WorkFailed, raise_if_terminated, termination
 from slipway.components.train.replica import Replica, cluster_environment, count_replicas, replicas_of
 from slipway.components.train.restarts import Restart, Restarts
 from slipway.components.train.worker import Worker
-from slipway.trainer import events
+from slipway.core import events
 from slipway.trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.ports import Ports

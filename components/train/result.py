@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.components.step import WorkFailed
-from slipway.trainer.durable import json_lines
+from slipway.core.atomic import json_lines
 from slipway.trainer.export import SAVED_MODEL_FILE
 
 # What of model.json goes along with the model as its metadata.

@@ -13,7 +13,7 @@ from collections import deque
 from typing import TextIO
 
 from slipway.components.train.replica import Replica
-from slipway.trainer.errors import ERROR_PREFIX, UserError
+from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.trainer.processes import die_with_parent
 
 KEPT_LINES = 400

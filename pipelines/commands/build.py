@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from slipway.core.errors import UserError
 from slipway.pipelines.commands.checks import check_configuration
 from slipway.pipelines.commands.options import (
     Configuration,
@@ -21,7 +22,6 @@ from slipway.pipelines.commands.options import (
     configuration_path,
 )
 from slipway.pipelines.terminal import console, say, user_errors
-from slipway.trainer.errors import UserError
 
 
 @user_errors

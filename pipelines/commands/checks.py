@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from slipway.core.errors import UserError
 from slipway.pipelines.commands.options import Runner, Target
-from slipway.trainer.errors import UserError
 
 
 def check_configuration(

@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from slipway.core.errors import UserError
 from slipway.pipelines.commands.options import Json, Run
 from slipway.pipelines.commands.watching import current, watch_and_exit
 from slipway.pipelines.platforms import remote
 from slipway.pipelines.terminal import EXIT_FAILED, console, error_console, user_errors
-from slipway.trainer.errors import UserError
 
 
 @user_errors

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 DEFAULT_CONFIGURATION = Path("configs/digits.yaml")
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from slipway.core.errors import UserError
 from slipway.pipelines.commands.checks import check_configuration, check_runner
 from slipway.pipelines.commands.options import (
     Configuration,
@@ -25,7 +26,6 @@ from slipway.pipelines.commands.options import (
 from slipway.pipelines.commands.watching import current, exit_as_it_went, show_failure, watch_and_exit
 from slipway.pipelines.platforms import remote
 from slipway.pipelines.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, user_errors
-from slipway.trainer.errors import UserError
 
 
 @user_errors
@@ -136,9 +136,9 @@ def _resumed_configuration(folder: Any, record: Any, overrides: list[str], hardw
     Raises:
         UserError: Something would change that the run's checkpoints depend on.
     """
+    from slipway.core.atomic import replace_file
     from slipway.pipelines.config import load
     from slipway.pipelines.display import is_changeable, new_run_with
-    from slipway.trainer.durable import replace_file
 
     fixed = [f"--set {shlex.quote(text)}" for text in overrides if not is_changeable(text.partition("=")[0])]
     if hardware:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from slipway.core.errors import UserError
 from slipway.pipelines.config import RunConfig
-from slipway.trainer.errors import UserError
 from slipway.trainer.installed import missing_extra
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from slipway.core.errors import UserError
 from slipway.pipelines.doctor.check import Subject
 from slipway.pipelines.hardware.placement import check_engine
 from slipway.trainer import abilities, installed
-from slipway.trainer.errors import UserError
 
 
 class TrainingEngine:

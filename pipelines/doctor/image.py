@@ -8,9 +8,9 @@ from slipway.components.build_image.registry import ArtifactRegistry, HttpRegist
 from slipway.components.cloud.refusals import is_absent, refusal
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.setup_access.settings import IMAGE, PUBLIC_PROJECT, repository_of
+from slipway.core.errors import UserError
 from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.pipelines.doctor.vertex import CloudCheck
-from slipway.trainer.errors import UserError
 
 
 class Image(CloudCheck):

@@ -10,9 +10,9 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from slipway.core.errors import UserError
 from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.trainer import installed
-from slipway.trainer.errors import UserError
 
 OLDEST_PYTHON = (3, 11)
 LEAST_FREE_BYTES = 2 * 1024**3

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slipway.core import manifest
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest
 from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.pipelines.hardware.memory import fits_memory
-from slipway.trainer import manifest, networks
-from slipway.trainer.errors import UserError
-from slipway.trainer.manifest import Manifest
+from slipway.trainer import networks
 
 
 class ModelMemory:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from slipway.components.cloud.retries import retried
+from slipway.core.errors import UserError
 from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.pipelines.doctor.vertex import CloudCheck
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.hardware.catalogue import load
 from slipway.pipelines.hardware.placement import nearest_region
-from slipway.trainer.errors import UserError
 
 PAGE = "https://console.cloud.google.com/iam-admin/quotas?project={project}"
 UNLIMITED = -1

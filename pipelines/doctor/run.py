@@ -9,6 +9,7 @@ import inspect
 import pkgutil
 from pathlib import Path
 
+from slipway.core.errors import UserError, nearest
 from slipway.pipelines.config import no_place_on_vertex
 from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.pipelines.hardware import validate_for
@@ -16,7 +17,6 @@ from slipway.pipelines.hardware.placement import check_python
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.trainer.batches import check_shared_evenly
 from slipway.trainer.builder import check_signature
-from slipway.trainer.errors import UserError, nearest
 
 
 class ModelBuilder:

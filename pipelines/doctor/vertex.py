@@ -10,10 +10,10 @@ from slipway.components.cloud.retries import retried
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.ensure import COMMAND
 from slipway.components.setup_access.wanted import Binding, Bucket, Identity
+from slipway.core.errors import UserError
 from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.pipelines.doctor.cloud import View
 from slipway.pipelines.hardware import validate_for
-from slipway.trainer.errors import UserError
 
 # As many missing things are named; setup shows them all.
 SHOWN = 3

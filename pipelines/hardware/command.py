@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from slipway.core.errors import UserError, nearest
 from slipway.pipelines.hardware.catalogue import ENGINES, Accelerator, Machine, load
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.parsing import parse
 from slipway.pipelines.hardware.placement import nearest_region, validate_for
 from slipway.pipelines.hardware.sizes import sizes, spoken
-from slipway.trainer.errors import UserError, nearest
 
 FEW_VCPUS = 4  # fewer for an accelerator rarely decode images as fast as it trains on them
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from slipway.core.errors import nearest
 from slipway.pipelines.hardware.catalogue import Provisioning, load
 from slipway.pipelines.hardware.refusal import Refusal
 from slipway.pipelines.hardware.request import Request
-from slipway.trainer.errors import nearest
 
 EXAMPLES = "cpu, cpu*4, t4x2, l4x8*4, a100x8+spot, h100x8*2+flex, tpu-v3-8, tpu-v5e-2x4"
 OPTIONS = "+spot, +flex, +restart, +timeout=1d, +wait=1h, +disk=pd-ssd:200, +reservation=any"

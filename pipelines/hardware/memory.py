@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from slipway.core.errors import UserError
 from slipway.pipelines.hardware.catalogue import load
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.parsing import parse
 from slipway.pipelines.hardware.placement import alternatives
-from slipway.trainer.errors import UserError
 
 GIB = 2**30
 # How many values an optimizer keeps beside each variable that it trains.

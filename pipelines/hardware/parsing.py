@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from slipway.core.errors import UserError
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.grammar import read_mapping, read_text
 from slipway.pipelines.hardware.refusal import Refusal
 from slipway.pipelines.hardware.request import Request
 from slipway.pipelines.hardware.rules import resolve
-from slipway.trainer.errors import UserError
 
 
 def parse(choice: str | Mapping[str, Any]) -> Hardware:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import date
 
+from slipway.core.errors import UserError, nearest
 from slipway.pipelines.hardware.catalogue import ENGINES, Accelerator, chips_of, image_ends, load
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.parsing import working
 from slipway.pipelines.hardware.request import Request
 from slipway.pipelines.hardware.sizes import near_topologies
-from slipway.trainer.errors import UserError, nearest
 
 REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z]")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
+from slipway.core.errors import nearest
 from slipway.pipelines.hardware import terms
 from slipway.pipelines.hardware.catalogue import Accelerator, Machine, chips_of, load
 from slipway.pipelines.hardware.choice import Hardware, smallest_machine
@@ -22,7 +23,6 @@ from slipway.pipelines.hardware.sizes import (
     near_topologies,
     sizes,
 )
-from slipway.trainer.errors import nearest
 
 
 def resolve(request: Request) -> Hardware:

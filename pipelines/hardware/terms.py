@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from slipway.core.errors import nearest
 from slipway.pipelines.hardware.catalogue import Provisioning, load
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.grammar import write_time
 from slipway.pipelines.hardware.refusal import Refusal
 from slipway.pipelines.hardware.request import Request
-from slipway.trainer.errors import nearest
 
 DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 DISK_GB = range(100, 64_001)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from slipway.core.errors import UserError, nearest
 from slipway.pipelines.legacy.reading import parse_text
-from slipway.trainer.errors import UserError, nearest
 
 COMMAND = ("gcloud", "alpha", "beta", "ai-platform", "ml-engine", "jobs", "submit", "training")
 # Each flag and where its value belongs in the job.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipway.components.yaml_loader import load_yaml
-from slipway.trainer.errors import UserError, nearest
+from slipway.core.errors import UserError, nearest
+from slipway.core.yaml_loader import load_yaml
 
 REPLICA_KEYS = ("acceleratorConfig", "imageUri", "diskConfig", "containerCommand", "containerArgs", "tpuTfVersion")
 ROLES = ("master", "worker", "parameterServer", "evaluator")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from slipway.core.errors import UserError
 from slipway.pipelines.hardware import Hardware, parse, validate_for
 from slipway.pipelines.hardware.catalogue import Machine
 from slipway.pipelines.hardware.catalogue import load as load_catalogue
@@ -14,7 +15,6 @@ from slipway.pipelines.hardware.terms import DISK_GB, DISK_TYPES, WEEK
 from slipway.pipelines.legacy.old_rules import OldMachine, old_machine
 from slipway.pipelines.legacy.old_service import TPU_WORKER, load
 from slipway.pipelines.legacy.reading import OldJob, OldReplica
-from slipway.trainer.errors import UserError
 
 STAND_IN_REGION = "us-central1"
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from slipway.core.errors import UserError
 from slipway.pipelines.commands.options import Json
 from slipway.pipelines.terminal import EXIT_INTERRUPTED, console, say, show_help_alone, user_errors
-from slipway.trainer.errors import UserError
 
 app = typer.Typer(
     help="Create, change and delete Vertex AI schedules from the files in configs/schedules.",

@@ -12,11 +12,11 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import Field, PositiveInt, ValidationError
 
+from slipway.core.errors import UserError, nearest
 from slipway.pipelines.config import RunConfig, load, no_place_on_vertex, read_yaml
 from slipway.pipelines.config_errors import explain_validation
 from slipway.pipelines.schedules.cron import Cron, parse
 from slipway.trainer.config import Settings
-from slipway.trainer.errors import UserError, nearest
 
 FOLDER = Path("configs/schedules")
 NAME_PATTERN = r"^[a-z][a-z0-9-]*$"

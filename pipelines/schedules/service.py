@@ -14,6 +14,7 @@ from typing import Any
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import retried, status_of
+from slipway.core.errors import UserError
 from slipway.pipelines.schedules.difference import (
     NAME_PREFIX,
     SETTLE,
@@ -24,7 +25,6 @@ from slipway.pipelines.schedules.difference import (
     mask_of,
     needs_new,
 )
-from slipway.trainer.errors import UserError
 
 NOT_FOUND = 404
 ROUNDS = 10

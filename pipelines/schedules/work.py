@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.known_errors import as_user_error
+from slipway.core.errors import UserError, nearest
 from slipway.pipelines.config import RunConfig, VertexSettings
 from slipway.pipelines.doctor import refuse_on_failure
 from slipway.pipelines.doctor.check import Subject
@@ -21,7 +22,6 @@ from slipway.pipelines.platforms.vertex.submission import compile_pipeline, fact
 from slipway.pipelines.schedules.difference import NAME_PREFIX, Difference, differences, needs_new, wanted
 from slipway.pipelines.schedules.files import ScheduleFile, read_all
 from slipway.pipelines.schedules.service import Schedules
-from slipway.trainer.errors import UserError, nearest
 
 # How many lines of differences are shown of one schedule; --json gives all.
 SHOWN_DIFFERENCES = 12

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from slipway.trainer.errors import ERROR_PREFIX, UserError
+from slipway.core.errors import ERROR_PREFIX, UserError
 
 
 def run_step(tmp_path: Path, body: str) -> tuple[int, list[dict], str]:
     """Run a step's body; gives its exit code, its events and its log."""
-    code = "from slipway.components.step import *\nfrom slipway.trainer.errors import UserError\nimport os, time\n"
+    code = "from slipway.components.step import *\nfrom slipway.core.errors import UserError\nimport os, time\n"
     code += f"with step('train') as outcome:\n    {body}\n"
     environment = {**os.environ, "SLIPWAY_EVENTS": str(tmp_path / "events"), "SLIPWAY_LOGS": str(tmp_path)}
     process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
@@ -96,7 +96,7 @@ def test_what_the_operating_system_refuses_is_a_users_mistake(tmp_path):
 @pytest.mark.parametrize("body", ["pass", "{}['lost']", "os.kill(os.getpid(), 15); time.sleep(5)"])
 def test_a_step_that_cannot_say_how_it_ended_has_failed(tmp_path, body):
     """Else the platform keeps a result whose outputs nobody knows."""
-    code = "from slipway.components.step import *\nfrom slipway.trainer import events\nimport os, time\n"
+    code = "from slipway.components.step import *\nfrom slipway.core import events\nimport os, time\n"
     code += f"with step('train') as outcome:\n    os.environ[events.EVENTS_VARIABLE] = '/dev/full'\n    {body}\n"
     environment = {**os.environ, "SLIPWAY_LOGS": str(tmp_path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True).returncode != 0

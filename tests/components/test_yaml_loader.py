@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from slipway.components.yaml_loader import NotYaml, load_yaml
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
+from slipway.core.yaml_loader import NotYaml, load_yaml
 
 ONES = ", ".join(["1"] * 10)
 BOMB = f"a0: &a0 [{ONES}]\n" + "".join(

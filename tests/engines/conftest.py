@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.core import manifest as manifests
 from slipway.trainer import cluster as clusters
-from slipway.trainer import manifest as manifests
 from slipway.trainer.config import JobConfig
 from slipway.trainer.share import Share
 from tests.trainer.conftest import NETWORKS, DataSets, Workers, job

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 from slipway.trainer.share import Share
 from tests.engines.conftest import ENGINE, Bench
 

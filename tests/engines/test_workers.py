@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from slipway.trainer.errors import ERROR_PREFIX
+from slipway.core.errors import ERROR_PREFIX
 from slipway.trainer.stopping import PEER_LOST_EXIT_CODE
 from tests.engines.conftest import ENGINE, HERE, Bench
 

@@ -14,9 +14,9 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
+from slipway.core.errors import UserError
 from slipway.pipelines.cli import app
 from slipway.trainer import installed
-from slipway.trainer.errors import UserError
 
 DIGITS: dict[str, Any] = {
     "name": "digits",

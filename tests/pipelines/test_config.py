@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.core.errors import UserError
 from slipway.pipelines.config import RunConfig, load
-from slipway.trainer.errors import UserError
 
 MINIMAL: dict[str, Any] = {
     "name": "digits",

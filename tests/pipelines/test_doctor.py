@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.pipelines.config import RunConfig
 from slipway.pipelines.doctor import examine_all, machine, memory
 from slipway.pipelines.doctor.check import Subject, examine
 from slipway.pipelines.doctor.run import ModelBuilder
-from slipway.trainer.errors import UserError
 
 
 def subject(folder: Path, target="local", rehearsal=False, **fields) -> Subject:

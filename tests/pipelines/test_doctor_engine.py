@@ -7,10 +7,10 @@ from typing import Literal
 
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.pipelines.config import RunConfig
 from slipway.pipelines.doctor import engine
 from slipway.pipelines.doctor.check import Subject
-from slipway.trainer.errors import UserError
 
 
 def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vertex", **train: object) -> Subject:

@@ -8,13 +8,13 @@ import pytest
 from google.cloud import aiplatform_v1 as vertex
 from typer.testing import CliRunner
 
+from slipway.core.errors import UserError
 from slipway.pipelines.cli import app
 from slipway.pipelines.config import RunConfig
 from slipway.pipelines.doctor import examine_all, refuse_on_failure
 from slipway.pipelines.doctor.check import Finding, Subject
 from slipway.pipelines.doctor.cloud import View, examine_side_by_side
 from slipway.pipelines.doctor.vertex import Credentials, Project
-from slipway.trainer.errors import UserError
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 from tests.fakes.ready import BUCKET, REPOSITORY, RUNNER, make_ready, take_away, vertex_settings

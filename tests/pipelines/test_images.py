@@ -11,11 +11,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from slipway.core.errors import UserError
 from slipway.pipelines.build_command import build_images
 from slipway.pipelines.cli import app
 from slipway.pipelines.config import RunConfig, load
 from slipway.pipelines.images import accelerator_of, ensure_images, known_images, own_code
-from slipway.trainer.errors import UserError
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
 
 REPOSITORY = f"projects/{PROJECT}/locations/{REGION}/repositories/slipway"

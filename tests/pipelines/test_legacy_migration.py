@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from slipway.core.errors import UserError
 from slipway.pipelines.config import RunConfig
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.legacy import from_arguments, migrate
 from slipway.pipelines.legacy.command import show
 from slipway.pipelines.legacy.reading import INPUT_KEYS, REPLICA_KEYS
-from slipway.trainer.errors import UserError
 
 
 def job(**fields) -> str:

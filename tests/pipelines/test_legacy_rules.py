@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from slipway.core.errors import UserError
 from slipway.pipelines.hardware import parse
 from slipway.pipelines.legacy import migrate
-from slipway.trainer.errors import UserError
 
 COMPATIBILITY = Path(__file__).with_name("gpu_compatibility.csv")
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from slipway.core.atomic import append_line
+from slipway.core.errors import UserError
 from slipway.pipelines import runs
 from slipway.pipelines.config import RunConfig
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.runs import RunFolder, RunRecord
-from slipway.trainer.durable import append_line
-from slipway.trainer.errors import UserError
 
 
 class Shown:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.pipelines import log_reader, runs
 from slipway.pipelines.config import RunConfig
 from slipway.pipelines.runs import ProcessRecord, RunFolder, RunRecord, StepRecord
-from slipway.trainer.errors import UserError
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from slipway.core.errors import UserError
 from slipway.pipelines.cli import app
 from slipway.pipelines.commands.options import Json
 from slipway.pipelines.terminal import EXIT_USAGE, Commands, print_any_character, user_errors
-from slipway.trainer.errors import UserError
 
 CONFIGURATION = Path(__file__).parents[2] / "configs/digits.yaml"
 

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.trainer import manifest as manifests
+from slipway.core import manifest as manifests
+from slipway.core.manifest import Manifest, Shard, Split
 from slipway.trainer.config import JobConfig
-from slipway.trainer.manifest import Manifest, Shard, Split
 from slipway.trainer.quick_import import import_tensorflow
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.trainer.config import AugmentSettings
-from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 

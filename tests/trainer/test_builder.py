@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.trainer import builder
 from slipway.trainer.config import ModelSettings
-from slipway.trainer.errors import UserError
 from slipway.trainer.stopping import EXIT_CODE
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
@@ -101,7 +101,7 @@ def test_processes_and_threads_of_user_code_end_as_they_ask_for() -> None:
 
 
 def test_a_module_is_loaded_without_keras() -> None:
-    assert builder.load("slipway.trainer.errors:report").__name__ == "report"
+    assert builder.load("slipway.core.errors:report").__name__ == "report"
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest, Split
 from slipway.trainer.class_weights import class_weights
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.errors import UserError
-from slipway.trainer.manifest import Manifest, Split
 
 
 def weights(setting: Any, **counts: int) -> list[float] | None:

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.trainer import cluster as clusters
 from slipway.trainer.cluster import Task
-from slipway.trainer.errors import UserError
 
 
 def tf_config(cluster: dict[str, list[str]], kind: str, index: int = 0) -> dict[str, str]:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.trainer import manifest as manifests
-from slipway.trainer.errors import UserError
+from slipway.core import manifest as manifests
+from slipway.core.errors import UserError
 from slipway.trainer.share import Share, verify
 
 pytestmark = pytest.mark.usefixtures("tensorflow")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.trainer import events
-from slipway.trainer.durable import append_line, json_lines
+from slipway.core import events
+from slipway.core.atomic import append_line, json_lines
 
 
 def test_a_line_after_a_torn_one_is_a_line_of_its_own(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import slipway.trainer.checkpoints
+from slipway.core import manifest as manifests
 from slipway.trainer import cluster as clusters
-from slipway.trainer import manifest as manifests
 from slipway.trainer.checkpoints import Checkpoints
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines import Measured, State, StepFigures, Work

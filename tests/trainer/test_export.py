@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from slipway.trainer import manifest as manifests
-from slipway.trainer import places
+from slipway.core import manifest as manifests
+from slipway.core import paths
 from slipway.trainer.engines import ModelSize
 from slipway.trainer.export import export, exported
 
@@ -73,7 +73,7 @@ def test_a_failure_leaves_the_folder_as_it_was(tiny: Path, tmp_path: Path, make_
 def test_in_a_bucket_the_record_goes_first_and_comes_last(
     tiny: Path, tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(places.MOUNTS, "gs://", str(tmp_path))
+    monkeypatch.setitem(paths.MOUNTS, "gs://", str(tmp_path))
     monkeypatch.setattr(Path, "rename", None)  # a mounted bucket has no renaming of folders
     write(WritingEngine(), tiny, tmp_path, make_job)
     (tmp_path / "model" / "variables").mkdir()

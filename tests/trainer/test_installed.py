@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.trainer import installed
-from slipway.trainer.errors import UserError
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from slipway.core.errors import UserError
 from slipway.trainer.config import Plan, TrainSettings
-from slipway.trainer.errors import UserError
 from slipway.trainer.learning_rate import rates
 
 PLAN = Plan(replicas=1, batch_per_replica=10, steps_per_epoch=20, steps=100)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.trainer import cluster as clusters
 from slipway.trainer.checkpoints import Checkpoint, Checkpoints
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines import Measured, OutOfMemory, State, StepFigures, Work
-from slipway.trainer.errors import UserError
 from slipway.trainer.resume import identity, resume
 from slipway.trainer.selection import BestWeights
 from slipway.trainer.stopping import Stopped, StopRequest

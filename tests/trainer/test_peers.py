@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.trainer import cluster as clusters
 from slipway.trainer import peers
 from slipway.trainer.cluster import Cluster
-from slipway.trainer.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.trainer.manifest import Manifest
+from slipway.core.manifest import Manifest
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 

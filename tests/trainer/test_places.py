@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.trainer.errors import UserError
-from slipway.trainer.places import local_path, places
+from slipway.core.errors import UserError
+from slipway.core.paths import local_path, places
 
 
 def test_buckets_are_reached_where_they_are_mounted() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.trainer import cluster as clusters
 from slipway.trainer.checkpoints import Checkpoint, Checkpoints
-from slipway.trainer.errors import UserError
 from slipway.trainer.resume import Interval, Progress, checkpoint_of, resume
 from slipway.trainer.selection import Selection
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from slipway.core.errors import ERROR_PREFIX
 from slipway.trainer import __main__ as worker
-from slipway.trainer.errors import ERROR_PREFIX
 from slipway.trainer.stopping import StopRequest
 
 ROOT = Path(__file__).parents[2]

@@ -181,7 +181,8 @@ def test_two_virtual_devices_train_as_one_would(
     config = make_job(tiny, steps=100, steps_per_epoch=10, **settings)  # a log point each step
     two = workers.start(config, tmp_path, SLIPWAY_VIRTUAL_DEVICES="2")
 
-    from slipway.trainer import cluster, data, engines, manifest
+    from slipway.core import manifest
+    from slipway.trainer import cluster, data, engines
     from slipway.trainer.share import Share
 
     one = engines.load("tensorflow")

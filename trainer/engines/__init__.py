@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.core.manifest import Manifest
 from slipway.trainer import installed
 from slipway.trainer.cluster import Cluster
 from slipway.trainer.config import JobConfig
-from slipway.trainer.manifest import Manifest
 
 State = dict[str, NDArray[Any]]
 

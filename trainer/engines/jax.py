@@ -18,6 +18,7 @@ import tensorflow as tf
 from jax.experimental import jax2tf
 from numpy.typing import NDArray
 
+from slipway.core.manifest import Manifest
 from slipway.trainer import augment, builder, precision, saved_model
 from slipway.trainer.batches import check_shared_evenly
 from slipway.trainer.class_weights import class_weights
@@ -38,7 +39,6 @@ from slipway.trainer.engines import (
 from slipway.trainer.engines.jax_devices import Devices, errors_named
 from slipway.trainer.engines.jax_feed import Feed, MemoryFeed, StreamFeed, fits
 from slipway.trainer.engines.jax_step import Step, Variables, has_convolutions
-from slipway.trainer.manifest import Manifest
 
 
 def make() -> Engine:

@@ -8,11 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from slipway.core.errors import UserError
 from slipway.trainer import builder
 from slipway.trainer.config import ModelSettings
 from slipway.trainer.engines import ModelSize
 from slipway.trainer.engines.normalization import KERAS_INSTEAD, BatchNormalization
-from slipway.trainer.errors import UserError
 
 
 def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slipway.core.errors import UserError
 from slipway.trainer.config import ModelSettings
-from slipway.trainer.errors import UserError
 
 KERAS_INSTEAD = "keras.layers.GroupNormalization or keras.layers.LayerNormalization"
 TORCH_INSTEAD = "torch.nn.GroupNorm or torch.nn.LayerNorm"

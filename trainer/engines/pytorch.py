@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
+from slipway.core.manifest import Manifest
 from slipway.trainer import augment, builder, precision
 from slipway.trainer.batches import check_shared_evenly
 from slipway.trainer.class_weights import class_weights
@@ -37,7 +38,6 @@ from slipway.trainer.engines import (
 )
 from slipway.trainer.engines.pytorch_devices import Devices, errors_named
 from slipway.trainer.engines.pytorch_step import Step, load_loss_scale, make_optimizer, optimizer_arrays, scaled
-from slipway.trainer.manifest import Manifest
 
 # The part of a device's memory that the training split may take.
 DEVICE_SHARE = 0.25

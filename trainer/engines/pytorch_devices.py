@@ -14,9 +14,9 @@ import tensorflow as tf
 import torch
 import torch.distributed as distributed
 
+from slipway.core.errors import UserError
 from slipway.trainer.cluster import Cluster
 from slipway.trainer.engines import OutOfMemory, PeerLost, pytorch_tpu
-from slipway.trainer.errors import UserError
 
 # The longest that a process waits in a collective: the chief may be exporting meanwhile.
 COLLECTIVE_MINUTES = 10

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from slipway.core.manifest import Manifest
 from slipway.trainer.engines.pytorch_network import Network
 from slipway.trainer.engines.pytorch_step import scaled
 from slipway.trainer.export import PROGRAM_FILE
-from slipway.trainer.manifest import Manifest
 
 
 class _Served(torch.nn.Module):

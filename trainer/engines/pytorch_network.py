@@ -13,11 +13,11 @@ import keras
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from slipway.core.errors import UserError
 from slipway.trainer import builder
 from slipway.trainer.config import ModelSettings
 from slipway.trainer.engines import ModelSize, keras_model
 from slipway.trainer.engines.normalization import TORCH_INSTEAD, BatchNormalization
-from slipway.trainer.errors import UserError
 
 
 class Network(torch.nn.Module):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 # What the environment of a TPU machine, or Vertex AI's of a TPU job, holds.
 VARIABLES = ("TPU_CONFIG", "TPU_NODE_NAME", "TPU_ACCELERATOR_TYPE")

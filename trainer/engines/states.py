@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from slipway.core.errors import UserError
 from slipway.trainer.engines import State
-from slipway.trainer.errors import UserError
 
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 

@@ -18,6 +18,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest
 from slipway.trainer import augment, builder, precision, saved_model
 from slipway.trainer.batches import check_shared_evenly
 from slipway.trainer.class_weights import class_weights
@@ -44,8 +46,6 @@ from slipway.trainer.engines import (
 )
 from slipway.trainer.engines.tensorflow_loop import Call, Layout, StepLoop
 from slipway.trainer.engines.tensorflow_step import TrainingStep, correct
-from slipway.trainer.errors import UserError
-from slipway.trainer.manifest import Manifest
 from slipway.trainer.pixels import scale
 from slipway.trainer.precision import Precision
 from slipway.trainer.tracing import traced

@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
+from slipway.core.errors import UserError
 from slipway.trainer.accelerators import virtual_devices
 from slipway.trainer.cluster import Cluster
-from slipway.trainer.errors import UserError
 
 
 def devices() -> list[str]:

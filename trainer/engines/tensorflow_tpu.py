@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from slipway.core.errors import UserError
 from slipway.trainer.accelerators import DEFAULT_TPU_SECONDS, TPU_SECONDS_VARIABLE, Accelerators, wait_for_tpu
 from slipway.trainer.cluster import Cluster
-from slipway.trainer.errors import UserError
 
 # A libtpu that TensorFlow can load; 0.0.51 has no C API any more.
 INSTALL = "pip uninstall -y tensorflow && pip install tensorflow-tpu==2.20.0 libtpu==0.0.15"

@@ -15,8 +15,8 @@ from slipway.components.prepare_data.sources.source import Ignored, Source
 from slipway.components.prepare_data.sources.tfds_set import data_dir, find_set, open_tfds
 from slipway.components.prepare_data.sources.tfrecord import open_tfrecord
 from slipway.components.prepare_data.sources.user_module import REFERENCE, ModuleSource
-from slipway.trainer.errors import UserError, nearest
-from slipway.trainer.places import local_path
+from slipway.core.errors import UserError, nearest
+from slipway.core.paths import local_path
 
 FORMS = {
     "digits": "digits",

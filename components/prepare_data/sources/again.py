@@ -10,7 +10,7 @@ from types import TracebackType
 
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.workers import how_it_ended
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 DIGEST_BYTES = 8
 CALL = "from slipway.components.prepare_data.sources.user_module import main; main()"

@@ -23,8 +23,8 @@ from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.layout import groups_of, is_image
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader, Reader
 from slipway.components.prepare_data.unusable import Unusable
-from slipway.trainer.errors import UserError
-from slipway.trainer.places import local_path
+from slipway.core.errors import UserError
+from slipway.core.paths import local_path
 
 ENDING = re.compile(r"\.(tar|tar\.gz|tgz|zip)$", re.IGNORECASE)
 SPOOL = "images"

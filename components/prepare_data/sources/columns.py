@@ -8,7 +8,7 @@ from slipway.components.prepare_data import kinds
 from slipway.components.prepare_data.kinds import Kind
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import OWN
-from slipway.trainer.errors import UserError, nearest
+from slipway.core.errors import UserError, nearest
 
 
 def further_kinds(settings: DataSettings) -> dict[str, Kind]:

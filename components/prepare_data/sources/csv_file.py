@@ -30,8 +30,8 @@ from slipway.components.prepare_data.sources.source import Entry, Group, Ignored
 from slipway.components.prepare_data.sources.spool import Spool, SpoolReader
 from slipway.components.prepare_data.sources.unique import UniqueKeys
 from slipway.components.prepare_data.unusable import Unusable
-from slipway.trainer.errors import UserError, nearest
-from slipway.trainer.places import local_path
+from slipway.core.errors import UserError, nearest
+from slipway.core.paths import local_path
 
 IMAGE_COLUMNS = ("image", "path", "file")
 LABEL_COLUMNS = ("label", "class")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slipway.components.prepare_data.png import encode_png
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 SIDE = 8
 BRIGHTEST = 16

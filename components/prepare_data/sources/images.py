@@ -14,8 +14,8 @@ from slipway.components.prepare_data.remote import RemoteFiles, is_remote
 from slipway.components.prepare_data.sources.layout import LAYOUT, check_class_folders, is_image, split_folders
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader, Reader
 from slipway.components.prepare_data.unusable import Unusable
-from slipway.trainer.errors import UserError, nearest
-from slipway.trainer.places import local_path
+from slipway.core.errors import UserError, nearest
+from slipway.core.paths import local_path
 
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slipway.components.prepare_data.sources.source import Group
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 SPLIT_FOLDERS = {
     "train": "train",

@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 from slipway.components.prepare_data.records import CHECKSUM, LENGTH, masked_crc32c
 from slipway.components.prepare_data.remote import is_remote, open_remote
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 HEADER_BYTES = LENGTH.size + CHECKSUM.size
 SEARCH_BYTES = 1 << 20

@@ -18,9 +18,9 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.columns import stored_name
 from slipway.components.prepare_data.sources.source import OWN
 from slipway.components.prepare_data.unusable import Unusable
-from slipway.components.yaml_loader import NotYaml, load_yaml
-from slipway.trainer.errors import UserError, nearest
-from slipway.trainer.places import local_path
+from slipway.core.errors import UserError, nearest
+from slipway.core.paths import local_path
+from slipway.core.yaml_loader import NotYaml, load_yaml
 
 FORM = "TFDS's features.json, or YAML: NAME: KIND lines, a label as NAME: {classes: [NAME, …]}"
 

@@ -14,8 +14,8 @@ import sys
 from typing import Any
 from urllib.parse import urlsplit
 
-from slipway.trainer import events
-from slipway.trainer.errors import ERROR_PREFIX, UserError, nearest
+from slipway.core import events
+from slipway.core.errors import ERROR_PREFIX, UserError, nearest
 
 CONNECT_SECONDS = 5.0
 CONNECT_RETRIES = 2

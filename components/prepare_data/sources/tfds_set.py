@@ -21,9 +21,9 @@ from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
 from slipway.components.prepare_data.sources.record_layout import read_features, record_layout
 from slipway.components.prepare_data.sources.tfrecord import RecordFile, TfrecordSource
-from slipway.trainer import events
-from slipway.trainer.errors import ERROR_PREFIX, UserError, nearest
-from slipway.trainer.places import is_remote, local_path
+from slipway.core import events
+from slipway.core.errors import ERROR_PREFIX, UserError, nearest
+from slipway.core.paths import is_remote, local_path
 
 REFERENCE = re.compile(r"^([A-Za-z]\w*)(?:/([\w.\-+]+))?(?::(\d+\.\d+\.\d+|[\d*]+\.[\d*]+\.[\d*]+))?$")
 FORM = "tfds:NAME, tfds:NAME/CONFIG, tfds:NAME:VERSION or tfds:NAME/CONFIG:VERSION"

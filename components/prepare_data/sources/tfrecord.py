@@ -20,8 +20,8 @@ from slipway.components.prepare_data.sources.record_layout import RecordLayout, 
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, readable
 from slipway.components.prepare_data.sources.unique import UniqueKeys
 from slipway.components.prepare_data.unusable import Unusable
-from slipway.trainer.errors import UserError, nearest
-from slipway.trainer.places import local_path
+from slipway.core.errors import UserError, nearest
+from slipway.core.paths import local_path
 
 # A split's name in a file's name, as in flowers-train.tfrecord-00000-of-00002 or train/part-1.tfrecord.
 SPLIT_TOKEN = re.compile(r"(?:^|[-_.])(train|validation|valid|val|test)(?=[-_.]|$)", re.IGNORECASE)

@@ -14,7 +14,7 @@ from slipway.components.prepare_data.png import COLORS, encode_png
 from slipway.components.prepare_data.sources.again import DIGEST_BYTES
 from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
 from slipway.components.prepare_data.unusable import Unusable
-from slipway.trainer.places import local_path
+from slipway.core.paths import local_path
 
 
 class Taken(NamedTuple):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from slipway.core.errors import UserError
 from slipway.pipelines.config import RunConfig
 from slipway.pipelines.hardware.choice import Hardware, base_text
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
-from slipway.trainer.errors import UserError
 
 
 def settings_of(config: RunConfig) -> KubeflowSettings:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 
+from slipway.core.errors import UserError
 from slipway.pipelines import display
 from slipway.pipelines.config import RunConfig, load
 from slipway.pipelines.platforms.kubeflow import launch
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.runs import RunFolder, RunRecord
-from slipway.trainer.errors import UserError
 
 cancel = launch.cancel
 

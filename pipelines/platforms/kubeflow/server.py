@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slipway.components.cloud.retries import TRANSIENT, retried
+from slipway.core.errors import UserError
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
-from slipway.trainer.errors import UserError
 
 # How a caller who is not inside the cluster says who they are: a bearer token, or the cookie of a login page.
 TOKEN_VARIABLE = "SLIPWAY_KUBEFLOW_TOKEN"

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from slipway.components.step import LOGS_VARIABLE
+from slipway.core.errors import UserError
+from slipway.core.events import EVENTS_VARIABLE
+from slipway.core.paths import local_path
 from slipway.pipelines.config import RunConfig
 from slipway.pipelines.runs import RunFolder
 from slipway.trainer import installed
-from slipway.trainer.errors import UserError
-from slipway.trainer.events import EVENTS_VARIABLE
-from slipway.trainer.places import local_path
 
 RUN_LABEL = "slipway.run"
 GPU_DEVICE = Path("/dev/nvidiactl")

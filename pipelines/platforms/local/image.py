@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from slipway.components.step import step
+from slipway.core import events
 from slipway.pipelines.build_command import local_image
 from slipway.pipelines.config import load
 from slipway.pipelines.platforms.local.containers import has_gpus
 from slipway.pipelines.runs import RunFolder
-from slipway.trainer import events
 
 
 def main() -> None:

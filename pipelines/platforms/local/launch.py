@@ -21,13 +21,13 @@ import psutil
 
 from slipway.components.register_model.registration import NONE_ASKED, champion_folder
 from slipway.components.step import LOGS_VARIABLE
+from slipway.core.atomic import json_lines
+from slipway.core.errors import UserError
+from slipway.core.events import EVENTS_VARIABLE
 from slipway.pipelines.config import RunConfig
 from slipway.pipelines.log_reader import is_noise
 from slipway.pipelines.platforms.local.containers import stop_containers
 from slipway.pipelines.runs import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord
-from slipway.trainer.durable import json_lines
-from slipway.trainer.errors import UserError
-from slipway.trainer.events import EVENTS_VARIABLE
 from slipway.trainer.stopping import stop_signals
 
 STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
@@ -49,7 +49,7 @@ class Watcher(Protocol):
     """Who is told of a run's progress."""
 
     def event(self, record: RunRecord, event: dict[str, Any]) -> None:
-        """Something happened: see slipway.trainer.events."""
+        """Something happened: see slipway.core.events."""
 
 
 def new_record(

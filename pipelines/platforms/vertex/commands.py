@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from slipway.components.step import WorkFailed
+from slipway.core.errors import UserError
 from slipway.pipelines import display, log_reader, runs
 from slipway.pipelines.config import RunConfig
 from slipway.pipelines.images import ensure_images
 from slipway.pipelines.platforms.vertex.run import PLATFORM, VertexRun
 from slipway.pipelines.runs import RunFolder, RunRecord
-from slipway.trainer.errors import UserError
 
 
 def is_on_vertex(record: RunRecord) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.known_errors import as_user_error
 from slipway.components.cloud.retries import is_transient, retried, status_of
+from slipway.core.errors import UserError
 from slipway.pipelines.config import RunConfig, load
 from slipway.pipelines.images import Images
 from slipway.pipelines.platforms.vertex import submission
@@ -19,7 +20,6 @@ from slipway.pipelines.platforms.vertex.explanation import explain
 from slipway.pipelines.platforms.vertex.logs import LogReader, not_noise
 from slipway.pipelines.platforms.vertex.tasks import RUNNING, custom_jobs, step_of, steps_of, take_in
 from slipway.pipelines.runs import ErrorRecord, RunFolder, RunRecord, StepRecord
-from slipway.trainer.errors import UserError
 
 PLATFORM = "vertex"
 POLL_SECONDS = 10.0

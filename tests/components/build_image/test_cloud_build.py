@@ -14,7 +14,7 @@ from slipway.components.build_image.context import Context, make_context
 from slipway.components.build_image.images import image_kind
 from slipway.components.cloud.connection import Connection
 from slipway.components.step import WorkFailed
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 
 REPOSITORY = f"{REGION}-docker.pkg.dev/{PROJECT}/slipway"

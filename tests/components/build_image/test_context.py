@@ -13,7 +13,7 @@ import pytest
 
 from slipway.components.build_image.context import Context, make_context, revision
 from slipway.components.build_image.images import image_kind
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 from tests.components.build_image.conftest import git
 
 BASE = "docker.io/library/python:3.11-slim-bookworm"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipway.components.build_image.images import image_kind
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 SOURCE = Path(__file__).parents[3]
 

@@ -9,7 +9,7 @@ import pytest
 
 from slipway.components.build_image.registry import ArtifactRegistry, HttpRegistry
 from slipway.components.cloud.connection import Connection
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 from tests.fakes.errors import ConnectionReset, Faults, ServiceError
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
 from tests.fakes.http_service import HttpService, Raw, Request

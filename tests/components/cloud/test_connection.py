@@ -8,7 +8,7 @@ import pytest
 
 from slipway.components.cloud.connection import Connection, check_endpoints
 from slipway.components.cloud.retries import retried, status_of
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from slipway.trainer.manifest import FILE_NAME, Manifest, Shard, Split
+from slipway.core.manifest import FILE_NAME, Manifest, Shard, Split
 
 DIGITS = [str(digit) for digit in range(10)]
 

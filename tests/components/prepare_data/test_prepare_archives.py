@@ -17,7 +17,7 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import archive
 from slipway.components.prepare_data.sources.layout import groups_of
 from slipway.components.prepare_data.sources.source import Ignored
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 KINDS = ("tar", "tar.gz", "tgz", "zip", "stored.zip")
 

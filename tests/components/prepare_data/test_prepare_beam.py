@@ -15,7 +15,7 @@ from slipway.components.prepare_data import remote, set_writer, store
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import images
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]

@@ -21,7 +21,7 @@ from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.records import example_parts, read_records
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Entry, Group
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]

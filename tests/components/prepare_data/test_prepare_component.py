@@ -13,7 +13,7 @@ from PIL import Image
 
 from slipway.components.prepare_data.component import prepare_data
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.trainer import manifest
+from slipway.core import manifest
 
 
 def run(settings: DataSettings, folder: Path) -> tuple[dsl.Dataset, dsl.HTML]:

@@ -15,7 +15,7 @@ from slipway.components.prepare_data.records import example_parts, read_records
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import unique
 from slipway.components.prepare_data.sources.unique import UniqueKeys
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
 

@@ -17,8 +17,8 @@ from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.records import RecordEncoder, example_parts, read_records
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS
-from slipway.trainer import manifest
-from slipway.trainer.errors import UserError
+from slipway.core import manifest
+from slipway.core.errors import UserError
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]

@@ -15,7 +15,7 @@ import pytest
 from slipway.components.prepare_data import store as store_module
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]

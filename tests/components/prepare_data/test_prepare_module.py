@@ -19,7 +19,7 @@ from slipway.components.prepare_data.records import read_records
 from slipway.components.prepare_data.set_writer import SetWriter
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.shards import ShardWriter
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
 NAMES = itertools.count()

@@ -17,8 +17,8 @@ from slipway.components.prepare_data.sampling import ALL, decoded_below, is_deco
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.shards import look_at_further
 from slipway.components.prepare_data.unusable import Undecodable, Unusable
-from slipway.trainer.errors import UserError
-from slipway.trainer.manifest import Checked
+from slipway.core.errors import UserError
+from slipway.core.manifest import Checked
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]

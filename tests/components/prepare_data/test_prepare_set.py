@@ -21,8 +21,8 @@ from slipway.components.prepare_data import remote, store
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.records import example_parts, read_records
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.trainer import manifest
-from slipway.trainer.errors import UserError
+from slipway.core import manifest
+from slipway.core.errors import UserError
 
 
 def records(prepared: Prepared, split: str) -> list[tuple[bytes, bytes, int]]:

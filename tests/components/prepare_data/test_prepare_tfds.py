@@ -15,7 +15,7 @@ from slipway.components.prepare_data import image_folders
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import look_at_source, tfds_prepare, tfds_set
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
 CLASSES = ["tulip", "daisy", "rose"]  # not sorted, and one of them is never there

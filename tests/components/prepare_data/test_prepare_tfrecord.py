@@ -15,7 +15,7 @@ from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.records import CHECKSUM, LENGTH, masked_crc32c, read_records
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.record_files import scan
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
 FEATURES = "photo: image\nphoto/class: {classes: [cat, dog]}\nphoto/box: bounding_box\nkey: text\nage: integer\n"

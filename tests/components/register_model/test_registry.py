@@ -18,7 +18,7 @@ from slipway.components.register_model import registry as registry_module
 from slipway.components.register_model.registration import register
 from slipway.components.register_model.registry import Registry, git_commit
 from slipway.components.register_model.settings import RegisterSettings
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 
 @pytest.fixture

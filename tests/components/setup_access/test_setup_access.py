@@ -7,7 +7,7 @@ import pytest
 from slipway.components.setup_access.apply import apply
 from slipway.components.setup_access.difference import blocking, difference
 from slipway.components.setup_access.found import look
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 from tests.components.setup_access.project import ACCOUNT, BUCKET, REPOSITORY, settings
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle

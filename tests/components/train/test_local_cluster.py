@@ -19,8 +19,8 @@ import pytest
 from slipway.components.step import WorkFailed
 from slipway.components.train.local_cluster import run_local_cluster
 from slipway.components.train.replica import cluster_environment, replicas_of
+from slipway.core.errors import UserError
 from slipway.trainer.config import RestartSettings
-from slipway.trainer.errors import UserError
 
 NEVER = RestartSettings(at_most=0)
 
@@ -107,7 +107,7 @@ def test_a_killed_replica_is_named_with_its_signal(tmp_path):
 
 
 def test_a_users_mistake_in_a_replica_comes_back_as_itself(tmp_path):
-    code = FAIL % "from slipway.trainer.errors import *; report(UserError('Bad.', setting='a.b', value=3)); sys.exit(1)"
+    code = FAIL % "from slipway.core.errors import *; report(UserError('Bad.', setting='a.b', value=3)); sys.exit(1)"
     with pytest.raises(UserError) as caught:
         run_local_cluster(pools(code, 2), tmp_path, log=io.StringIO())
     assert (caught.value.setting, caught.value.value) == ("a.b", 3)

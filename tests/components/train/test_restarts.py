@@ -22,8 +22,8 @@ from slipway.components.train.local_cluster import run_local_cluster
 from slipway.components.train.replica import Replica
 from slipway.components.train.restarts import Restarts
 from slipway.components.train.worker import Worker
+from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.trainer.config import RestartSettings
-from slipway.trainer.errors import ERROR_PREFIX, UserError
 
 KILLED, STOPPED, PEER_LOST = -signal.SIGKILL, 143, 138
 TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "KeyError: 'lost'")

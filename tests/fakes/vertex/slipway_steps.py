@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipway.components.plan_training.plan import plan_training
-from slipway.components.values import whole_numbers
+from slipway.core.manifest import Manifest, Shard, Split
+from slipway.core.values import whole_numbers
 from slipway.trainer.config import ModelSettings, TrainSettings
-from slipway.trainer.manifest import Manifest, Shard, Split
 
 EXAMPLES = 60_000
 SHARDS = 64

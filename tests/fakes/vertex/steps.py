@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from google.cloud import aiplatform_v1 as vertex
 
-from slipway.trainer.errors import ERROR_PREFIX, UserError
+from slipway.core.errors import ERROR_PREFIX, UserError
 from tests.fakes.errors import ServiceError
 from tests.fakes.vertex.jobs import ENDED, JobService
 from tests.fakes.vertex.script import Script, StepScript

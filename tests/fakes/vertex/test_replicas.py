@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 from google.cloud import aiplatform_v1 as vertex
 
+from slipway.core.paths import places
 from slipway.trainer.cluster import read
-from slipway.trainer.places import places
 from tests.fakes.containers import End
 from tests.fakes.vertex.containers import Containers
 from tests.fakes.vertex.replicas import Replicas, environment_of, replicas_of

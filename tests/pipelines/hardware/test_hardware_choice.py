@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from slipway.core.errors import UserError
 from slipway.pipelines.hardware import parse
-from slipway.trainer.errors import UserError
 
 
 def pool(machine: str, accelerator: str | None = None, count: int = 0, **spec) -> dict:

@@ -11,8 +11,8 @@ import time
 import pytest
 from rich.console import Console
 
+from slipway.core.errors import UserError
 from slipway.pipelines.hardware import command
-from slipway.trainer.errors import UserError
 
 HEAVY = ("tensorflow", "keras", "kfp", "google.cloud.", "jax", "torch", "numpy", "pydantic")
 
@@ -130,7 +130,7 @@ def test_it_answers_at_once_and_imports_nothing_heavy(do):
 import sys
 from rich.console import Console
 from slipway.pipelines.hardware import command
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 try:
     {do}
 except UserError as error:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.pipelines.hardware import parse
 from slipway.pipelines.hardware.memory import GIB, device_bytes, fits_memory
-from slipway.trainer.errors import UserError
 
 
 def test_what_training_keeps():

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.pipelines.hardware import parse
-from slipway.trainer.errors import UserError
 
 COMPATIBILITY = Path(__file__).parents[1] / "gpu_compatibility.csv"
 RETIRED = {"k80", "p100"}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.pipelines.hardware import parse, validate_for
 from slipway.pipelines.hardware.placement import IMAGE_PYTHON, check_python
-from slipway.trainer.errors import UserError
 
 TODAY = date(2026, 11, 20)
 IMAGES = "us-docker.pkg.dev/vertex-ai/training"

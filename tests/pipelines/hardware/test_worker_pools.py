@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from slipway.core.errors import UserError
 from slipway.pipelines.hardware import Hardware, parse
 from slipway.pipelines.hardware.catalogue import load
 from slipway.pipelines.hardware.grammar import KEYS
-from slipway.trainer.errors import UserError
 
 PROPERTY = settings(max_examples=300)
 NAMES = sorted({name for row in load().accelerators for name in row.names})

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from slipway.core.errors import UserError
 from slipway.pipelines import runs
 from slipway.pipelines.cli import app
 from slipway.pipelines.platforms.kubeflow import launch
 from slipway.pipelines.platforms.kubeflow.server import COOKIE_VARIABLE, TOKEN_VARIABLE
 from slipway.pipelines.runs import RunRecord
-from slipway.trainer.errors import UserError
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.kubeflow import FakeKubeflow
 from tests.pipelines.kubeflow.conftest import IMAGE, configuration

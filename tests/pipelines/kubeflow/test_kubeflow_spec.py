@@ -14,11 +14,11 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway.components.register_model.registration import champion_folder
+from slipway.core.errors import UserError
 from slipway.pipelines.cli import app
 from slipway.pipelines.config import RunConfig
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.launch import parameters_of
-from slipway.trainer.errors import UserError
 from tests.pipelines.kubeflow.conftest import DIGITS, configuration
 
 

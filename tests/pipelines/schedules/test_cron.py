@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipway.core.errors import UserError
 from slipway.pipelines.schedules.cron import FIELDS, Field, parse
-from slipway.trainer.errors import UserError
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.core.errors import UserError
 from slipway.pipelines.schedules.files import read, read_all
-from slipway.trainer.errors import UserError
 
 EXAMPLES = Path("configs/schedules").absolute()
 VERTEX = {"project": "p", "region": "europe-west4", "bucket": "gs://bucket", "image": "r/i:1", "serving_image": "r/s:1"}

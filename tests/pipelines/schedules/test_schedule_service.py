@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from slipway.components.cloud.connection import Connection
+from slipway.core.errors import UserError
 from slipway.pipelines.schedules.difference import NAME_PREFIX, differences
 from slipway.pipelines.schedules.files import read
 from slipway.pipelines.schedules.service import Schedules
-from slipway.trainer.errors import UserError
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import BUCKET, RUNNER

@@ -145,7 +145,7 @@ def test_a_failure_is_explained_down_to_the_replicas_traceback(
 
 
 def test_a_users_mistake_in_a_step_is_told_as_such(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
-    from slipway.trainer.errors import ERROR_PREFIX, UserError
+    from slipway.core.errors import ERROR_PREFIX, UserError
 
     mistake = UserError("The batch is odd.", setting="train.batch_size", value=63, mend="--set train.batch_size=64")
     step = ready_google.region.pipelines.script["plan-training"]

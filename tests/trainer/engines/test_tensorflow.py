@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.core import manifest as manifests
+from slipway.core.errors import UserError
 from slipway.trainer import cluster as clusters
 from slipway.trainer import engines
-from slipway.trainer import manifest as manifests
 from slipway.trainer.config import JobConfig
-from slipway.trainer.errors import UserError
 from slipway.trainer.share import Share
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")

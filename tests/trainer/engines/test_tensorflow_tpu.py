@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.trainer import accelerators, engines
 from slipway.trainer import cluster as clusters
-from slipway.trainer.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 

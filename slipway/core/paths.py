@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 
 @dataclass(frozen=True)

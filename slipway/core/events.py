@@ -12,7 +12,7 @@ import os
 import time
 from typing import Any
 
-from slipway.trainer.durable import append_line
+from slipway.core.atomic import append_line
 
 EVENTS_VARIABLE = "SLIPWAY_EVENTS"
 STEP_VARIABLE = "SLIPWAY_STEP"

@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 FILE_NAME = "manifest.json"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from slipway.trainer.errors import UserError
+from slipway.core.errors import UserError
 
 MOST_VALUES = 100_000
 DEEPEST = 100
