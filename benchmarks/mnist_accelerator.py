@@ -25,10 +25,10 @@ import numpy as np
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import manifest as manifests
-from slipway.trainer import cluster as clusters
 from slipway.trainer.config import JobConfig
-from slipway.trainer.quick_import import import_tensorflow
-from slipway.trainer.share import Share
+from slipway.trainer.data.assignment import Share
+from slipway.trainer.distributed import cluster as clusters
+from slipway.trainer.engines.quick_import import import_tensorflow
 
 VARIANTS = {"jax": "jax engine", "by_hand": "JAX by hand", "pytorch": "pytorch engine"}
 BATCH, RATE = 200, 0.001
@@ -73,13 +73,14 @@ def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One variant's device, milliseconds a step and test accuracy."""
     engine_name = "pytorch" if variant == "pytorch" else "jax"
     import_tensorflow(engine_name)
-    from slipway.trainer import data, engines
+    from slipway.trainer.data import inputs
+    from slipway.trainer.engines import base
 
     manifest = manifests.read(arguments.data)
     share = Share(arguments.data, manifest, 0, 1)
     steps = arguments.steps or manifest.splits["train"].examples // arguments.batch
-    training = data.training(share, arguments.batch, steps, seed=0)
-    test = data.evaluation(share, "test", arguments.batch)
+    training = inputs.training(share, arguments.batch, steps, seed=0)
+    test = inputs.evaluation(share, "test", arguments.batch)
     if variant == "by_hand":
         return by_hand(training, test, len(manifest.classes), steps, arguments)
     job = JobConfig.model_validate(
@@ -102,7 +103,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
             },
         }
     )
-    engine = engines.load(engine_name)
+    engine = base.load(engine_name)
     engine.open(clusters.read({}))
     engine.build(job, manifest)
     seconds = []

@@ -113,7 +113,7 @@ def measure(kind: str, variant: str, place: Path) -> dict[str, float]:
         np.ones(1 << 29, np.uint8)
         return directory_rates(place, IMAGE_SIZES[kind], batch)
     from slipway.core import manifest as manifests
-    from slipway.trainer.share import Share
+    from slipway.trainer.data.assignment import Share
 
     share = Share(place, manifests.read(place), rank=0, workers=1)
     np.ones(share.decoded_bytes("train") + (1 << 26), np.uint8)
@@ -188,13 +188,13 @@ def memory_rates(share: Any, batch: int) -> dict[str, float]:
     """Ours, decoded in memory; from the second epoch on beside tf.data over the same array."""
     import tensorflow as tf
 
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     tf.config.experimental.enable_op_determinism()  # as the engine has it
     steps = share.examples("train") // batch
     clock = Clock()
-    training = data.training(share, batch, steps, seed=0, budget=sys.maxsize)
-    assert isinstance(training, data.MemoryTraining)
+    training = inputs.training(share, batch, steps, seed=0, budget=sys.maxsize)
+    assert isinstance(training, inputs.MemoryTraining)
     images, labels = training.tensors()
 
     def run_steps(order: Any) -> Any:
@@ -229,13 +229,13 @@ def stream_rate(share: Any, batch: int) -> dict[str, float]:
     """Ours, as for a set that does not fit in memory."""
     import tensorflow as tf
 
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     tf.config.experimental.enable_op_determinism()
     steps = share.examples("train") // batch
     clock = Clock()
-    training = data.training(share, batch, steps, seed=0, budget=0)
-    assert isinstance(training, data.StreamTraining)
+    training = inputs.training(share, batch, steps, seed=0, budget=0)
+    assert isinstance(training, inputs.StreamTraining)
     return clock.rates(consume(training.batches(0).take(steps), batch))
 
 

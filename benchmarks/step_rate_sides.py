@@ -184,12 +184,13 @@ def flowers_layers() -> list[float]:
 def run_trainer(file: Path, job: str) -> int:
     """Slipway's trainer; the seconds that it takes from the first read to the last epoch's end go into `file`."""
     from slipway.trainer import __main__ as worker
-    from slipway.trainer.quick_import import import_tensorflow
+    from slipway.trainer.engines.quick_import import import_tensorflow
 
     import_tensorflow()
-    from slipway.trainer import data, loop
+    from slipway.trainer import loop
+    from slipway.trainer.data import inputs
 
-    read, train = data.training, loop.Loop.train
+    read, train = inputs.training, loop.Loop.train
     watches = []
 
     def begun(*arguments: Any, **options: Any) -> Any:
@@ -200,7 +201,7 @@ def run_trainer(file: Path, job: str) -> int:
         train(self)
         file.write_text("{} {}".format(*watches[0].seconds()))
 
-    data.training = begun  # type: ignore[assignment]
+    inputs.training = begun  # type: ignore[assignment]
     loop.Loop.train = ended  # type: ignore[method-assign]
     return worker.main(["--config", job])
 

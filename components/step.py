@@ -23,7 +23,7 @@ from typing import Any
 
 from slipway.core import events
 from slipway.core.errors import UserError, report, system_error
-from slipway.trainer.stopping import stop_signals
+from slipway.trainer.distributed.signals import stop_signals
 
 LOGS_VARIABLE = "SLIPWAY_LOGS"
 

@@ -23,8 +23,8 @@ from slipway.pipelines.config_errors import explain_validation
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.hardware import parse as parse_hardware
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
-from slipway.trainer import abilities
 from slipway.trainer.config import ModelSettings, Settings, TrainSettings
+from slipway.trainer.engines import table
 
 DURATIONS = ("epochs", "steps", "examples")
 
@@ -175,7 +175,7 @@ class RunConfig(Settings):
     def readers(self) -> int:
         """How many processes read the prepared data set in training."""
         hardware = self.parsed_hardware
-        return abilities.readers(self.train.engine, hardware.replicas, hardware.accelerators_per_replica)
+        return table.readers(self.train.engine, hardware.replicas, hardware.accelerators_per_replica)
 
     def as_yaml(self) -> str:
         """The resolved configuration as YAML, every setting that has a value written out."""

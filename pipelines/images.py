@@ -28,7 +28,7 @@ from slipway.components.cloud.retries import is_transient
 from slipway.core.errors import UserError
 from slipway.pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
 from slipway.pipelines.hardware import Hardware
-from slipway.trainer.abilities import RUN_THEIR_OWN_MODELS
+from slipway.trainer.engines.table import RUN_THEIR_OWN_MODELS
 
 SOURCE_TREE = Path(slipway.__file__).parents[1]
 Say = Callable[[str], None]

@@ -18,7 +18,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from slipway.core.errors import UserError, system_error
-from slipway.trainer.installed import missing_extra
+from slipway.trainer.engines.installed import missing_extra
 
 console = Console()
 error_console = Console(stderr=True)

@@ -19,22 +19,23 @@ from slipway.core import events
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError, report
 from slipway.core.paths import Places, local_path, places
-from slipway.trainer import cluster as clusters
-from slipway.trainer import installed, peers, processes
-from slipway.trainer.checkpoints import Checkpoints
-from slipway.trainer.cluster import Cluster
+from slipway.trainer.checkpoint.best import FOLDER as BEST_FOLDER
+from slipway.trainer.checkpoint.best import BestWeights, no_validation
+from slipway.trainer.checkpoint.resume import identity, resume
+from slipway.trainer.checkpoint.store import Checkpoints
 from slipway.trainer.config import JobConfig
-from slipway.trainer.engines import Engine, PeerLost
-from slipway.trainer.export import export, exported
+from slipway.trainer.data.assignment import Share, refuse_empty, verify
+from slipway.trainer.distributed import cluster as clusters
+from slipway.trainer.distributed import processes, rendezvous
+from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.distributed.signals import EXIT_CODE, PEER_LOST_EXIT_CODE, Stopped, StopRequest
+from slipway.trainer.engines import installed
+from slipway.trainer.engines.base import Engine, PeerLost
+from slipway.trainer.engines.quick_import import LIBRARIES, import_tensorflow
+from slipway.trainer.export.export import export, exported
 from slipway.trainer.failures import bad_image, full_disk
-from slipway.trainer.metrics import Metrics
-from slipway.trainer.quick_import import LIBRARIES, import_tensorflow
-from slipway.trainer.resume import identity, resume
-from slipway.trainer.selection import FOLDER as BEST_FOLDER
-from slipway.trainer.selection import BestWeights, no_validation
-from slipway.trainer.share import Share, refuse_empty, verify
-from slipway.trainer.stopping import EXIT_CODE, PEER_LOST_EXIT_CODE, Stopped, StopRequest
-from slipway.trainer.summary import table
+from slipway.trainer.metrics.history import Metrics
+from slipway.trainer.metrics.summary import table
 
 logger = logging.getLogger("slipway.trainer")
 
@@ -91,7 +92,7 @@ def _work(config: str, stop: StopRequest) -> None:
     import_tensorflow(job.train.engine)
     if cluster.replicas > 1:
         events.phase(f"waiting for all {cluster.replicas} replicas")
-    watch = peers.meet(cluster, peers.seconds_to_wait(os.environ))
+    watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))
     try:
         engine = _train(job, where, cluster, share, stop)
     except Stopped:
@@ -107,7 +108,7 @@ def _train_in_processes(job: JobConfig, cluster: Cluster, share: Share, count: i
     """Train in a process a device; SystemExit with their status where that is not 0."""
     for number in range(count):
         refuse_empty(Share(share.folder, share.manifest, cluster.rank * count + number, cluster.replicas * count))
-    watch = peers.meet(cluster, peers.seconds_to_wait(os.environ))
+    watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))
     with stop.deferred():
         status = processes.run(job, cluster, count, stop)
         if status in (0, EXIT_CODE):  # without a farewell the other replicas take this one for lost
@@ -117,15 +118,17 @@ def _train_in_processes(job: JobConfig, cluster: Cluster, share: Share, count: i
 
 
 def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: StopRequest) -> Engine:
-    from slipway.trainer import data, engines, loop  # only now: they import TensorFlow
+    from slipway.trainer import loop  # only now: they import TensorFlow
+    from slipway.trainer.data import inputs
+    from slipway.trainer.engines import base
 
-    engine = engines.load(job.train.engine)
+    engine = base.load(job.train.engine)
     logger.info("%s", engine.open(cluster))
     stop.install()  # TensorFlow's server has put a handler of its own in its place
     if _is_finished(job, where, cluster, share, engine):
         return engine
     batch = job.plan.batch_per_process
-    reading = data.Reading(share, batch, job.plan.steps_per_epoch, job.train.seed)
+    reading = inputs.Reading(share, batch, job.plan.steps_per_epoch, job.train.seed)
     events.phase("building the network")
     engine.build(job, share.manifest)
     if cluster.is_chief:

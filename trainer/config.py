@@ -204,7 +204,7 @@ class TrainSettings(Settings):
     clip_norm: Gradients whose global norm (over all variables and the global batch) is larger are scaled down to it.
     learning_rate: In every step, or its peak where `schedule` changes it.
     precision: What the network computes in; its variables, the loss and the optimizer are float32. mixed_float16 scales
-        the loss against underflow. auto: see `slipway.trainer.precision`.
+        the loss against underflow. auto: see `slipway.trainer.engines.precision`.
     xla: Whether the step is compiled by XLA; auto: where it pays.
     class_weights: What an example's loss is multiplied by: a factor for each class that is named (1 for the others), or
         "balanced", inverse to the class's share of the training split and 1 on average. Validation is not weighted.

@@ -12,7 +12,7 @@ import numpy as np
 from slipway.core.atomic import FULL
 from slipway.core.errors import UserError
 from slipway.trainer.config import JobConfig
-from slipway.trainer.engines import OutOfMemory, StepFigures
+from slipway.trainer.engines.base import OutOfMemory, StepFigures
 
 
 def check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:

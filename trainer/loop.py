@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from slipway.core import events
 from slipway.trainer import learning_rate
-from slipway.trainer.checkpoints import Checkpoints
-from slipway.trainer.cluster import Cluster
+from slipway.trainer.checkpoint.best import BestWeights, agreed_figure
+from slipway.trainer.checkpoint.resume import Interval, Progress, checkpoint_of
+from slipway.trainer.checkpoint.saver import Saver
+from slipway.trainer.checkpoint.store import Checkpoints
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data import Evaluation, TrainingData
-from slipway.trainer.engines import Engine, Measured, OutOfMemory, StepFigures, Work
+from slipway.trainer.data.inputs import Evaluation, TrainingData
+from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.distributed.signals import ASKED_TO_STOP, Stopped, StopRequest
+from slipway.trainer.engines.base import Engine, Measured, OutOfMemory, StepFigures, Work
 from slipway.trainer.failures import check_finite, too_large
-from slipway.trainer.metrics import Metrics
-from slipway.trainer.resume import Interval, Progress, checkpoint_of
-from slipway.trainer.saving import Saver
-from slipway.trainer.selection import BestWeights, agreed_figure
-from slipway.trainer.speed import Speed
-from slipway.trainer.stopping import ASKED_TO_STOP, Stopped, StopRequest
+from slipway.trainer.metrics.history import Metrics
+from slipway.trainer.metrics.speed import Speed
 
 # A call of the engine is made shorter than `steps_per_call` where it would take longer than this: what is watched,
 # saved or stopped waits for its end.

@@ -20,7 +20,7 @@ from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.core import events, manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split
-from slipway.trainer.quick_import import import_tensorflow, import_triton
+from slipway.trainer.engines.quick_import import import_tensorflow, import_triton
 
 SPLIT = "test"
 FEATURES = {"image": "string", "label": "int64", "key": "string"}

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.core.manifest import Manifest
-from slipway.trainer import installed
-from slipway.trainer.export import PROGRAM_FILE, SAVED_MODEL_FILE
+from slipway.trainer.engines import installed
+from slipway.trainer.export.export import PROGRAM_FILE, SAVED_MODEL_FILE
 
 SIGNATURE = "serving_default"
 
@@ -61,7 +61,7 @@ def _saved_model(folder: Path) -> Serve:
 def _program(folder: Path, data: Manifest) -> Serve:
     import torch
 
-    from slipway.trainer.pixels import decode_images
+    from slipway.trainer.data.images import decode_images
 
     description = json.loads((folder / "model.json").read_bytes())
     classes = [str(name) for name in description["classes"]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from slipway.core.errors import UserError
-from slipway.trainer import networks
 from slipway.trainer.config import ModelSettings
+from slipway.trainer.engines import networks
 
 # Beside each layer's output a step keeps its gradient and about as much again to work in.
 COPIES = 3

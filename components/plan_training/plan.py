@@ -9,12 +9,12 @@ from slipway.components.plan_training.fitting import largest_batch
 from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
-from slipway.trainer import abilities
-from slipway.trainer.batches import check_shared_evenly
-from slipway.trainer.class_weights import class_weights
+from slipway.trainer.checkpoint.best import no_validation
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
+from slipway.trainer.data.batches import check_shared_evenly
+from slipway.trainer.data.class_weights import class_weights
+from slipway.trainer.engines import table
 from slipway.trainer.learning_rate import warmup_steps
-from slipway.trainer.selection import no_validation
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
 # Tells a training module of the user's own where the data set is: a folder, or a gs:// URI.
@@ -62,7 +62,7 @@ def plan_training(
     if train.module is not None:
         return TrainingPlan(_with_container(pools, _own_container(train, data), image), None)
     assert model is not None  # a run's configuration has one of the two
-    abilities.refuse(train)
+    table.refuse(train)
     class_weights(train, manifest)  # refuses a class that is not there
     validation = manifest.splits.get("validation")
     if train.needs_validation and not (validation and validation.examples):
@@ -128,7 +128,7 @@ def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings)
             if largest
             else f"use fewer replicas than {replicas}, or more data",
         )
-    readers = abilities.readers(train.engine, replicas, devices)
+    readers = table.readers(train.engine, replicas, devices)
     if shards < readers:
         what = "replicas" if readers == replicas else "devices"
         raise UserError(

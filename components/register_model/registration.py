@@ -15,7 +15,7 @@ from slipway.components.register_model.registry import PromoteOver, Registration
 from slipway.components.register_model.settings import RegisterSettings
 from slipway.core import events
 from slipway.core.errors import UserError
-from slipway.trainer.export import PROGRAM_FILE, SAVED_MODEL_FILE
+from slipway.trainer.export.export import PROGRAM_FILE, SAVED_MODEL_FILE
 
 PROMOTE = "promote"
 NONE_ASKED = "none"

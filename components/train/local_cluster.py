@@ -17,9 +17,9 @@ from slipway.components.train.replica import Replica, cluster_environment, count
 from slipway.components.train.restarts import Restart, Restarts
 from slipway.components.train.worker import Worker
 from slipway.core import events
-from slipway.trainer.accelerators import VIRTUAL_DEVICES_VARIABLE
 from slipway.trainer.config import RestartSettings
-from slipway.trainer.ports import Ports
+from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
+from slipway.trainer.distributed.ports import Ports
 
 # How long replicas have to end by themselves when one has, or the job is to stop: a checkpoint may be half-written.
 GRACE_SECONDS = 15.0

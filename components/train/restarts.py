@@ -10,9 +10,9 @@ from pathlib import Path
 
 from slipway.components.step import WorkFailed
 from slipway.components.train.worker import Worker
-from slipway.trainer.checkpoints import pointed_step
+from slipway.trainer.checkpoint.store import pointed_step
 from slipway.trainer.config import RestartSettings
-from slipway.trainer.stopping import ASKED_TO_STOP, PEER_LOST_EXIT_CODE
+from slipway.trainer.distributed.signals import ASKED_TO_STOP, PEER_LOST_EXIT_CODE
 
 MOST_BACKOFF_SECONDS = 60.0
 

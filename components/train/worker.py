@@ -14,7 +14,7 @@ from typing import TextIO
 
 from slipway.components.train.replica import Replica
 from slipway.core.errors import ERROR_PREFIX, UserError
-from slipway.trainer.processes import die_with_parent
+from slipway.trainer.distributed.processes import die_with_parent
 
 KEPT_LINES = 400
 

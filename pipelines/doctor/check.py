@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config import RunConfig
-from slipway.trainer.installed import missing_extra
+from slipway.trainer.engines.installed import missing_extra
 
 
 @dataclass(frozen=True)

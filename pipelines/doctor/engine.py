@@ -5,7 +5,7 @@ from __future__ import annotations
 from slipway.core.errors import UserError
 from slipway.pipelines.doctor.check import Subject
 from slipway.pipelines.hardware.placement import check_engine
-from slipway.trainer import abilities, installed
+from slipway.trainer.engines import installed, table
 
 
 class TrainingEngine:
@@ -18,7 +18,7 @@ class TrainingEngine:
         train, hardware = subject.config.train, subject.config.parsed_hardware
         if subject.target == "local":
             installed.verify(train.engine)
-        abilities.refuse(train)
+        table.refuse(train)
         check_engine(hardware, train.engine)
         devices = hardware.accelerators_per_replica
         if train.engine == "pytorch" and hardware.is_tpu and devices > 1:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slipway.core.errors import UserError
 from slipway.pipelines.doctor.check import NotConcernedError, Subject
-from slipway.trainer import installed
+from slipway.trainer.engines import installed
 
 OLDEST_PYTHON = (3, 11)
 LEAST_FREE_BYTES = 2 * 1024**3

@@ -9,7 +9,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.pipelines.hardware.memory import fits_memory
-from slipway.trainer import networks
+from slipway.trainer.engines import networks
 
 
 class ModelMemory:

@@ -15,8 +15,8 @@ from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.placement import check_python
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
-from slipway.trainer.batches import check_shared_evenly
-from slipway.trainer.builder import check_signature
+from slipway.trainer.data.batches import check_shared_evenly
+from slipway.trainer.engines.builder import check_signature
 
 
 class ModelBuilder:

@@ -25,7 +25,7 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.train.local_cluster import run_local_cluster
 from slipway.components.train.restarts import Restart
-from slipway.trainer.checkpoints import Checkpoints, pointed_step
+from slipway.trainer.checkpoint.store import Checkpoints, pointed_step
 from slipway.trainer.config import ModelSettings, RestartSettings, TrainSettings
 
 KEEP = 3

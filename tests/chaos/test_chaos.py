@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from slipway.components.train.restarts import Restart
-from slipway.trainer.checkpoints import Checkpoint, Checkpoints
+from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
 from tests.chaos.chaos import (
     Chaos,
     Ended,

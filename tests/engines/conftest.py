@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from slipway.core import manifest as manifests
-from slipway.trainer import cluster as clusters
 from slipway.trainer.config import JobConfig
-from slipway.trainer.share import Share
+from slipway.trainer.data.assignment import Share
+from slipway.trainer.distributed import cluster as clusters
 from tests.trainer.conftest import NETWORKS, DataSets, Workers, job
 
 ENGINE = os.environ.get("SLIPWAY_TEST_ENGINE", "")
@@ -44,24 +44,26 @@ class Bench:
 
     def engine(self, config: JobConfig) -> Any:
         """The engine with that network, new; there is one a process."""
-        from slipway.trainer import engines
+        from slipway.trainer.engines import base
 
         if self._engine is None:
-            self._engine = engines.load(ENGINE)
+            self._engine = base.load(ENGINE)
             self._engine.open(clusters.read({}))
         self._engine.build(config, self.manifest)
         return self._engine
 
     def training(self, config: JobConfig, budget: int = 10**9) -> Any:
-        from slipway.trainer import data
+        from slipway.trainer.data import inputs
 
         plan = config.plan
-        return data.training(self.share, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed, budget=budget)
+        return inputs.training(
+            self.share, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed, budget=budget
+        )
 
     def validation(self, batch: int) -> Any:
-        from slipway.trainer import data
+        from slipway.trainer.data import inputs
 
-        return data.evaluation(self.share, "validation", batch)
+        return inputs.evaluation(self.share, "validation", batch)
 
     def probabilities(self, images: Any) -> Any:
         """What the engine's network gives for images float32 in [0, 1], by itself: [n, classes]."""
@@ -80,7 +82,7 @@ class Bench:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """600 training examples in 4 shards of different sizes, 50 of validation in 2."""
-    from slipway.trainer.quick_import import import_tensorflow
+    from slipway.trainer.engines.quick_import import import_tensorflow
 
     import_tensorflow(ENGINE)
     folder = tmp_path_factory.mktemp("data") / "tiny"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.trainer.share import Share
+from slipway.trainer.data.assignment import Share
 from tests.engines.conftest import ENGINE, Bench
 
 ALL_CHANGES = {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2}
@@ -231,13 +231,13 @@ def test_the_exported_model_is_the_network(bench: Bench, tmp_path: Path) -> None
 def check_agreement(bench: Bench, serve: Any, share: Share, split: str) -> None:
     import tensorflow as tf
 
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     features = {"image": tf.io.FixedLenFeature([], tf.string)}
     records = list(tf.data.TFRecordDataset(share.paths(split)))
     encoded = tf.stack([tf.io.parse_single_example(record, features)["image"] for record in records])
     classes, served = serve(encoded)
-    images, labels = data._decode_all(share, split)
+    images, labels = inputs._decode_all(share, split)
     own = bench.probabilities(images / np.float32(255))
     assert list(classes) == share.manifest.classes
     np.testing.assert_allclose(served, own, atol=1e-4)

@@ -7,9 +7,11 @@ import sys
 
 import pytest
 
-TRAINER = "from slipway.trainer.quick_import import *; import_tensorflow('pytorch'); import torch._dynamo, triton"
+TRAINER = (
+    "from slipway.trainer.engines.quick_import import *; import_tensorflow('pytorch'); import torch._dynamo, triton"
+)
 EVALUATION = (
-    "from slipway.trainer.quick_import import *; import_triton(); import_tensorflow(keras=False); import triton"
+    "from slipway.trainer.engines.quick_import import *; import_triton(); import_tensorflow(keras=False); import triton"
 )
 
 

@@ -30,7 +30,7 @@ def test_the_digits_are_learnt_and_served(workspace: Workspace) -> None:
 def test_the_digits_exported_model_is_the_trained_one(workspace: Workspace, bench: Bench) -> None:
     """The checkpoint in the engine, and the model that the run registered, on the test split: to 1e-4."""
     from slipway.components.evaluate import serving
-    from slipway.trainer import checkpoints
+    from slipway.trainer.checkpoint import store
 
     (data,) = [path.parent for path in workspace.path.glob("datasets/digits/*/manifest.json")]
     (run,) = workspace.runs()
@@ -39,7 +39,7 @@ def test_the_digits_exported_model_is_the_trained_one(workspace: Workspace, benc
     own._engine = bench.engine(bench.job()) and bench._engine
     config = own.job(batch=64, builder="slipway.trainer.models.digits:build")
     engine = own.engine(config)
-    newest = checkpoints.Checkpoints(saved, 3).newest()
+    newest = store.Checkpoints(saved, 3).newest()
     assert newest is not None
     engine.load_state(newest.state)
     check_agreement(own, serving.load(workspace.path / "models" / "digits" / "1", own.manifest), own.share, "test")

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from slipway.core.errors import ERROR_PREFIX
-from slipway.trainer.stopping import PEER_LOST_EXIT_CODE
+from slipway.trainer.distributed.signals import PEER_LOST_EXIT_CODE
 from tests.engines.conftest import ENGINE, HERE, Bench
 
 SAVING = {"checkpoint": {"every_steps": 150, "every_seconds": None}}

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli import app
-from slipway.trainer import installed
+from slipway.trainer.engines import installed
 
 DIGITS: dict[str, Any] = {
     "name": "digits",

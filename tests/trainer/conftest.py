@@ -22,7 +22,7 @@ from PIL import Image
 from slipway.core import manifest as manifests
 from slipway.core.manifest import Manifest, Shard, Split
 from slipway.trainer.config import JobConfig
-from slipway.trainer.quick_import import import_tensorflow
+from slipway.trainer.engines.quick_import import import_tensorflow
 
 ROOT = Path(__file__).parents[2]
 NETWORKS = Path(__file__).parent / "networks"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipway.trainer.abilities import readers
+from slipway.trainer.engines.table import readers
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.trainer import accelerators
-from slipway.trainer.accelerators import Accelerators, find, wait_for_tpu
+from slipway.trainer.distributed import accelerators
+from slipway.trainer.distributed.accelerators import Accelerators, find, wait_for_tpu
 
 CONFIG = json.dumps({"project": "p", "zone": "us-central1-b", "tpu_node_name": "node-7"})
 

@@ -22,7 +22,7 @@ def images() -> Any:
 
 
 def augmented(images: Any, settings: AugmentSettings, seed: int = 1, step: int = 7, replica: int = 0) -> Any:
-    from slipway.trainer.augment import augment
+    from slipway.trainer.data.augment import augment
 
     return np.asarray(augment(images, settings, seed, step, replica))
 
@@ -37,7 +37,7 @@ def test_nothing_is_on_by_default(images: Any) -> None:
 def test_the_same_seed_step_and_replica_give_the_same_images(images: Any) -> None:
     import tensorflow as tf
 
-    from slipway.trainer.augment import augment
+    from slipway.trainer.data.augment import augment
 
     first = augmented(images, ALL)
     np.testing.assert_array_equal(augmented(images, ALL), first)
@@ -86,7 +86,7 @@ def test_brightness_adds_to_an_image_and_contrast_scales_it(images: Any) -> None
 
 
 def test_moving_an_image_out_of_sight_is_refused() -> None:
-    from slipway.trainer.augment import verify
+    from slipway.trainer.data.augment import verify
 
     verify(AugmentSettings(shift=3), (6, 8, 1))
     with pytest.raises(UserError, match="6 x 8") as caught:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.trainer import builder
 from slipway.trainer.config import ModelSettings
-from slipway.trainer.stopping import EXIT_CODE
+from slipway.trainer.distributed.signals import EXIT_CODE
+from slipway.trainer.engines import builder
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
 
 def refusal(name: str, **arguments: Any) -> UserError:
-    from slipway.trainer.engines import keras_model
+    from slipway.trainer.engines.keras import model as keras_model
 
     with pytest.raises(UserError) as caught:
         keras_model.build_classifier(ModelSettings(builder=name, arguments=arguments), (8, 8, 1), 3)
@@ -25,7 +25,7 @@ def refusal(name: str, **arguments: Any) -> UserError:
 
 
 def test_a_good_one_is_called_with_its_arguments() -> None:
-    from slipway.trainer.engines import keras_model
+    from slipway.trainer.engines.keras import model as keras_model
 
     settings = ModelSettings(builder="sample_networks:dense", arguments={"units": 5})
     model = keras_model.build_classifier(settings, (8, 8, 1), 3)
@@ -75,7 +75,8 @@ def test_an_unknown_argument_is_told_with_the_nearest() -> None:
 
 
 def test_batch_normalization_is_refused_on_several_devices_only() -> None:
-    from slipway.trainer.engines import keras_model, normalization
+    from slipway.trainer.engines.keras import model as keras_model
+    from slipway.trainer.engines.keras import normalization
 
     settings = ModelSettings(builder="sample_networks:normalized")
     found = keras_model.batch_normalization(keras_model.build_classifier(settings, (8, 8, 1), 3))
@@ -114,6 +115,6 @@ def test_a_module_is_loaded_without_keras() -> None:
     ],
 )
 def test_the_networks_that_come_along_are_classifiers(name: str, shape: tuple[int, int, int]) -> None:
-    from slipway.trainer.engines import keras_model
+    from slipway.trainer.engines.keras import model as keras_model
 
     assert keras_model.build_classifier(ModelSettings(builder=name), shape, 5).output_shape == (None, 5)

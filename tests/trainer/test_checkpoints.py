@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.trainer import checkpoints as module
-from slipway.trainer.checkpoints import Checkpoint, Checkpoints
+from slipway.trainer.checkpoint import store as module
+from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
 
 
 def checkpoint(step: int) -> Checkpoint:

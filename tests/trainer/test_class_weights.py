@@ -8,8 +8,8 @@ import pytest
 
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split
-from slipway.trainer.class_weights import class_weights
 from slipway.trainer.config import TrainSettings
+from slipway.trainer.data.class_weights import class_weights
 
 
 def weights(setting: Any, **counts: int) -> list[float] | None:

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.trainer import cluster as clusters
-from slipway.trainer.cluster import Task
+from slipway.trainer.distributed import cluster as clusters
+from slipway.trainer.distributed.cluster import Task
 
 
 def tf_config(cluster: dict[str, list[str]], kind: str, index: int = 0) -> dict[str, str]:

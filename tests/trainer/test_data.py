@@ -12,7 +12,7 @@ import pytest
 
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
-from slipway.trainer.share import Share, verify
+from slipway.trainer.data.assignment import Share, verify
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -31,10 +31,10 @@ def take(dataset: Any, count: int) -> list[list[bytes]]:
 
 
 def test_decoded_examples_are_what_was_written(tiny: Path, make_picture: Any) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
-    training = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=0)
-    assert isinstance(training, data.MemoryTraining)
+    training = inputs.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=0)
+    assert isinstance(training, inputs.MemoryTraining)
     assert training.images.shape == (600, 8, 8, 1)
     assert training.images.dtype == np.uint8
     for number in (0, 149, 150, 599):
@@ -43,35 +43,35 @@ def test_decoded_examples_are_what_was_written(tiny: Path, make_picture: Any) ->
 
 
 def test_every_epoch_has_each_example_once_in_another_order(tiny: Path) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
-    training = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=3)
+    training = inputs.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=3)
     epochs = [training.order(75 * epoch, 75) for epoch in range(3)]
     for order in epochs:
         assert order.shape == (75, 8)
         assert sorted(order.ravel()) == list(range(600))
     assert not np.array_equal(epochs[0], epochs[1])
-    other_seed = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=4)
+    other_seed = inputs.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=4)
     assert not np.array_equal(epochs[0], other_seed.order(0, 75))
 
 
 def test_the_order_of_a_step_does_not_depend_on_the_calls(tiny: Path) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
-    training = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=3)
+    training = inputs.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=3)
     whole = training.order(0, 200)
     np.testing.assert_array_equal(training.order(70, 90), whole[70:160])
     np.testing.assert_array_equal(np.concatenate([training.order(step, 1) for step in range(74, 78)]), whole[74:78])
 
 
 def test_workers_read_different_shards_and_as_many_batches(tiny: Path) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     # Workers 0, 1 and 2 of 3 have 300, 149 and 151 examples, and all run 50 steps an epoch of 4 each.
     seen = []
     for rank, examples in enumerate((300, 149, 151)):
-        training = data.training(share_of(tiny, rank, 3), batch=4, steps_per_epoch=50, seed=1)
-        assert isinstance(training, data.MemoryTraining)
+        training = inputs.training(share_of(tiny, rank, 3), batch=4, steps_per_epoch=50, seed=1)
+        assert isinstance(training, inputs.MemoryTraining)
         assert len(training.labels) == examples
         order = training.order(0, 50)
         assert order.shape == (50, 4)
@@ -84,19 +84,19 @@ def test_workers_read_different_shards_and_as_many_batches(tiny: Path) -> None:
 
 
 def test_a_set_beyond_the_memory_budget_is_streamed_and_says_so(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     caplog.set_level("INFO")
-    assert isinstance(data.training(share_of(tiny), 8, 75, 0, budget=600 * 64 - 1), data.StreamTraining)
+    assert isinstance(inputs.training(share_of(tiny), 8, 75, 0, budget=600 * 64 - 1), inputs.StreamTraining)
     assert "streaming 600 training examples" in caplog.text
-    assert isinstance(data.training(share_of(tiny), 8, 75, 0, budget=600 * 64), data.MemoryTraining)
+    assert isinstance(inputs.training(share_of(tiny), 8, 75, 0, budget=600 * 64), inputs.MemoryTraining)
     assert "decoded in memory" in caplog.text
 
 
 def test_a_stream_is_the_same_from_any_step_on(tiny: Path) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
-    stream = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=3, budget=0)
+    stream = inputs.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=3, budget=0)
     whole = take(stream.batches(0), 160)
     for step in (1, 74, 75, 140):
         assert take(stream.batches(step), 3) == whole[step : step + 3]
@@ -106,9 +106,9 @@ def test_a_stream_is_the_same_from_any_step_on(tiny: Path) -> None:
 
 
 def test_a_worker_with_too_few_examples_repeats_its_stream(tiny: Path) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
-    stream = data.training(share_of(tiny, 1, 3), batch=4, steps_per_epoch=50, seed=3, budget=0)
+    stream = inputs.training(share_of(tiny, 1, 3), batch=4, steps_per_epoch=50, seed=3, budget=0)
     batches = take(stream.batches(0), 100)
     first, second = ([name for batch in part for name in batch] for part in (batches[:50], batches[50:]))
     for epoch in (first, second):
@@ -119,11 +119,11 @@ def test_a_worker_with_too_few_examples_repeats_its_stream(tiny: Path) -> None:
 
 
 def test_workers_stream_different_shards_and_as_many_batches(tiny: Path) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     seen: list[set[bytes]] = []
     for rank, examples in enumerate((300, 149, 151)):
-        stream = data.training(share_of(tiny, rank, 3), batch=4, steps_per_epoch=50, seed=1, budget=0)
+        stream = inputs.training(share_of(tiny, rank, 3), batch=4, steps_per_epoch=50, seed=1, budget=0)
         batches = take(stream.batches(0), 2 * 50)  # endless: two epochs are there for each
         assert [len(batch) for batch in batches] == [4] * 100
         whole = {name for batch in take(stream.batches(0), 12 * 50) for name in batch}
@@ -135,24 +135,24 @@ def test_workers_stream_different_shards_and_as_many_batches(tiny: Path) -> None
 @pytest.mark.parametrize("batch", [64, 65, 100, 300])
 def test_a_batch_larger_than_what_is_decoded_together_has_the_same_examples(tiny: Path, batch: int) -> None:
     """What is decoded together is a matter of speed: the records of the stream come in one order."""
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     def examples(batch: int, steps: int, step: int = 0) -> list[bytes]:
-        stream = data.training(share_of(tiny), batch=batch, steps_per_epoch=600 // batch, seed=2, budget=0)
+        stream = inputs.training(share_of(tiny), batch=batch, steps_per_epoch=600 // batch, seed=2, budget=0)
         return [name for names in take(stream.batches(step), steps) for name in names]
 
     steps = 600 // batch
     assert examples(batch, steps) == examples(1, steps * batch)
     assert examples(batch, 3, step=steps - 1) == examples(batch, steps + 2)[-3 * batch :]
-    evaluation = data.evaluation(share_of(tiny), "train", batch, budget=0)
+    evaluation = inputs.evaluation(share_of(tiny), "train", batch, budget=0)
     assert sum(weights.sum() for _, _, weights in evaluation.batches()) == 600
 
 
 def test_the_decoded_set_is_given_to_tensorflow_without_a_copy(tiny: Path) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
-    training = data.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=0)
-    assert isinstance(training, data.MemoryTraining)
+    training = inputs.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=0)
+    assert isinstance(training, inputs.MemoryTraining)
     images, labels = training.tensors()
     np.testing.assert_array_equal(labels, training.labels)
     np.testing.assert_array_equal(images, training.images)
@@ -161,27 +161,27 @@ def test_the_decoded_set_is_given_to_tensorflow_without_a_copy(tiny: Path) -> No
 
 
 def test_a_shuffle_buffer_is_bounded_by_bytes(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     share = share_of(tiny)
-    assert data.shuffled_together(share) == data.SHUFFLE_EXAMPLES
+    assert inputs.shuffled_together(share) == inputs.SHUFFLE_EXAMPLES
     written = sum(shard.bytes for shard in share.shards("train"))
-    monkeypatch.setattr(data, "SHUFFLE_BYTES", written // 6)
-    assert 95 <= data.shuffled_together(share) <= 100
-    monkeypatch.setattr(data, "SHUFFLE_BYTES", 1)
-    assert data.shuffled_together(share) == 1
+    monkeypatch.setattr(inputs, "SHUFFLE_BYTES", written // 6)
+    assert 95 <= inputs.shuffled_together(share) <= 100
+    monkeypatch.setattr(inputs, "SHUFFLE_BYTES", 1)
+    assert inputs.shuffled_together(share) == 1
 
 
 @pytest.mark.parametrize("budget", [0, 10**9])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_evaluation_counts_every_example_once_on_equally_many_batches(tiny: Path, workers: int, budget: int) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     images: list[bytes] = []
     steps = set()
     for rank in range(workers):
         share = share_of(tiny, rank, workers)
-        evaluation = data.evaluation(share, "validation", batch=16, budget=budget)
+        evaluation = inputs.evaluation(share, "validation", batch=16, budget=budget)
         batches = list(evaluation.batches())
         assert len(batches) == evaluation.steps
         steps.add(evaluation.steps)
@@ -195,11 +195,11 @@ def test_evaluation_counts_every_example_once_on_equally_many_batches(tiny: Path
 
 
 def test_images_of_another_size_are_resized(data_sets: Any, tmp_path: Path) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     manifest = data_sets.write(tmp_path / "jpeg", train=[12], size=(6, 10), written_size=(30, 50), kind="jpeg")
-    training = data.training(Share(tmp_path / "jpeg", manifest, 0, 1), batch=4, steps_per_epoch=3, seed=0)
-    assert isinstance(training, data.MemoryTraining)
+    training = inputs.training(Share(tmp_path / "jpeg", manifest, 0, 1), batch=4, steps_per_epoch=3, seed=0)
+    assert isinstance(training, inputs.MemoryTraining)
     assert training.images.shape == (12, 6, 10, 1)
     halves = training.images[:, :, :4].mean(axis=(1, 2, 3)) - training.images[:, :, 6:].mean(axis=(1, 2, 3))
     assert (halves[training.labels == 0] > 50).all()  # bright on the left
@@ -209,26 +209,26 @@ def test_images_of_another_size_are_resized(data_sets: Any, tmp_path: Path) -> N
 def test_data_read_in_the_background_are_the_same_and_progress_is_reported(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
-    monkeypatch.setattr(data, "_PROGRESS_SECONDS", 0.01)
-    first, built = data._decode_all, threading.Event()
+    monkeypatch.setattr(inputs, "_PROGRESS_SECONDS", 0.01)
+    first, built = inputs._decode_all, threading.Event()
 
     def slow(*arguments: Any) -> Any:
         decoded = first(*arguments)
         built.wait(20)
         return decoded
 
-    monkeypatch.setattr(data, "_decode_all", slow)
+    monkeypatch.setattr(inputs, "_decode_all", slow)
     share = share_of(tiny)
-    reading = data.Reading(share, 8, 75, 3)
+    reading = inputs.Reading(share, 8, 75, 3)
     threading.Timer(0.2, built.set).start()
     training, validation = reading.wait()
-    monkeypatch.setattr(data, "_decode_all", first)
-    assert isinstance(training, data.MemoryTraining)
-    alone = data.training(share, 8, 75, 3)
-    assert isinstance(alone, data.MemoryTraining)
+    monkeypatch.setattr(inputs, "_decode_all", first)
+    assert isinstance(training, inputs.MemoryTraining)
+    alone = inputs.training(share, 8, 75, 3)
+    assert isinstance(alone, inputs.MemoryTraining)
     assert (training.images == alone.images).all()
     assert (training.order(70, 10) == alone.order(70, 10)).all()
     assert validation is not None
@@ -242,14 +242,14 @@ def test_data_read_in_the_background_are_the_same_and_progress_is_reported(
 
 
 def test_an_error_while_reading_in_the_background_is_raised(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     def fail(*_: Any) -> Any:
         raise ValueError("Invalid PNG data")
 
-    monkeypatch.setattr(data, "_decode_all", fail)
+    monkeypatch.setattr(inputs, "_decode_all", fail)
     with pytest.raises(ValueError, match="Invalid PNG"):
-        data.Reading(share_of(tiny), 8, 75, 3).wait()
+        inputs.Reading(share_of(tiny), 8, 75, 3).wait()
 
 
 def test_a_damaged_shard_is_named_before_anything_is_trained(data_sets: Any, tmp_path: Path) -> None:

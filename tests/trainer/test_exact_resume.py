@@ -14,15 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import slipway.trainer.checkpoints
+import slipway.trainer.checkpoint.store
 from slipway.core import manifest as manifests
-from slipway.trainer import cluster as clusters
-from slipway.trainer.checkpoints import Checkpoints
+from slipway.trainer.checkpoint.resume import identity, resume
+from slipway.trainer.checkpoint.store import Checkpoints
 from slipway.trainer.config import JobConfig
-from slipway.trainer.engines import Measured, State, StepFigures, Work
-from slipway.trainer.resume import identity, resume
-from slipway.trainer.share import Share
-from slipway.trainer.stopping import StopRequest
+from slipway.trainer.data.assignment import Share
+from slipway.trainer.distributed import cluster as clusters
+from slipway.trainer.distributed.signals import StopRequest
+from slipway.trainer.engines.base import Measured, State, StepFigures, Work
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
@@ -84,7 +84,7 @@ class ChainEngine:
 def try_to_train(config: JobConfig, place: Path, engine: Any, data: tuple[Any, Any]) -> list[dict[str, Any]]:
     """One process's part of a run in `place`; its history without the clock's figures."""
     from slipway.trainer.loop import Loop
-    from slipway.trainer.metrics import Metrics
+    from slipway.trainer.metrics.history import Metrics
 
     cluster, origin = clusters.read({}), identity(config, "fingerprint")
     checkpoints = Checkpoints(place / "checkpoints", config.train.checkpoint.keep)
@@ -112,7 +112,7 @@ def test_wherever_it_is_killed(
     config = make_job(
         Path("x"), steps=steps, steps_per_epoch=steps_per_epoch, steps_per_call=steps_per_call, checkpoint=CHECKPOINT
     )
-    replace_file = slipway.trainer.checkpoints.replace_file
+    replace_file = slipway.trainer.checkpoint.store.replace_file
     anything = (object(), object())
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         calm = ChainEngine(Fuse(None))
@@ -126,7 +126,7 @@ def test_wherever_it_is_killed(
                 replace_file(path, content)
                 fuse.moment()
 
-            patch.setattr(slipway.trainer.checkpoints, "replace_file", replace)
+            patch.setattr(slipway.trainer.checkpoint.store, "replace_file", replace)
             try:
                 found = try_to_train(config, Path(folder) / "killed", engine, anything)
             except Killed:
@@ -138,7 +138,8 @@ def test_wherever_it_is_killed(
 def test_the_tensorflow_engine_with_dropout_shuffling_and_augmentation(
     tiny: Path, tmp_path: Path, make_job: Any, budget: int
 ) -> None:
-    from slipway.trainer import data, engines
+    from slipway.trainer.data import inputs
+    from slipway.trainer.engines import base
 
     seed = random.randrange(2**31)
     print(f"seed {seed}")
@@ -151,7 +152,7 @@ def test_the_tensorflow_engine_with_dropout_shuffling_and_augmentation(
     share = Share(tiny, manifests.read(tiny), 0, 1)
 
     def train(place: Path, fuse: Fuse) -> tuple[str, list[dict[str, Any]]]:
-        engine = engines.load("tensorflow")
+        engine = base.load("tensorflow")
         engine.open(clusters.read({}))
         engine.build(config, share.manifest)
         run = engine.run
@@ -161,8 +162,8 @@ def test_the_tensorflow_engine_with_dropout_shuffling_and_augmentation(
             return run(*arguments)
 
         engine.run = run_and_maybe_die  # type: ignore[method-assign]
-        training = data.training(share, 8, 25, config.train.seed, budget=budget)
-        history = try_to_train(config, place, engine, (training, data.evaluation(share, "validation", 8)))
+        training = inputs.training(share, 8, 25, config.train.seed, budget=budget)
+        history = try_to_train(config, place, engine, (training, inputs.evaluation(share, "validation", 8)))
         return engine.weights_checksum(), history
 
     calm = train(tmp_path / "calm", Fuse(None))

@@ -11,8 +11,8 @@ import pytest
 
 from slipway.core import manifest as manifests
 from slipway.core import paths
-from slipway.trainer.engines import ModelSize
-from slipway.trainer.export import export, exported
+from slipway.trainer.engines.base import ModelSize
+from slipway.trainer.export.export import export, exported
 
 
 class WritingEngine:

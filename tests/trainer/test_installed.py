@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.trainer import installed
+from slipway.trainer.engines import installed
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:

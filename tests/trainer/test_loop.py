@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.trainer import cluster as clusters
-from slipway.trainer.checkpoints import Checkpoint, Checkpoints
+from slipway.trainer.checkpoint.best import BestWeights
+from slipway.trainer.checkpoint.resume import identity, resume
+from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
 from slipway.trainer.config import JobConfig
-from slipway.trainer.engines import Measured, OutOfMemory, State, StepFigures, Work
-from slipway.trainer.resume import identity, resume
-from slipway.trainer.selection import BestWeights
-from slipway.trainer.stopping import Stopped, StopRequest
+from slipway.trainer.distributed import cluster as clusters
+from slipway.trainer.distributed.signals import Stopped, StopRequest
+from slipway.trainer.engines.base import Measured, OutOfMemory, State, StepFigures, Work
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -79,7 +79,7 @@ class Run:
 
     def __init__(self, config: JobConfig, place: Path, engine: CountingEngine) -> None:
         from slipway.trainer.loop import Loop
-        from slipway.trainer.metrics import Metrics
+        from slipway.trainer.metrics.history import Metrics
 
         self.engine: Any = engine
         self.checkpoints = Checkpoints(place / "checkpoints", config.train.checkpoint.keep)
@@ -326,12 +326,12 @@ def test_long_steps_shorten_the_calls(tmp_path: Path, make_job: Any, monkeypatch
 def test_a_save_that_failed_is_tried_again_before_the_next_one_would_be_due(
     tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import slipway.trainer.checkpoints
+    import slipway.trainer.checkpoint.store
     import slipway.trainer.loop
 
     now = [0.0]
     monkeypatch.setattr(slipway.trainer.loop.time, "monotonic", lambda: now[0])
-    write = slipway.trainer.checkpoints._write
+    write = slipway.trainer.checkpoint.store._write
     full = [True, True, False]
 
     def sometimes_full(folder: Path, checkpoint: Checkpoint) -> None:
@@ -339,7 +339,7 @@ def test_a_save_that_failed_is_tried_again_before_the_next_one_would_be_due(
             raise OSError(28, "No space left on device")
         write(folder, checkpoint)
 
-    monkeypatch.setattr(slipway.trainer.checkpoints, "_write", sometimes_full)
+    monkeypatch.setattr(slipway.trainer.checkpoint.store, "_write", sometimes_full)
     engine = CountingEngine()
     checkpoint = {"every_steps": 100, "every_seconds": None, "keep": 100}
     config = make_job(Path("x"), steps=200, steps_per_epoch=1000, steps_per_call=10, checkpoint=checkpoint)
@@ -358,16 +358,16 @@ def test_a_save_that_failed_is_tried_again_before_the_next_one_would_be_due(
 def test_a_full_disk_is_survived_and_tried_again(
     tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import slipway.trainer.checkpoints
+    import slipway.trainer.checkpoint.store
 
-    write = slipway.trainer.checkpoints._write
+    write = slipway.trainer.checkpoint.store._write
 
     def full_at_20(folder: Path, checkpoint: Checkpoint) -> None:
         if checkpoint.step == 20:
             raise OSError(28, "No space left on device")
         write(folder, checkpoint)
 
-    monkeypatch.setattr(slipway.trainer.checkpoints, "_write", full_at_20)
+    monkeypatch.setattr(slipway.trainer.checkpoint.store, "_write", full_at_20)
     checkpoint = {"every_steps": 10, "every_seconds": None, "keep": 100}
     config = make_job(Path("x"), steps=40, steps_per_epoch=100, checkpoint=checkpoint)
     Run(config, tmp_path, CountingEngine()).train()
@@ -459,9 +459,9 @@ def test_killed_it_ends_early_and_chooses_as_it_would_have(tmp_path: Path, make_
 def test_best_weights_that_could_not_be_saved_are_saved_later(
     tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import slipway.trainer.checkpoints
+    import slipway.trainer.checkpoint.store
 
-    write = slipway.trainer.checkpoints._write
+    write = slipway.trainer.checkpoint.store._write
     full = [True]
 
     def full_disk(folder: Path, checkpoint: Checkpoint) -> None:
@@ -469,7 +469,7 @@ def test_best_weights_that_could_not_be_saved_are_saved_later(
             raise OSError(28, "No space left on device")
         write(folder, checkpoint)
 
-    monkeypatch.setattr(slipway.trainer.checkpoints, "_write", full_disk)
+    monkeypatch.setattr(slipway.trainer.checkpoint.store, "_write", full_disk)
     engine = CountingEngine()
     engine.measured = {10: (0.5, 0.5), 20: (0.6, 0.5)}
     run = Run(make_job(Path("x"), steps=20, steps_per_epoch=10, export="best"), tmp_path, engine)

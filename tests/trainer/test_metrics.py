@@ -30,7 +30,7 @@ def scalars(folder: Path, kind: str) -> list[tuple[str, int, float]]:
 
 
 def test_lines_past_the_step_that_a_run_resumes_from_are_dropped(tmp_path: Path) -> None:
-    from slipway.trainer.metrics import Metrics
+    from slipway.trainer.metrics.history import Metrics
 
     metrics = Metrics(tmp_path, 0)
     for step in (10, 20, 30):
@@ -51,7 +51,7 @@ def test_lines_past_the_step_that_a_run_resumes_from_are_dropped(tmp_path: Path)
 
 
 def test_a_fresh_run_starts_an_empty_history(tmp_path: Path) -> None:
-    from slipway.trainer.metrics import Metrics
+    from slipway.trainer.metrics.history import Metrics
 
     metrics = Metrics(tmp_path, 0)
     metrics.write("train", 5, 0.1, loss=1.0)
@@ -61,7 +61,7 @@ def test_a_fresh_run_starts_an_empty_history(tmp_path: Path) -> None:
 
 
 def test_on_a_full_disk_lines_wait_and_none_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from slipway.trainer.metrics import Metrics
+    from slipway.trainer.metrics.history import Metrics
 
     class FullDisk:
         """Takes so many bytes, as the kernel does, and then no more."""
@@ -94,7 +94,7 @@ def test_on_a_full_disk_lines_wait_and_none_is_lost(tmp_path: Path, caplog: pyte
 def test_tensorboards_file_ends_where_it_can_not_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import tensorflow as tf
 
-    from slipway.trainer.metrics import Metrics
+    from slipway.trainer.metrics.history import Metrics
 
     metrics = Metrics(tmp_path, 0)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slipway.trainer.engines import Work
-from slipway.trainer.peaks import peak_flops, share_of_peak
+from slipway.trainer.engines.base import Work
+from slipway.trainer.metrics.peaks import peak_flops, share_of_peak
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.trainer import cluster as clusters
-from slipway.trainer import peers
-from slipway.trainer.cluster import Cluster
+from slipway.trainer.distributed import cluster as clusters
+from slipway.trainer.distributed import rendezvous
+from slipway.trainer.distributed.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,12 +48,12 @@ def cluster(addresses: list[str], rank: int) -> Cluster:
 def test_nobody_goes_on_before_all_are_there_whoever_comes_first() -> None:
     addresses = free_addresses(3)
     order: list[str] = []
-    met: list[peers.Watch] = []
+    met: list[rendezvous.Watch] = []
 
     def join(rank: int, after: float) -> None:
         time.sleep(after)
         order.append(f"came {rank}")
-        met.append(peers.meet(cluster(addresses, rank), 20))
+        met.append(rendezvous.meet(cluster(addresses, rank), 20))
         order.append(f"went {rank}")
         if rank == 0:  # what follows in a chief: its server takes over the port
             with socket.socket() as server:
@@ -71,14 +71,14 @@ def test_nobody_goes_on_before_all_are_there_whoever_comes_first() -> None:
     assert order[:3] == ["came 1", "came 0", "came 2"]
     assert {*order[3:]} == {"went 0", "went 1", "went 2", "serves"}
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        list(pool.map(peers.Watch.close, met))
+        list(pool.map(rendezvous.Watch.close, met))
     assert [watch.lost for watch in met] == [None] * 3, "who says farewell is not lost"
 
 
 def test_a_lone_replica_and_one_of_torchruns_meet_nobody() -> None:
-    peers.meet(clusters.read({}), 0).close()
+    rendezvous.meet(clusters.read({}), 0).close()
     rank_1 = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    peers.meet(clusters.read(rank_1), 0).close()
+    rendezvous.meet(clusters.read(rank_1), 0).close()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -86,12 +86,12 @@ def test_a_missing_peer_is_named_in_the_log_and_after_the_deadline(
     rank: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chief knows who is missing; a worker is told by the chief, or else misses the chief."""
-    monkeypatch.setattr(peers, "FIRST_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous, "FIRST_REPORT_SECONDS", 0.1)
     caplog.set_level("INFO")
     addresses = free_addresses(3)
     missing = addresses[2] if rank == 0 else addresses[0]
     with pytest.raises(UserError, match=f"at {missing}") as caught:
-        peers.meet(cluster(addresses, rank), 0.4)
+        rendezvous.meet(cluster(addresses, rank), 0.4)
     assert caught.value.setting == "SLIPWAY_PEER_SECONDS"
     assert "waiting for" in caplog.text
     assert missing in caplog.text
@@ -103,7 +103,7 @@ def test_a_worker_names_the_one_that_the_chief_misses() -> None:
 
     def wait(rank: int) -> None:
         with pytest.raises(UserError) as caught:
-            peers.meet(cluster(addresses, rank), 3.0 if rank else 6.0)
+            rendezvous.meet(cluster(addresses, rank), 3.0 if rank else 6.0)
         errors.append(caught.value)
 
     threads = [threading.Thread(target=wait, args=(rank,)) for rank in (0, 1)]
@@ -121,12 +121,12 @@ def test_a_taken_port_is_refused() -> None:
         holder.listen()
         own = f"127.0.0.1:{holder.getsockname()[1]}"
         with pytest.raises(UserError, match="can not be listened on"):
-            peers.meet(cluster([own, "127.0.0.1:1"], 0), 1)
+            rendezvous.meet(cluster([own, "127.0.0.1:1"], 0), 1)
 
 
 REPLICA = """
 import logging, os, signal, sys, time
-from slipway.trainer import cluster, peers
+from slipway.trainer.distributed import cluster, rendezvous as peers
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 peers.LOST_SECONDS, peers.SILENCE_SECONDS = 0.3, 3.0
 watch = peers.meet(cluster.read(os.environ), 60)
@@ -177,15 +177,17 @@ def busy_cores() -> Iterator[None]:
             each.wait()
 
 
-def watches(workers: int = 1) -> tuple[peers.Watch, list[peers.Watch]]:
+def watches(workers: int = 1) -> tuple[rendezvous.Watch, list[rendezvous.Watch]]:
     """A chief's and its workers'."""
     connections = {}
     others = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         for number in range(workers):
-            others.append(peers.Watch({"chief": peers.Connection(socket.create_connection(server.getsockname()))}))
-            connections[f"worker {number}"] = peers.Connection(server.accept()[0])
-    return peers.Watch(connections, leaves_last=True), others
+            others.append(
+                rendezvous.Watch({"chief": rendezvous.Connection(socket.create_connection(server.getsockname()))})
+            )
+            connections[f"worker {number}"] = rendezvous.Connection(server.accept()[0])
+    return rendezvous.Watch(connections, leaves_last=True), others
 
 
 def lost_though_it_left(after: float) -> str | None:
@@ -202,8 +204,8 @@ def lost_though_it_left(after: float) -> str | None:
 
 def test_no_farewell_is_lost_on_busy_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """SLIPWAY_FAREWELLS=2000 tries that many pairs of a chief and a worker, whose heartbeats cross all the time."""
-    monkeypatch.setattr(peers, "HEARTBEAT_SECONDS", 0.01)
-    monkeypatch.setattr(peers, "LOST_SECONDS", 600.0)  # a watch that has lost a replica ends the process
+    monkeypatch.setattr(rendezvous, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(rendezvous, "LOST_SECONDS", 600.0)  # a watch that has lost a replica ends the process
     pairs = int(os.environ.get("SLIPWAY_FAREWELLS") or 200)
     seed = int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31))
     print(f"seed {seed}")
@@ -220,9 +222,9 @@ def test_no_farewell_is_lost_on_busy_cores(monkeypatch: pytest.MonkeyPatch) -> N
 def test_once_all_are_done_the_loss_of_one_is_no_error(noticed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is it when the loss was noticed just before this replica learned that all are done."""
     exits: list[int] = []
-    monkeypatch.setattr(peers.os, "_exit", exits.append)
-    monkeypatch.setattr(peers, "HEARTBEAT_SECONDS", 0.02)
-    monkeypatch.setattr(peers, "LOST_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous.os, "_exit", exits.append)
+    monkeypatch.setattr(rendezvous, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(rendezvous, "LOST_SECONDS", 0.5)
     chief, (worker,) = watches()
     if not noticed:
         chief.finish()
@@ -238,7 +240,7 @@ def test_once_all_are_done_the_loss_of_one_is_no_error(noticed: bool, monkeypatc
 
 def test_a_worker_stays_until_all_others_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that ended earlier could take along another that is still in the engine's last collective operation."""
-    monkeypatch.setattr(peers, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(rendezvous, "HEARTBEAT_SECONDS", 0.02)
     chief, (first, second) = watches(2)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         leaving = [pool.submit(watch.close) for watch in (chief, first)]
@@ -249,8 +251,8 @@ def test_a_worker_stays_until_all_others_have_left(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_replica_that_stays_behind_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "HEARTBEAT_SECONDS", 0.02)
-    monkeypatch.setattr(peers, "FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(rendezvous, "FAREWELL_SECONDS", 0.1)
     chief, (worker,) = watches()
     started = time.monotonic()
     chief.close()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 def test_an_image_is_resized_as_tensorflow_does_it(channels: int) -> None:
     import tensorflow as tf
 
-    from slipway.trainer.pixels import decode_images
+    from slipway.trainer.data.images import decode_images
 
     height, width = 45, 60
     manifest = Manifest(

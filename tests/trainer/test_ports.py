@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from slipway.trainer.ports import Ports
+from slipway.trainer.distributed.ports import Ports
 
 
 def test_ports_are_kept_from_others_and_let_our_servers_in():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.precision import choose
+from slipway.trainer.engines.precision import choose
 
 
 @pytest.mark.parametrize(

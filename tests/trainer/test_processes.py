@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from slipway.trainer import processes
-from slipway.trainer.accelerators import Accelerators
-from slipway.trainer.cluster import Cluster, read
+from slipway.trainer.distributed import processes
+from slipway.trainer.distributed.accelerators import Accelerators
+from slipway.trainer.distributed.cluster import Cluster, read
 
 VIRTUAL = {"SLIPWAY_VIRTUAL_DEVICES": "4"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "29500"}

@@ -16,7 +16,7 @@ def test_what_was_imported_is_never_searched_for_garbage_again() -> None:
 
 @pytest.mark.usefixtures("tensorflow")
 def test_packages_that_keras_does_without_can_be_imported_afterwards() -> None:
-    from slipway.trainer.quick_import import _OPTIONAL, import_tensorflow
+    from slipway.trainer.engines.quick_import import _OPTIONAL, import_tensorflow
 
     import_tensorflow()
     assert not [name for name in _OPTIONAL if sys.modules.get(name, sys) is None]

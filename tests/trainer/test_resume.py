@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.trainer import cluster as clusters
-from slipway.trainer.checkpoints import Checkpoint, Checkpoints
-from slipway.trainer.resume import Interval, Progress, checkpoint_of, resume
-from slipway.trainer.selection import Selection
+from slipway.trainer.checkpoint.best import Selection
+from slipway.trainer.checkpoint.resume import Interval, Progress, checkpoint_of, resume
+from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
+from slipway.trainer.distributed import cluster as clusters
 
 IDENTITY = {"train.seed": 0, "model.builder": "module:function"}
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.trainer import saving
-from slipway.trainer.checkpoints import Checkpoint, Checkpoints
-from slipway.trainer.saving import Saver
+from slipway.trainer.checkpoint import saver as saving
+from slipway.trainer.checkpoint.saver import Saver
+from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
 
 
 class SlowDisk(Checkpoints):

@@ -12,7 +12,7 @@ import pytest
 
 from slipway.core.errors import ERROR_PREFIX
 from slipway.trainer import __main__ as worker
-from slipway.trainer.stopping import StopRequest
+from slipway.trainer.distributed.signals import StopRequest
 
 ROOT = Path(__file__).parents[2]
 IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -20,7 +20,7 @@ PROGRAM = """
 import logging, sys
 from pathlib import Path
 import numpy as np
-from slipway.trainer.checkpoints import Checkpoint, Checkpoints
+from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
 
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 folder = Path(sys.argv[1])

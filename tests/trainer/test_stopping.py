@@ -9,11 +9,11 @@ import time
 import pytest
 
 from slipway.trainer import __main__ as worker
-from slipway.trainer.stopping import StopRequest
+from slipway.trainer.distributed.signals import StopRequest
 
 PROGRAM = """
 import os, signal, sys, time
-from slipway.trainer import stopping
+from slipway.trainer.distributed import signals as stopping
 stopping.DEADLINE_SECONDS, stopping.PROMPT_SECONDS = 5.0, 0.5
 stop = stopping.StopRequest()
 stop.install()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipway.trainer.summary import ROWS, table
+from slipway.trainer.metrics.summary import ROWS, table
 
 
 def history(epochs: int, validated: bool = True) -> list[dict[str, Any]]:

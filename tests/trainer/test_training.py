@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.trainer.checkpoints import Checkpoints
+from slipway.trainer.checkpoint.store import Checkpoints
 
 # Long enough to be stopped in the middle; 150 steps an epoch, so that 200 is within one.
 LONG = {"steps": 1800, "steps_per_epoch": 150, "batch": 4, "builder": "sample_networks:dropout"}
@@ -182,14 +182,16 @@ def test_two_virtual_devices_train_as_one_would(
     two = workers.start(config, tmp_path, SLIPWAY_VIRTUAL_DEVICES="2")
 
     from slipway.core import manifest
-    from slipway.trainer import cluster, data, engines
-    from slipway.trainer.share import Share
+    from slipway.trainer.data import inputs
+    from slipway.trainer.data.assignment import Share
+    from slipway.trainer.distributed import cluster
+    from slipway.trainer.engines import base
 
-    one = engines.load("tensorflow")
+    one = base.load("tensorflow")
     one.open(cluster.read({}))
     one.build(config, manifest.read(tiny))
     share = Share(tiny, manifest.read(tiny), 0, 1)
-    losses = one.run(data.training(share, 8, 10, config.train.seed), 0, np.full(100, 0.01, np.float32)).losses
+    losses = one.run(inputs.training(share, 8, 10, config.train.seed), 0, np.full(100, 0.01, np.float32)).losses
 
     end = two.wait()
     assert end.status == 0, end.errors

@@ -38,8 +38,8 @@ from slipway.components.prepare_data.sources.user_example import (
 from slipway.components.prepare_data.unusable import Unusable
 from slipway.components.prepare_data.workers import Tick, Workers
 from slipway.core.errors import UserError, nearest
-from slipway.trainer import builder
-from slipway.trainer.builder import load, origin, user_code, what_happened
+from slipway.trainer.engines import builder
+from slipway.trainer.engines.builder import load, origin, user_code, what_happened
 
 REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 CONTRACT = (

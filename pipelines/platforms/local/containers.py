@@ -18,7 +18,7 @@ from slipway.core.events import EVENTS_VARIABLE
 from slipway.core.paths import local_path
 from slipway.pipelines.config import RunConfig
 from slipway.pipelines.runs import RunFolder
-from slipway.trainer import installed
+from slipway.trainer.engines import installed
 
 RUN_LABEL = "slipway.run"
 GPU_DEVICE = Path("/dev/nvidiactl")

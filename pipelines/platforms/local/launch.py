@@ -28,7 +28,7 @@ from slipway.pipelines.config import RunConfig
 from slipway.pipelines.log_reader import is_noise
 from slipway.pipelines.platforms.local.containers import stop_containers
 from slipway.pipelines.runs import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord
-from slipway.trainer.stopping import stop_signals
+from slipway.trainer.distributed.signals import stop_signals
 
 STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
 BUILD_IMAGE = "build_image"

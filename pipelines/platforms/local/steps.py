@@ -16,8 +16,8 @@ from slipway.components.register_model.component import register_model
 from slipway.components.train.component import train
 from slipway.pipelines.config import RunConfig
 from slipway.pipelines.training import plan_arguments, training_steps
-from slipway.trainer import abilities
-from slipway.trainer.accelerators import find
+from slipway.trainer.distributed.accelerators import find
+from slipway.trainer.engines import table
 
 # How much of the memory that is free a rehearsal's batches may take: the replicas themselves need some.
 MEMORY_SHARE = 0.5
@@ -43,7 +43,7 @@ class LocalPlatform:
     def prepare_data(self, config: RunConfig) -> Any:
         readers = config.readers
         if not self.rehearsal:  # replicas share this machine's devices, of which the configuration does not tell
-            readers = max(readers, abilities.readers(config.train.engine, 1, find(os.environ).count))
+            readers = max(readers, table.readers(config.train.engine, 1, find(os.environ).count))
         return self._step(prepare_data)(settings=config.data.model_dump_json(), replicas=readers)
 
     def plan_training(self, config: RunConfig, dataset: Any, image: Any) -> Any:

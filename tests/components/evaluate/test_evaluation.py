@@ -15,7 +15,7 @@ from sklearn import metrics as reference
 from slipway.components.evaluate.evaluation import evaluate
 from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core.errors import UserError
-from slipway.trainer.installed import NEEDS, Needs
+from slipway.trainer.engines.installed import NEEDS, Needs
 
 DEFAULT = EvaluateSettings()
 

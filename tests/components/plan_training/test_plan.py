@@ -10,8 +10,8 @@ from slipway.components.plan_training.fitting import example_bytes
 from slipway.components.plan_training.plan import plan_training
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Shard, Split
-from slipway.trainer import builder
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
+from slipway.trainer.engines import builder
 
 MODEL = ModelSettings(builder="a.b:c", arguments={"width": 3, "rate": 0.5})
 

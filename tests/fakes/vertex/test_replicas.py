@@ -12,7 +12,7 @@ import pytest
 from google.cloud import aiplatform_v1 as vertex
 
 from slipway.core.paths import places
-from slipway.trainer.cluster import read
+from slipway.trainer.distributed.cluster import read
 from tests.fakes.containers import End
 from tests.fakes.vertex.containers import Containers
 from tests.fakes.vertex.replicas import Replicas, environment_of, replicas_of

@@ -10,27 +10,27 @@ import pytest
 
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
-from slipway.trainer import cluster as clusters
-from slipway.trainer import engines
 from slipway.trainer.config import JobConfig
-from slipway.trainer.share import Share
+from slipway.trainer.data.assignment import Share
+from slipway.trainer.distributed import cluster as clusters
+from slipway.trainer.engines import base
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
 
 def engine_for(config: JobConfig) -> Any:
-    engine = engines.load("tensorflow")
+    engine = base.load("tensorflow")
     engine.open(clusters.read({}))
     engine.build(config, manifests.read(Path(config.data)))
     return engine
 
 
 def training(config: JobConfig, budget: int = 10**9) -> Any:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     share = Share(Path(config.data), manifests.read(Path(config.data)), 0, 1)
     plan = config.plan
-    return data.training(share, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed, budget=budget)
+    return inputs.training(share, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed, budget=budget)
 
 
 def rates(count: int, rate: float = 0.01) -> Any:
@@ -125,21 +125,21 @@ def test_another_networks_state_is_refused(tiny: Path, make_job: Any) -> None:
 
 @pytest.mark.parametrize("batch", [1, 7, 50, 64])
 def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(tiny: Path, make_job: Any, batch: int) -> None:
-    from slipway.trainer import data
+    from slipway.trainer.data import inputs
 
     config = make_job(tiny, steps=3, steps_per_epoch=75)
     engine = engine_for(config)
     engine.run(training(config), 0, rates(3))
     share = Share(tiny, manifests.read(tiny), 0, 1)
-    measured = engine.evaluate(data.evaluation(share, "validation", batch))
-    images, labels = data._decode_all(share, "validation")
+    measured = engine.evaluate(inputs.evaluation(share, "validation", batch))
+    images, labels = inputs._decode_all(share, "validation")
     logits = engine._model(images / np.float32(255)).numpy()
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(50), labels]
     assert measured.examples == 50
     assert measured.accuracy == pytest.approx((logits.argmax(1) == labels).mean())
     assert measured.loss == pytest.approx(losses.mean(), rel=1e-5)
     assert 0 < measured.accuracy < 1
-    assert engine.evaluate(data.evaluation(share, "validation", batch)) == measured
+    assert engine.evaluate(inputs.evaluation(share, "validation", batch)) == measured
 
 
 def test_regularization_is_part_of_the_loss(tiny: Path, make_job: Any) -> None:
@@ -155,8 +155,8 @@ def test_regularization_is_part_of_the_loss(tiny: Path, make_job: Any) -> None:
 
 
 def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(tiny: Path, make_job: Any) -> None:
-    from slipway.trainer import data
-    from slipway.trainer.augment import augment
+    from slipway.trainer.data import inputs
+    from slipway.trainer.data.augment import augment
 
     config = make_job(
         tiny, steps=2, steps_per_epoch=75, builder="sample_networks:linear", seed=3, augment={"shift": 3}, xla=False
@@ -169,8 +169,8 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(ti
         if name.endswith(("kernel", "bias")) and name.startswith("model")
     )
     share = Share(tiny, manifests.read(tiny), 0, 1)
-    measured = engine.evaluate(data.evaluation(share, "validation", 50))
-    images, labels = data._decode_all(share, "validation")
+    measured = engine.evaluate(inputs.evaluation(share, "validation", 50))
+    images, labels = inputs._decode_all(share, "validation")
     assert measured.loss == pytest.approx(cross_entropy(images / np.float32(255), labels, kernel, bias), rel=1e-5)
 
     chosen = read.order(1, 1)[0]

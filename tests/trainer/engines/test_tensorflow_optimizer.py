@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 def test_its_steps_and_state_are_those_of_keras(settings: dict[str, Any], reference: str) -> None:
     import keras
 
-    from slipway.trainer.engines import tensorflow_optimizer
+    from slipway.trainer.engines.tensorflow import optimizer as tensorflow_optimizer
 
     draws = np.random.default_rng(0)
     shapes = [(7, 5), (5,)]

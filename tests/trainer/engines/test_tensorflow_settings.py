@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from slipway.core import manifest as manifests
-from slipway.trainer import cluster as clusters
-from slipway.trainer import engines
 from slipway.trainer.config import JobConfig
-from slipway.trainer.share import Share
+from slipway.trainer.data.assignment import Share
+from slipway.trainer.distributed import cluster as clusters
+from slipway.trainer.engines import base
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
@@ -22,18 +22,18 @@ def start(tiny: Path, make_job: Any) -> Any:
     """An engine and its data, for some settings; plain gradient descent on a network without hidden layer."""
 
     def start(budget: int = 10**9, builder: str = "sample_networks:linear", **settings: Any) -> tuple[Any, Any]:
-        from slipway.trainer import data
+        from slipway.trainer.data import inputs
 
         settings = {"optimizer": "sgd", "learning_rate": 0.5} | settings
         arguments = settings.pop("arguments", None)
         config: JobConfig = make_job(
             tiny, steps=100, steps_per_epoch=75, builder=builder, arguments=arguments, **settings
         )
-        engine = engines.load("tensorflow")
+        engine = base.load("tensorflow")
         engine.open(clusters.read({}))
         engine.build(config, manifests.read(tiny))
         share = Share(tiny, manifests.read(tiny), 0, 1)
-        return engine, data.training(share, 8, 75, config.train.seed, budget=budget)
+        return engine, inputs.training(share, 8, 75, config.train.seed, budget=budget)
 
     return start
 
@@ -212,14 +212,14 @@ def test_mixed_precision_learns_the_same_resumes_exactly_and_exports_float32(
 
 def test_too_little_memory_is_told_with_what_fits(start: Any) -> None:
     engine, data = start(builder="sample_networks:greedy", arguments={"examples": 3})
-    with pytest.raises(engines.OutOfMemory) as caught:
+    with pytest.raises(base.OutOfMemory) as caught:
         engine.run(data, 0, rates(0.1))
     assert caught.value.fits == 3
     assert "OOM" in str(caught.value)
     engine, data = start(builder="sample_networks:greedy", arguments={"examples": 2}, accumulation=4)
     assert len(engine.run(data, 0, rates(0.1)).losses) == 1
     engine, data = start(builder="sample_networks:greedy", arguments={"examples": 0})
-    with pytest.raises(engines.OutOfMemory) as caught:
+    with pytest.raises(base.OutOfMemory) as caught:
         engine.run(data, 0, rates(0.1))
     assert caught.value.fits == 0
 

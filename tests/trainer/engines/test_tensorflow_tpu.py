@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.trainer import accelerators, engines
-from slipway.trainer import cluster as clusters
+from slipway.trainer.distributed import accelerators
+from slipway.trainer.distributed import cluster as clusters
+from slipway.trainer.engines import base
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -51,7 +52,7 @@ class FakeRuntime:
 
 def test_a_tpu_vms_variables_lead_to_a_tpu_strategy_on_the_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = FakeRuntime(monkeypatch)
-    engine: Any = engines.load("tensorflow")
+    engine: Any = base.load("tensorflow")
     said = engine.open(clusters.read(TPU))
     assert "TPUStrategy, 8 of TPU here" in said
     assert engine._strategy.resolver == "resolver of local"
@@ -64,7 +65,7 @@ def test_a_tpu_that_is_not_there_yet_is_waited_for(
     caplog.set_level("INFO")
     monkeypatch.setattr(accelerators, "_RETRY_SECONDS", 0.01)
     runtime = FakeRuntime(monkeypatch, ready=4)
-    engines.load("tensorflow").open(clusters.read(TPU))
+    base.load("tensorflow").open(clusters.read(TPU))
     assert runtime.tries == 4
     assert "waiting for the TPU node-7" in caplog.text
     assert "TPU is being provisioned" in caplog.text
@@ -75,12 +76,12 @@ def test_one_that_never_comes_is_given_up_at_the_deadline(monkeypatch: pytest.Mo
     monkeypatch.setenv("SLIPWAY_TPU_SECONDS", "0.05")
     FakeRuntime(monkeypatch, ready=10**6)
     with pytest.raises(UserError, match=r"no TPU node-7 within 0.05 s: TPU is being provisioned"):
-        engines.load("tensorflow").open(clusters.read(TPU))
+        base.load("tensorflow").open(clusters.read(TPU))
 
 
 def test_a_tensorflow_without_tpu_kernels_is_refused_with_the_command_that_installs_one() -> None:
     with pytest.raises(UserError, match=r"has a TPU, and TensorFlow .* can not use it") as caught:
-        engines.load("tensorflow").open(clusters.read(TPU))
+        base.load("tensorflow").open(clusters.read(TPU))
     assert "pip install tensorflow-tpu==" in str(caught.value.mend)
 
 
@@ -88,7 +89,7 @@ def test_several_replicas_can_not_share_it(monkeypatch: pytest.MonkeyPatch) -> N
     FakeRuntime(monkeypatch)
     cluster = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "chief", "index": 0}}
     with pytest.raises(UserError, match="the job has 2 replicas") as caught:
-        engines.load("tensorflow").open(clusters.read({**TPU, "TF_CONFIG": json.dumps(cluster)}))
+        base.load("tensorflow").open(clusters.read({**TPU, "TF_CONFIG": json.dumps(cluster)}))
     assert caught.value.nearest is None
     assert "jax" in str(caught.value.mend)
 
@@ -96,4 +97,4 @@ def test_several_replicas_can_not_share_it(monkeypatch: pytest.MonkeyPatch) -> N
 def test_under_torchrun_replicas_without_addresses_are_refused() -> None:
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     with pytest.raises(UserError, match="torchrun tells not that of worker 1"):
-        engines.load("tensorflow").open(clusters.read(torchrun))
+        base.load("tensorflow").open(clusters.read(torchrun))

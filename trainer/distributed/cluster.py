@@ -1,0 +1,173 @@
+"""Who trains together: this process's place among the job's replicas, as the environment tells it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipway.core.errors import UserError
+from slipway.trainer.distributed.accelerators import Accelerators, find
+
+# The order of ranks. `master` is the older name of `chief`.
+_TASK_TYPES = ("chief", "master", "worker")
+_POOL_TYPES = {"workerpool0": "chief", "workerpool1": "worker"}
+TORCHRUN = "torchrun"
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One replica of the job: its type and index in the cluster, and its host:port ("" where that is not known)."""
+
+    type: str
+    index: int
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.index} at {self.address}" if self.address else f"{self.type} {self.index}"
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        """The address in its two parts."""
+        host, _, port = self.address.rpartition(":")
+        return host, int(port or 0)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The job's replicas, the chief first, and which of them this process is.
+
+    `source` is what told: TF_CONFIG, CLUSTER_SPEC, torchrun (its variables) or "nothing". `local_rank` counts the
+    replicas on this one's machine, of which there are `on_this_machine`, itself included.
+    """
+
+    tasks: tuple[Task, ...]
+    rank: int
+    source: str
+    accelerators: Accelerators
+    local_rank: int = 0
+    on_this_machine: int = 1
+
+    @property
+    def task(self) -> Task:
+        """This process."""
+        return self.tasks[self.rank]
+
+    @property
+    def replicas(self) -> int:
+        """How many processes train together."""
+        return len(self.tasks)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes checkpoints, metrics and the model.
+
+        That is the task of type chief or master; worker 0 where there is neither; a lone process.
+        """
+        return self.rank == 0
+
+    @property
+    def peers(self) -> list[Task]:
+        """All but this process."""
+        return [task for task in self.tasks if task != self.task]
+
+    def describe(self) -> str:
+        """One line for the log."""
+        accelerators = self.accelerators.describe()
+        if self.replicas == 1:
+            return f"one replica ({self.source} in the environment), {accelerators}"
+        names = ", ".join(str(task) for task in self.tasks)
+        chief = " (the chief)" if self.is_chief else ""
+        what = "processes" if self.source == TORCHRUN else "replicas"
+        place = f"{self.task.type} {self.task.index}{chief} of {self.replicas} {what}"
+        return f"{place}, by {self.source}: {names}; {accelerators}"
+
+
+def read(environment: Mapping[str, str]) -> Cluster:
+    """The cluster that TF_CONFIG, else CLUSTER_SPEC, else torchrun's variables, else nothing describes.
+
+    Raises:
+        UserError: A variable is not what Vertex or torchrun would set, or this replica has no part in synchronous
+            training (a parameter server, an evaluator).
+    """
+    accelerators = find(environment)
+    for source in ("TF_CONFIG", "CLUSTER_SPEC"):
+        text = environment.get(source)
+        if text:
+            cluster = _parse(source, text, accelerators)
+            if cluster is not None:
+                return cluster
+    if environment.get("RANK"):
+        return _from_torchrun(environment, accelerators)
+    return Cluster((Task("chief", 0, ""),), 0, "nothing", accelerators)
+
+
+def _from_torchrun(environment: Mapping[str, str], accelerators: Accelerators) -> Cluster:
+    """The cluster that torchrun describes: of the replicas' addresses it tells only the first one's."""
+    try:
+        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        local_rank = int(environment.get("LOCAL_RANK") or 0)
+        together = int(environment.get("LOCAL_WORLD_SIZE") or 1)
+        address = f"{environment['MASTER_ADDR']}:{int(environment['MASTER_PORT'])}"
+        if not (0 <= rank < size and 0 <= local_rank < together <= size):
+            raise ValueError("a rank is not below its number of processes")
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"torchrun's variables do not describe a place among processes: {type(error).__name__}: {error}.",
+            setting="RANK",
+            value=environment["RANK"],
+            allowed=f"numbers that belong together in {', '.join(_TORCHRUN_VARIABLES)}, as torchrun sets them",
+            mend="start the worker with torchrun, or unset RANK",
+        ) from None
+    tasks = tuple(Task("worker", index, "" if index else address) for index in range(size))
+    return Cluster(tasks, rank, TORCHRUN, accelerators, local_rank, together)
+
+
+def _parse(source: str, text: str, accelerators: Accelerators) -> Cluster | None:
+    """The cluster in `text`, or None where it names no replicas."""
+    try:
+        specification = json.loads(text)
+        cluster = specification.get("cluster") or {}
+        task = specification.get("task") or {}
+        if not cluster:
+            return None
+        tasks = _tasks(cluster)
+        own_type = str(task["type"])
+        own = (_POOL_TYPES.get(own_type, own_type), int(task.get("index", 0)))
+        ranks = [(other.type, other.index) for other in tasks]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{source} is not a cluster description: {type(error).__name__}: {error}.",
+            setting=source,
+            value=text,
+            allowed='JSON like {"cluster": {"chief": ["host:port"], "worker": ["host:port"]}, '
+            '"task": {"type": "worker", "index": 0}}',
+        ) from None
+    strangers = sorted({*(_POOL_TYPES.get(kind, kind) for kind in cluster if cluster[kind]), own[0]} - {*_TASK_TYPES})
+    if strangers:
+        raise UserError(
+            f"The cluster has replicas of type {', '.join(strangers)}, which have no part in synchronous training.",
+            setting=source,
+            value=text,
+            allowed="chief (or master) and worker: worker pools 0 and 1",
+        )
+    if own not in ranks:
+        raise UserError(
+            f"{source} says that this is {own[0]} {own[1]}; its cluster has none.",
+            setting=source,
+            value=text,
+        )
+    rank = ranks.index(own)
+    hosts = [task.host_and_port[0] for task in tasks]
+    return Cluster(tasks, rank, source, accelerators, hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank]))
+
+
+def _tasks(cluster: dict[str, Any]) -> tuple[Task, ...]:
+    by_type: dict[str, list[str]] = {}
+    for kind, addresses in cluster.items():
+        by_type.setdefault(_POOL_TYPES.get(kind, kind), []).extend(str(address) for address in addresses)
+    return tuple(
+        Task(kind, index, address) for kind in _TASK_TYPES for index, address in enumerate(by_type.get(kind, []))
+    )

@@ -1,0 +1,202 @@
+"""One process a device, for an engine whose processes train on one each: started, watched and ended together.
+
+The process that a replica was started as becomes their parent. It meets the other replicas, and trains nothing itself;
+its processes find their places in torchrun's variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from slipway.trainer.config import JobConfig
+from slipway.trainer.data.batches import check_shared_evenly
+from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
+from slipway.trainer.distributed.cluster import TORCHRUN, Cluster
+from slipway.trainer.distributed.ports import Ports
+from slipway.trainer.distributed.signals import EXIT_CODE, PEER_LOST_EXIT_CODE, StopRequest
+from slipway.trainer.engines.table import ONE_DEVICE_A_PROCESS
+
+POLL_SECONDS = 0.05
+# One process that ends badly often takes others with it; among those that end within this time, the one to blame is
+# looked for.
+BLAME_SECONDS = 1.0
+# How long the others have to end by themselves: a checkpoint may be half-written.
+GRACE_SECONDS = 10.0
+KEPT_LINES = 400
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+logger = logging.getLogger(__name__)
+
+
+def count(engine: str, cluster: Cluster) -> int:
+    """In how many processes this replica is to train: one, or one a device.
+
+    Replicas on one machine have as many of its GPUs each. Where torchrun has started several processes here, it has
+    done what is needed.
+    """
+    here = cluster.accelerators
+    if engine not in ONE_DEVICE_A_PROCESS or (cluster.source == TORCHRUN and cluster.on_this_machine > 1):
+        return 1
+    if here.kind == "virtual":
+        return here.count
+    return max(1, here.count // cluster.on_this_machine) if here.kind == "gpu" else 1
+
+
+def run(job: JobConfig, cluster: Cluster, processes: int, stop: StopRequest) -> int:
+    """Train in that many processes to their end, well or badly; the exit status that this replica ends with.
+
+    Whatever ends this one ends them. What the first prints is printed; what another has printed, only when it failed.
+
+    Raises:
+        UserError: They can not share a batch evenly.
+    """
+    check_shared_evenly(job.train, cluster.replicas, processes)
+    plan = job.plan.model_copy(update={"processes": processes})
+    command = [
+        sys.executable,
+        "-m",
+        "slipway.trainer",
+        "--config",
+        job.model_copy(update={"plan": plan}).model_dump_json(),
+    ]
+    with contextlib.ExitStack() as ended, stop.deferred():
+        if cluster.replicas == 1:
+            ports = Ports(1)
+            ended.callback(ports.close)
+            meeting = ("127.0.0.1", ports.numbers[0])
+        else:
+            meeting = cluster.tasks[0].host_and_port
+        children: list[_Child] = []
+        ended.callback(lambda: _end(children))
+        children.extend(
+            _Child(number, command, environment_of(os.environ, cluster, processes, number, meeting))
+            for number in range(processes)
+        )
+        return _watch(children, stop)
+
+
+class _Child:
+    """The process of one device."""
+
+    def __init__(self, number: int, command: list[str], environment: dict[str, str]) -> None:
+        self.number = number
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if number else None,
+            stderr=subprocess.STDOUT if number else None,
+            text=True,
+            errors="replace",
+            preexec_fn=die_with_parent(),
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self._lines.append(line)
+
+    def print_lines(self) -> None:
+        """Print what it has printed, unless that was seen."""
+        self._reader.join(timeout=5)
+        sys.stderr.write("".join(self._lines))
+        sys.stderr.flush()
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    @property
+    def status(self) -> int:
+        """What a shell would call its exit status: that of a signal is 128 and its number."""
+        code = self.process.returncode
+        return 128 - code if code < 0 else code
+
+
+def _watch(children: list[_Child], stop: StopRequest) -> int:
+    """Return when all have ended well, or soon after one has not: the exit status of the one to blame."""
+    deadline: float | None = None
+    asked = False
+    while True:
+        if stop.requested and not asked:
+            asked = True
+            for child in children:
+                child.signal(signal.SIGTERM)
+        codes = [child.process.poll() for child in children]
+        if all(code is not None for code in codes):
+            break
+        if any(codes) and not asked and deadline is None:
+            deadline = time.monotonic() + BLAME_SECONDS
+        if deadline is not None and time.monotonic() > deadline:
+            break
+        time.sleep(POLL_SECONDS)
+    bad = [child for child in children if child.process.returncode]
+    if not bad:
+        return 0
+    cause = min(bad, key=_innocence)
+    if cause.process.returncode < 0:
+        how = f"was killed by {signal.Signals(-cause.process.returncode).name}"
+        logger.error("the process of device %d of this replica %s", cause.number, how)
+    elif cause.status not in (EXIT_CODE, PEER_LOST_EXIT_CODE):
+        cause.print_lines()
+    return cause.status
+
+
+def _innocence(child: _Child) -> int:
+    """How likely it is that another has ended this one: the own error of one comes first."""
+    return {EXIT_CODE: 2, PEER_LOST_EXIT_CODE: 3}.get(child.status, 1 if child.process.returncode < 0 else 0)
+
+
+def _end(children: list[_Child]) -> None:
+    """End what still runs: asked first, killed after the grace time."""
+    for child in children:
+        child.signal(signal.SIGTERM)
+        child.signal(signal.SIGCONT)  # a frozen one hears nothing else
+    deadline = time.monotonic() + GRACE_SECONDS
+    for child in children:
+        try:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.signal(signal.SIGKILL)
+            child.process.wait()
+
+
+def environment_of(
+    environment: Mapping[str, str], cluster: Cluster, processes: int, number: int, meeting: tuple[str, int]
+) -> dict[str, str]:
+    """What the process of device `number` is told: its place as torchrun tells it, and nothing of the replica's."""
+    kept = {name: value for name, value in environment.items() if name not in ("TF_CONFIG", "CLUSTER_SPEC")}
+    if cluster.accelerators.kind == "virtual":
+        kept[VIRTUAL_DEVICES_VARIABLE] = "1"
+    return kept | {
+        "RANK": str(cluster.rank * processes + number),
+        "WORLD_SIZE": str(cluster.replicas * processes),
+        "LOCAL_RANK": str(cluster.local_rank * processes + number),
+        "LOCAL_WORLD_SIZE": str(cluster.on_this_machine * processes),
+        "MASTER_ADDR": meeting[0],
+        "MASTER_PORT": str(meeting[1]),
+    }
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """What a new process does first so that it does not outlive a killed parent (Linux)."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
+
+    def ask() -> None:
+        library.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+    return ask

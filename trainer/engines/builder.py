@@ -1,0 +1,203 @@
+"""From `model.builder`, an importable "module:function", to what it returns; its mistakes told to the user."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from slipway.core.errors import UserError, nearest
+from slipway.trainer.config import ModelSettings
+from slipway.trainer.distributed.signals import EXIT_CODE
+
+_CONTRACT = "a function of (image_shape, classes, …) that returns a network from images to logits [batch, classes]"
+
+
+class EndedProcess(Exception):
+    """User code tried to end this process; the cause is SystemExit, KeyboardInterrupt or what stands for os._exit."""
+
+
+class _OsExit(BaseException):
+    """A call of os._exit, with its status."""
+
+
+@contextlib.contextmanager
+def user_code() -> Iterator[None]:
+    """Run user code that must not end this process, nor look like a stop request: then `EndedProcess` is raised.
+
+    os._exit raises only in this thread; other threads and forked processes end as they ask for.
+    """
+    leave, caller = os._exit, (os.getpid(), threading.get_ident())
+
+    def raise_instead(status: int) -> NoReturn:
+        if os._exit is not raise_instead or (os.getpid(), threading.get_ident()) != caller:
+            leave(status)
+        raise _OsExit(status)
+
+    os._exit = raise_instead
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt, _OsExit) as error:
+        if isinstance(error, SystemExit) and error.code == EXIT_CODE:  # not the user's: SIGTERM has come
+            raise
+        raise EndedProcess(f"os._exit({error})" if isinstance(error, _OsExit) else _named(error)) from error
+    finally:
+        os._exit = leave
+
+
+def what_happened(error: Exception) -> str:
+    """A sentence's end about what user code did: "raised KeyError: 'x'", "called os._exit(3)"."""
+    if isinstance(error, EndedProcess):
+        return f"{'called' if isinstance(error.__cause__, _OsExit) else 'raised'} {error}"
+    return f"raised {_named(error)}"
+
+
+def origin(error: Exception) -> BaseException:
+    """What the user code raised itself."""
+    return (error.__cause__ if isinstance(error, EndedProcess) else None) or error
+
+
+def _named(error: BaseException) -> str:
+    """An exception's type and the first lines of its text, without the colours that Keras puts in."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
+    text = "\n".join([line for line in lines if line.strip()][:4])
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
+    """Call the builder with [height, width, channels], the number of classes, and `model.arguments` by name.
+
+    Raises:
+        UserError: It does not import, does not take these arguments, or raises; then that exception is its cause.
+    """
+    function = load(settings.builder)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a function written in C has none; its call will tell
+        pass
+    else:
+        check_signature(signature, settings)
+    try:
+        with user_code():
+            return function(image_shape, classes, **settings.arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"The builder {settings.builder} {what_happened(error)}",
+            setting="model.arguments" if settings.arguments else "model.builder",
+            value=settings.arguments or settings.builder,
+            allowed=_CONTRACT,
+            mend="fix the function, or choose other model.arguments",
+        ) from origin(error)
+
+
+def load(builder: str) -> Callable[..., Any]:
+    """The function that "module:function" names.
+
+    Raises:
+        UserError: There is no such module or function, or the module's own import fails (then with that cause).
+    """
+    module_name, _, function_name = builder.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # a user's own modules lie in the folder that they work in; ours go before them
+    try:
+        with user_code():
+            module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _import_failed(builder, module_name, error) from error
+        raise UserError(
+            f"There is no module {error.name!r}.",
+            setting="model.builder",
+            value=builder,
+            allowed='"module:function", the module importable from the working directory or installed',
+            nearest=_nearest_module(module_name, function_name),
+            mend="correct the module's name, or start from the folder that holds it",
+        ) from None
+    except Exception as error:
+        raise _import_failed(builder, module_name, error) from origin(error)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        names = _functions(module)
+        close = nearest(function_name, names)
+        raise UserError(
+            f"The module {module_name} has no function {function_name!r}.",
+            setting="model.builder",
+            value=builder,
+            allowed=", ".join(f"{module_name}:{name}" for name in names) or _CONTRACT,
+            nearest=f"{module_name}:{close}" if close else None,
+            mend="correct the function's name",
+        )
+    return function
+
+
+def _import_failed(builder: str, module_name: str, error: Exception) -> UserError:
+    return UserError(
+        f"The module {module_name} cannot be imported: it {what_happened(error)}",
+        setting="model.builder",
+        value=builder,
+        mend="fix the module, or install what it needs",
+    )
+
+
+def check_signature(signature: inspect.Signature, settings: ModelSettings) -> None:
+    """Check that a builder of this signature accepts (image_shape, classes, **model.arguments).
+
+    Raises:
+        UserError: It does not.
+    """
+    try:
+        signature.bind(None, None, **settings.arguments)
+    except TypeError as error:
+        problem = (
+            f"The builder {settings.builder} cannot be called with (image_shape, classes, **model.arguments): {error}."
+        )
+        if not settings.arguments:
+            raise UserError(
+                problem,
+                setting="model.builder",
+                value=settings.builder,
+                allowed=_CONTRACT,
+                mend=f"def {settings.builder.partition(':')[2]}(image_shape, classes): …",
+            ) from None
+        names = [name for name in list(signature.parameters)[2:] if not name.startswith("_")]
+        unknown = [name for name in settings.arguments if name not in signature.parameters]
+        raise UserError(
+            problem,
+            setting="model.arguments",
+            value=settings.arguments,
+            allowed=f"arguments by the names {', '.join(names)}" if names else "no arguments",
+            nearest=nearest(unknown[0], names) if unknown else None,
+            mend="correct model.arguments",
+        ) from None
+
+
+def _functions(module: Any) -> list[str]:
+    """The public functions that `module` itself defines."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    ]
+
+
+def _nearest_module(module_name: str, function_name: str) -> str | None:
+    """The sibling module whose name is most like the one that is missing."""
+    parent, _, own = module_name.rpartition(".")
+    if not parent:  # all that is installed would be its siblings
+        return None
+    try:
+        path = importlib.import_module(parent).__path__
+    except (ImportError, AttributeError):
+        return None
+    close = nearest(own, [module.name for module in pkgutil.iter_modules(path)])
+    return f"{parent}.{close}:{function_name}" if close else None

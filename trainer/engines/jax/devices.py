@@ -1,0 +1,134 @@
+"""JAX's devices: those of this process, and those of all processes of the job as one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from slipway.trainer.distributed.accelerators import virtual_devices
+from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.engines.base import OutOfMemory, PeerLost
+
+# Everything is laid out along one axis: a batch's examples are split along it, all else is whole on each device.
+AXIS = "examples"
+# A process that is silent for so long is given up by the others.
+HEARTBEAT_SECONDS = 30
+# What XLA's runtime, gloo and NCCL say where another process is gone.
+_LOST = ("gloo", "nccl", "connection", "unavailable", "aborted", "peer", "heartbeat", "coordination service", "socket")
+
+
+class Devices:
+    """All devices of the job. Arrays are given to `whole` and `split`, the same calls on every process."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        logging.getLogger("jax").setLevel(logging.WARNING)  # it lists the accelerators that are not there
+        # TensorFlow reads the data; it would take all of the accelerators' memory.
+        for kind in ("GPU", "TPU"):
+            with contextlib.suppress(ValueError, RuntimeError):
+                tf.config.set_visible_devices([], kind)
+        virtual = virtual_devices(os.environ)
+        if virtual:
+            jax.config.update("jax_platforms", "cpu")
+            jax.config.update("jax_num_cpu_devices", virtual)
+        if cluster.on_this_machine > 1:
+            # Replicas that each use all cores take turns instead. XLA's name for the number of threads.
+            os.environ["NPROC"] = str(max(1, _cores() // cluster.on_this_machine))
+        self.cluster = cluster
+        if cluster.replicas > 1:
+            _join(cluster)
+        self.all = jax.devices()
+        self.local = jax.local_devices()
+        self.mesh = Mesh(np.array(self.all), (AXIS,))
+        self.whole_layout = NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def kind(self) -> str:
+        """CPU, GPU or TPU."""
+        return {"cpu": "CPU", "tpu": "TPU"}.get(self.local[0].platform, "GPU")
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """A GPU's compute capability."""
+        text = getattr(self.local[0], "compute_capability", None)
+        if self.kind != "GPU" or not text:
+            return None
+        major, _, minor = str(text).partition(".")
+        return int(major), int(minor or 0)
+
+    @property
+    def memory(self) -> int | None:
+        """How many bytes a device has; None where it does not tell (a CPU's are the machine's)."""
+        statistics = self.local[0].memory_stats() if self.kind != "CPU" else None
+        return int(statistics["bytes_limit"]) if statistics and "bytes_limit" in statistics else None
+
+    def layout(self, axis: int) -> NamedSharding:
+        """Split along that axis of an array."""
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS))
+
+    def whole(self, array: Any) -> Any:
+        """`array`, the same on every process, as a copy on every device."""
+        array = np.asarray(array)
+        return jax.make_array_from_callback(array.shape, self.whole_layout, lambda _index: array)
+
+    def split(self, array: Any, axis: int = 0) -> Any:
+        """This process's part of an array that is split evenly along `axis` over all devices of all processes."""
+        return jax.make_array_from_process_local_data(self.layout(axis), np.asarray(array))
+
+    def on_each(self, array: Any) -> Any:
+        """An array of which each of this process's devices has the whole: the copies follow each other along axis 0."""
+        shape = (len(self.all) * array.shape[0], *array.shape[1:])
+        copies = [jax.device_put(array, device) for device in self.local]
+        return jax.make_array_from_single_device_arrays(shape, self.layout(0), copies)
+
+    def leave(self) -> None:
+        """End the connection to the others."""
+        if self.cluster.replicas > 1:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the chief's end of it may be closed already
+                jax.distributed.shutdown()
+
+
+def _join(cluster: Cluster) -> None:
+    """Meet the other processes at the chief's address."""
+    address = cluster.tasks[0].address
+    host, _, port = address.rpartition(":")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # The processes end by themselves when a peer is gone, with a message; JAX's runtime would abort them.
+    jax.config.update("jax_enable_recoverability", True)
+    # SIGTERM is the trainer's: it agrees with the others on a step to stop at.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        coordinator_address=address,
+        num_processes=cluster.replicas,
+        process_id=cluster.rank,
+        cluster_detection_method="deactivate",
+        coordinator_bind_address=f"{host if host in ('127.0.0.1', 'localhost') else '[::]'}:{port}",
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+    )
+
+
+@contextlib.contextmanager
+def errors_named(cluster: Cluster) -> Iterator[None]:
+    """Tell the loss of a peer and of memory from other errors."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        text = str(error)
+        first = text.partition("\n")[0]
+        if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
+            raise OutOfMemory(first) from error
+        if cluster.replicas > 1 and any(word in text.lower() for word in _LOST):
+            raise PeerLost(first) from error
+        raise
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

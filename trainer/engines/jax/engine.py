@@ -1,0 +1,225 @@
+"""The jax engine: Keras networks on JAX, in one compiled function of many steps, data parallel over all devices.
+
+The devices of one process and of many are the same to it; so are CPUs, GPUs and TPUs. BatchNormalization looks at the
+global batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import tensorflow as tf
+from jax.experimental import jax2tf
+from numpy.typing import NDArray
+
+from slipway.core.manifest import Manifest
+from slipway.trainer.config import JobConfig
+from slipway.trainer.data import augment
+from slipway.trainer.data.batches import check_shared_evenly
+from slipway.trainer.data.class_weights import class_weights
+from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
+from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.engines import builder, precision
+from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work
+from slipway.trainer.engines.jax.devices import Devices, errors_named
+from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
+from slipway.trainer.engines.jax.step import Step, Variables, has_convolutions
+from slipway.trainer.engines.keras import model as keras_model
+from slipway.trainer.engines.keras import optimizer, states
+from slipway.trainer.export import saved_model
+
+
+def make() -> Engine:
+    """The engine."""
+    return JaxEngine()
+
+
+class JaxEngine:
+    """See `slipway.trainer.engines.base.Engine`."""
+
+    def __init__(self) -> None:
+        self._devices: Any = None
+        self._model: Any = None
+        self._optimizer: Any = None
+        self._step: Any = None
+        self._variables: Variables = ([], [], [])
+        self._feed: Feed | None = None
+        self._measure: Any = None
+        self._most = 1  # steps that one call of the compiled function can run
+        self._precision: precision.Precision = "float32"
+        self._image_shape = (0, 0, 0)
+
+    def open(self, cluster: Cluster) -> str:
+        with errors_named(cluster):
+            self._devices = Devices(cluster)
+        devices = self._devices
+        there = f", {len(devices.all)} in {cluster.replicas} processes" if cluster.replicas > 1 else ""
+        return f"JAX {jax.__version__}, {len(devices.local)} of {devices.kind} here{there}"
+
+    def build(self, job: JobConfig, manifest: Manifest) -> None:
+        check_shared_evenly(job.train, job.plan.replicas, len(self._devices.local))
+        augment.verify(job.train.augment, manifest.image_shape)
+        self._precision = precision.choose(job.train, self._devices.kind, self._devices.capability)
+        self._most, self._image_shape = job.train.steps_per_call, manifest.image_shape
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(job.train.seed)
+        keras.config.set_dtype_policy(self._precision)
+        builder.load(job.model.builder)
+        self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+        self._optimizer = optimizer.make(job.train, self._model, self._precision)
+        scaled = self._precision == "mixed_float16"
+        inner = self._optimizer.inner_optimizer if scaled else self._optimizer
+        self._step = Step(
+            model=self._model,
+            optimizer=self._optimizer,
+            rate=_place(inner._learning_rate, self._optimizer.variables),
+            loss_scale=_place(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
+            batch=job.train.batch_size,
+            accumulation=job.train.accumulation,
+            class_weights=class_weights(job.train, manifest),
+            augment=job.train.augment,
+            seed=job.train.seed,
+            devices=self._devices,
+            is_loop_fast=self._devices.kind != "CPU" or not has_convolutions(self._model),
+        )
+        self._measure, self._feed = self._step.measuring(), None
+        first, second, third = self._groups()
+        self._variables = (self._whole(first), self._whole(second), self._whole(third))
+
+    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
+        with errors_named(self._devices.cluster):
+            if self._feed is None:
+                self._feed = self._feed_for(data, step)
+            results = []
+            for start in range(0, len(rates), self._feed.most):
+                some = rates[start : start + self._feed.most]
+                self._variables, figures = self._feed.run(self._variables, step + start, some)
+                results.append((figures, len(some)))
+            # Only now are they waited for.
+            parts = [np.concatenate([np.atleast_2d(each) for each in figures])[:count] for figures, count in results]
+            found = np.concatenate(parts).astype(np.float64)
+        return StepFigures(losses=found[:, 0], accuracies=found[:, 1], waited=self._feed.take_waited())
+
+    def _feed_for(self, data: TrainingData, step: int) -> Feed:
+        if isinstance(data, MemoryTraining):
+            # Every process must decide the same.
+            (too_large,) = self.agree([float(not fits(data, self._devices))])
+            if not too_large:
+                (examples,) = self.agree([len(data.labels)])
+                return MemoryFeed(data, self._step, self._most, round(examples))
+        return StreamFeed(data, self._step, self._most, step)
+
+    def evaluate(self, data: Evaluation) -> Measured:
+        trained, others, _ = self._variables
+        sums = np.zeros(3)
+        with errors_named(self._devices.cluster):
+            waiting: list[Any] = []
+            for batch in data.batches():
+                waiting.append(self._measure(trained, others, *map(self._devices.split, batch)))
+                if len(waiting) > 1:  # one is computed while the next one is read
+                    sums += np.asarray(waiting.pop(0))
+            for result in waiting:
+                sums += np.asarray(result)
+        loss, correct, examples = sums
+        return Measured(float(loss / examples), float(correct / examples), round(examples))
+
+    def agree(self, values: Sequence[float]) -> list[float]:
+        own = np.asarray(values, np.float64)
+        if self._devices.cluster.replicas == 1:
+            return [float(value) for value in own]
+        # The devices have no float64: its bytes go round.
+        parts = np.tile(own.view(np.uint32)[np.newaxis], (len(self._devices.local), 1))
+        with errors_named(self._devices.cluster):
+            everywhere = np.asarray(_gathered(self._devices.split(parts), self._devices.whole_layout))
+        return [float(value) for value in everywhere.view(np.float64).max(axis=0)]
+
+    def state(self) -> State:
+        arrays = [np.array(array) for group in self._variables for array in group]
+        return dict(zip(self._names(), arrays, strict=True))
+
+    def load_state(self, state: State) -> None:
+        arrays = [array for group in self._variables for array in group]
+        names = self._names()
+        states.verify(state, {name: (array.shape, array.dtype.name) for name, array in zip(names, arrays, strict=True)})
+        found = iter(self._whole(state[name] for name in names))
+        first, second, third = ([next(found) for _ in group] for group in self._variables)
+        self._variables = (first, second, third)
+
+    def work(self) -> Work:
+        flops = self._step.gradient_flops(self._variables, self._image_shape)
+        return Work(self._devices.local[0].device_kind, len(self._devices.all), self._precision, flops)
+
+    def graph(self) -> bytes | None:
+        return None
+
+    @contextlib.contextmanager
+    def profile(self, folder: Path) -> Iterator[None]:
+        with jax.profiler.trace(str(folder)):
+            yield
+
+    def size(self) -> ModelSize:
+        return keras_model.size(self._model)
+
+    def weights_checksum(self) -> str:
+        self._into_model()
+        return keras_model.checksum(self._model)
+
+    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:  # noqa: ARG002
+        self._into_model()
+        model = self._model
+        trained = [variable.value for variable in model.trainable_variables]
+        others = [variable.value for variable in model.non_trainable_variables]
+        logits = jax2tf.convert(
+            lambda trained, images: model.stateless_call(trained, others, images, training=False)[0],
+            polymorphic_shapes=[None, f"(batch, {', '.join(map(str, manifest.image_shape))})"],
+            with_gradient=False,
+            native_serialization_platforms=("cpu", "cuda", "tpu"),
+        )
+        variables = [tf.Variable(np.asarray(array)) for array in trained]
+        # TensorFlow would rewrite all of JAX's Python code, which takes most of a minute and changes nothing.
+        as_it_is = tf.autograph.experimental.do_not_convert(lambda images: logits(variables, images))
+        saved_model.write(folder, as_it_is, variables, manifest)
+        model.save(folder / "model.keras")
+
+    def close(self, wait_for_others: Callable[[], None]) -> None:
+        if self._devices.cluster.is_chief:  # the runtime aborts a process that leaves after the chief
+            wait_for_others()
+        self._devices.leave()
+
+    # The variables
+
+    def _groups(self) -> tuple[list[Any], list[Any], list[Any]]:
+        model = self._model
+        return list(model.trainable_variables), list(model.non_trainable_variables), list(self._optimizer.variables)
+
+    def _names(self) -> list[str]:
+        """Every variable's name in a checkpoint, in the order of `_variables`."""
+        names: dict[int, str] = {}
+        for group, variables in (("model", self._model.variables), ("optimizer", self._optimizer.variables)):
+            words = states.named(group, [variable.name for variable in variables])
+            names.update(zip(map(id, variables), words, strict=True))
+        return [names[id(variable)] for group in self._groups() for variable in group]
+
+    def _whole(self, variables: Any) -> list[Any]:
+        return [self._devices.whole(variable) for variable in variables]
+
+    def _into_model(self) -> None:
+        """Give the network the trained values; the compiled functions work on arrays of their own."""
+        for variables, arrays in zip(self._groups(), self._variables, strict=True):
+            for variable, array in zip(variables, arrays, strict=True):
+                variable.assign(np.asarray(array))
+
+
+def _place(wanted: Any, variables: Sequence[Any]) -> int:
+    return next(number for number, variable in enumerate(variables) if variable is wanted)
+
+
+def _gathered(array: Any, layout: Any) -> Any:
+    """The whole array on every device."""
+    return jax.jit(lambda same: same, out_shardings=layout)(array)

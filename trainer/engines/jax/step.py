@@ -1,0 +1,210 @@
+"""The jax engine's compiled functions: many training steps in one call, and the measuring of a batch.
+
+All are written for the global batch; XLA shares the work among the devices and puts the all-reduces in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from numpy.typing import NDArray
+
+from slipway.trainer.config import AugmentSettings
+from slipway.trainer.engines.jax.devices import AXIS, Devices
+from slipway.trainer.engines.keras import augment as keras_augment
+
+# Variables as arrays: the network's trained ones, its others (random state, moving statistics), the optimizer's.
+Variables = tuple[list[Any], list[Any], list[Any]]
+# The function (variables, inputs, first, rates, count) -> (variables, figures) that runs `count` steps, `first` being
+# the first one's number in the run, `rates` float32 [most] their learning rates. The figures are arrays [n, 2] or [2]
+# with the steps' loss and accuracy, perhaps of more than `count` steps. The variables that go in are used up.
+Steps = Callable[[Variables, Any, int, Any, int], tuple[Variables, list[Any]]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one training step is.
+
+    Args:
+        model: The keras.Model.
+        optimizer: Its keras optimizer, maybe one that scales the loss.
+        rate: The place of the learning rate among the optimizer's variables.
+        loss_scale: The place of the loss's scale among them; None where the loss is not scaled.
+        batch: The global batch's examples.
+        accumulation: In how many parts the batch is worked through.
+        class_weights: A factor for each class, float32 [classes], or None.
+        augment: The changes to images.
+        seed: Of the run.
+        devices: The job's.
+        is_loop_fast: Whether the steps of a call run in one compiled loop; else each is a call of its own.
+    """
+
+    model: Any
+    optimizer: Any
+    rate: int
+    loss_scale: int | None
+    batch: int
+    accumulation: int
+    class_weights: NDArray[np.float32] | None
+    augment: AugmentSettings
+    seed: int
+    devices: Devices
+    is_loop_fast: bool
+
+    def from_memory(self) -> Steps:
+        """Steps on (images, labels, order).
+
+        `images` uint8 and `labels` int32 are each device's copy of its process's examples (Devices.on_each), `order`
+        int32 [most, batch] their indices step by step.
+        """
+
+        def fetch_on_device(images: Any, labels: Any, order: Any, step: Any) -> tuple[Any, Any]:
+            return self._prepared(images[order], labels[order], step)
+
+        fetch = self._on_devices(fetch_on_device, 3)
+        return self._steps(lambda inputs, number, step: fetch(inputs[0], inputs[1], inputs[2][number], step))
+
+    def from_stream(self) -> Steps:
+        """Steps on batches (images, labels): uint8 [most, batch, height, width, channels] and int32 [most, batch]."""
+        prepare = self._on_devices(self._prepared, 2)
+        return self._steps(lambda inputs, number, step: prepare(inputs[0][number], inputs[1][number], step))
+
+    def measuring(self) -> Callable[..., Any]:
+        """The compiled function (trained, others, images uint8, labels, weights) -> sums, float32 [3].
+
+        The sums of losses, of right answers and of weights over the global batch, each example by its weight.
+        """
+
+        def measure(trained: Any, others: Any, images: Any, labels: Any, weights: Any) -> Any:
+            logits = self.model.stateless_call(trained, others, _scaled(images), training=False)[0]
+            losses, correct = _losses(logits.astype(jnp.float32), labels)
+            return jnp.stack([jnp.sum(losses * weights), jnp.sum(correct * weights), jnp.sum(weights)])
+
+        return jax.jit(measure, out_shardings=self.devices.whole_layout)
+
+    def gradient_flops(self, variables: Variables, image_shape: tuple[int, int, int]) -> float | None:
+        """The floating-point operations of one step's forward and backward computation, all devices together."""
+        images = jax.ShapeDtypeStruct((self.batch, *image_shape), jnp.float32)
+        labels = jax.ShapeDtypeStruct((self.batch,), jnp.int32)
+        function = jax.jit(jax.grad(self._loss, has_aux=True))
+        costs = function.lower(variables[0], variables[1], images, labels, jnp.float32(1.0)).cost_analysis()
+        flops = costs.get("flops") if isinstance(costs, dict) else None
+        return float(flops) if flops and flops > 0 else None
+
+    # The parts
+
+    def _steps(self, fetch: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Steps:
+        """`fetch` gives a step's images and labels: of the inputs, its number in the call and its number in the run."""
+        whole = self.devices.whole_layout
+
+        def one(variables: Variables, inputs: Any, first: Any, rates: Any, number: Any) -> tuple[Variables, Any]:
+            return self._step(variables, *fetch(inputs, number, first + number), rates[number])
+
+        def many(variables: Variables, inputs: Any, first: Any, rates: Any, count: Any) -> tuple[Variables, Any]:
+            def body(number: Any, carry: Any) -> Any:
+                variables, figures = carry
+                variables, row = one(variables, inputs, first, rates, number)
+                return variables, figures.at[number].set(row)
+
+            # The number of steps is an input, so that calls of every length share one compiled program.
+            return jax.lax.fori_loop(0, count, body, (variables, jnp.zeros((rates.shape[0], 2), jnp.float32)))
+
+        def run_many(variables: Variables, inputs: Any, first: int, rates: Any, count: int) -> tuple[Variables, Any]:
+            variables, figures = together(variables, inputs, np.int32(first), rates, np.int32(count))
+            return variables, [figures]
+
+        def run_each(variables: Variables, inputs: Any, first: int, rates: Any, count: int) -> tuple[Variables, Any]:
+            rows = []
+            for number in range(count):
+                variables, row = single(variables, inputs, np.int32(first), rates, np.int32(number))
+                rows.append(row)
+            return variables, rows
+
+        together = jax.jit(many, donate_argnums=0, out_shardings=(whole, whole))
+        single = jax.jit(lambda *inputs: one(*inputs), donate_argnums=0, out_shardings=(whole, whole))
+        return run_many if self.is_loop_fast else run_each
+
+    def _on_devices(self, function: Callable[..., Any], split: int) -> Callable[..., Any]:
+        """`function` on every device's part of its first `split` arguments; the last one is the step's number.
+
+        What it gives, [accumulation, part of the batch, …], becomes [accumulation, batch, …].
+        """
+        arguments = (*[PartitionSpec(AXIS)] * split, PartitionSpec())
+        parts = (PartitionSpec(None, AXIS), PartitionSpec(None, AXIS))
+        return jax.shard_map(function, mesh=self.devices.mesh, in_specs=arguments, out_specs=parts)
+
+    def _prepared(self, images: Any, labels: Any, step: Any) -> tuple[Any, Any]:
+        """A device's part of a batch as the network is given it, in its parts: float32 [accumulation, share, …]."""
+        images = _scaled(images)
+        if self.augment.is_on:
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), step), jax.lax.axis_index(AXIS))
+            # One key for each change, whether on or off: switching one leaves the others' draws as they are.
+            keys = jax.random.split(key, 4)
+            draws = keras_augment.draw(
+                self.augment,
+                images.shape[0],
+                lambda change, shape, low, high: jax.random.uniform(keys[change], shape, minval=low, maxval=high),
+                lambda change, shape, low, high: jax.random.randint(keys[change], shape, low, high),
+            )
+            images = keras_augment.change(images, self.augment, draws)
+        share = images.shape[0] // self.accumulation
+        return (
+            images.reshape(self.accumulation, share, *images.shape[1:]),
+            labels.reshape(self.accumulation, share),
+        )
+
+    def _step(self, variables: Variables, images: Any, labels: Any, rate: Any) -> tuple[Variables, Any]:
+        """One update; its loss and accuracy over the global batch before it, float32 [2].
+
+        `images` and `labels` are the batch in its parts, [accumulation, batch / accumulation, …].
+        """
+        trained, others, kept = variables
+        scale = jnp.float32(1.0) if self.loss_scale is None else kept[self.loss_scale]
+        gradient = jax.grad(self._loss, has_aux=True)
+
+        def part(carry: Any, batch: Any) -> Any:
+            others, sums, figures = carry
+            gradients, (others, more) = gradient(trained, others, *batch, scale)
+            return (others, [a + b for a, b in zip(sums, gradients, strict=True)], figures + more), None
+
+        if self.accumulation == 1:
+            gradients, (others, figures) = gradient(trained, others, images[0], labels[0], scale)
+        else:
+            start = (others, [jnp.zeros_like(each) for each in trained], jnp.zeros(2, jnp.float32))
+            (others, gradients, figures), _ = jax.lax.scan(part, start, (images, labels), unroll=not self.is_loop_fast)
+        kept = list(kept)
+        kept[self.rate] = rate.astype(kept[self.rate].dtype)
+        trained, kept = self.optimizer.stateless_apply(kept, gradients, trained)
+        return (list(trained), list(others), list(kept)), figures
+
+    def _loss(self, trained: Any, others: Any, images: Any, labels: Any, scale: Any) -> Any:
+        """A part's share of the global batch's mean loss, times `scale`; beside it, (other variables, figures)."""
+        logits, others, extra = self.model.stateless_call(trained, others, images, training=True, return_losses=True)
+        losses, correct = _losses(logits.astype(jnp.float32), labels)
+        if self.class_weights is not None:
+            losses *= jnp.asarray(self.class_weights)[labels]
+        loss = jnp.sum(losses) / self.batch + sum(extra) / self.accumulation
+        return loss * scale, (others, jnp.stack([loss, jnp.sum(correct) / self.batch]))
+
+
+def has_convolutions(model: Any) -> bool:
+    """Whether the network has any. On CPUs XLA computes those in a compiled loop over ten times slower than outside."""
+    names = [type(layer).__name__ for layer in model._flatten_layers()]
+    return any("Conv" in name for name in names)
+
+
+def _scaled(pixels: Any) -> Any:
+    """Pixels uint8 as float32 in [0, 1], what a network is given."""
+    return pixels.astype(jnp.float32) * np.float32(1.0 / 255.0)
+
+
+def _losses(logits: Any, labels: Any) -> tuple[Any, Any]:
+    """Each example's cross-entropy and whether its most probable class is the label (1 or 0), float32 [batch]."""
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)[:, 0]
+    return -chosen, (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)

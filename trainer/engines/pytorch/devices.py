@@ -1,0 +1,174 @@
+"""PyTorch's device of this process, and the group of all processes of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import tensorflow as tf
+import torch
+import torch.distributed as distributed
+
+from slipway.core.errors import UserError
+from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.engines.base import OutOfMemory, PeerLost
+from slipway.trainer.engines.pytorch import tpu
+
+# The longest that a process waits in a collective: the chief may be exporting meanwhile.
+COLLECTIVE_MINUTES = 10
+# The longest that a process waits for the others when all is done, and how often it looks.
+LEAVE_SECONDS = 10.0
+LEAVE_POLL_SECONDS = 0.01
+# What gloo, NCCL and the store say where another process is gone.
+_LOST = ("gloo", "nccl", "connection", "peer", "socket", "timed out", "broken pipe", "store")
+
+
+class Devices:
+    """This process's device, and the process group where there are several processes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        with contextlib.suppress(ValueError, RuntimeError):
+            tf.config.set_visible_devices([], "GPU")  # TensorFlow reads the data; it would take all of the memory
+        self.tpu = tpu.open_tpu() if tpu.is_here(os.environ) else None
+        if self.tpu:
+            self.device = self.tpu.device
+        elif torch.cuda.is_available() and cluster.accelerators.kind != "virtual":
+            _check_gpus(cluster, torch.cuda.device_count())
+            self.device = torch.device("cuda", cluster.local_rank)
+            torch.cuda.set_device(self.device)
+        else:
+            self.device = torch.device("cpu")
+            if cluster.on_this_machine > 1:  # replicas that each use all cores take turns instead
+                torch.set_num_threads(max(1, torch.get_num_threads() // cluster.on_this_machine))
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS's sums are not the same again
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        if cluster.replicas > 1:
+            self._join()
+
+    @property
+    def kind(self) -> str:
+        """CPU, GPU or TPU."""
+        return "TPU" if self.tpu else {"cuda": "GPU"}.get(self.device.type, "CPU")
+
+    @property
+    def name(self) -> str:
+        """The device's, as its maker gives it."""
+        return str(torch.cuda.get_device_name(self.device)) if self.kind == "GPU" else self.kind
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """A GPU's compute capability."""
+        return torch.cuda.get_device_capability(self.device) if self.kind == "GPU" else None
+
+    @property
+    def memory(self) -> int | None:
+        """How many bytes the device has; None for a CPU, whose are the machine's."""
+        return int(torch.cuda.get_device_properties(self.device).total_memory) if self.kind == "GPU" else None
+
+    def _join(self) -> None:
+        """Meet the other processes at the chief's address, and tell the user's code by torchrun's variables."""
+        host, _, port = self.cluster.tasks[0].address.rpartition(":")
+        os.environ |= {
+            "MASTER_ADDR": host,
+            "MASTER_PORT": port,
+            "RANK": str(self.cluster.rank),
+            "WORLD_SIZE": str(self.cluster.replicas),
+            "LOCAL_RANK": str(self.cluster.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.cluster.on_this_machine),
+        }
+        if host in ("127.0.0.1", "localhost"):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        timeout = timedelta(minutes=COLLECTIVE_MINUTES)
+        self._listener = _listener(host, int(port)) if self.cluster.is_chief else None
+        self._store = distributed.TCPStore(
+            host,
+            int(port),
+            self.cluster.replicas,
+            self.cluster.is_chief,
+            timeout,
+            master_listen_fd=self._listener.detach() if self._listener else None,
+        )
+        accelerated = {"GPU": "cpu:gloo,cuda:nccl"}.get(self.kind, "gloo")
+        distributed.init_process_group(
+            f"cpu:gloo,{self.device.type}:{self.tpu.backend}" if self.tpu else accelerated,
+            store=self._store,
+            rank=self.cluster.rank,
+            world_size=self.cluster.replicas,
+            timeout=timeout,
+        )
+
+    def reduced(self, values: Any, operation: str) -> Any:
+        """`values` (a tensor on the CPU) combined with those of all processes: by "SUM" or "MAX"."""
+        if self.cluster.replicas > 1:
+            distributed.all_reduce(values, getattr(distributed.ReduceOp, operation))
+        return values
+
+    def end_step(self) -> None:
+        """A step's work is all handed over."""
+        if self.tpu:
+            self.tpu.end_step()
+
+    def leave(self) -> None:
+        """Leave the group, when all are through with the last collective: gloo cuts off who is still in it."""
+        others = self.cluster.replicas - 1
+        if not others:
+            return
+        with contextlib.suppress(RuntimeError):  # the chief, which has the store, does not wait for ever
+            self._store.add("through", 1)
+            self._wait_for("through", others + 1)
+            if self.cluster.is_chief:
+                self._wait_for("left", others)
+            else:
+                self._store.add("left", 1)
+        distributed.destroy_process_group()
+
+    def _wait_for(self, name: str, count: int) -> None:
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while self._store.add(name, 0) < count and time.monotonic() < deadline:
+            time.sleep(LEAVE_POLL_SECONDS)
+
+
+def _check_gpus(cluster: Cluster, found: int) -> None:
+    """Raise UserError where there are fewer GPUs here than processes: each trains on one of its own."""
+    if found < cluster.on_this_machine:
+        raise UserError(
+            f"{cluster.on_this_machine} processes of the engine pytorch are on this machine, and it has {found} "
+            f"GPU{'s' if found > 1 else ''}.",
+            setting="hardware",
+            value=f"{cluster.on_this_machine} processes on one machine",
+            allowed="at most one process a GPU",
+            nearest=str(found),
+            mend="use fewer replicas, or slipway rehearse, which trains on the CPU",
+        )
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """The store's socket; it shares its port with who holds it for this replica."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind((host if host in ("127.0.0.1", "localhost") else "", port))
+    listener.listen(128)
+    return listener
+
+
+@contextlib.contextmanager
+def errors_named(cluster: Cluster) -> Iterator[None]:
+    """Tell the loss of a peer and of memory from other errors."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(str(error).partition("\n")[0]) from error
+    except RuntimeError as error:
+        first = str(error).partition("\n")[0]
+        if "DefaultCPUAllocator" in first and "memory" in first:
+            raise OutOfMemory(first) from error
+        if cluster.replicas > 1 and any(word in first.lower() for word in _LOST):
+            raise PeerLost(first) from error
+        raise

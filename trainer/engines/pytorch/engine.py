@@ -1,0 +1,220 @@
+"""The pytorch engine: networks of Keras (on torch) or torch.nn.Modules, one device a process, joined by
+DistributedDataParallel."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+from slipway.core.manifest import Manifest
+from slipway.trainer.config import JobConfig
+from slipway.trainer.data import augment
+from slipway.trainer.data.batches import check_shared_evenly
+from slipway.trainer.data.class_weights import class_weights
+from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
+from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.engines import builder, precision
+from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work
+from slipway.trainer.engines.keras import normalization, states
+from slipway.trainer.engines.pytorch import export
+from slipway.trainer.engines.pytorch import network as pytorch_network
+from slipway.trainer.engines.pytorch.devices import Devices, errors_named
+from slipway.trainer.engines.pytorch.step import Step, load_loss_scale, make_optimizer, optimizer_arrays, scaled
+
+# The part of a device's memory that the training split may take.
+DEVICE_SHARE = 0.25
+
+
+def make() -> Engine:
+    """The engine."""
+    return PyTorchEngine()
+
+
+class PyTorchEngine:
+    """See `slipway.trainer.engines.base.Engine`."""
+
+    def __init__(self) -> None:
+        self._devices: Any = None
+        self._network: Any = None
+        self._step: Any = None
+        self._batches: Iterator[tuple[Any, Any]] | None = None
+        self._position = 0
+        self._waited = 0.0
+        self._image_shape = (0, 0, 0)
+
+    def open(self, cluster: Cluster) -> str:
+        with errors_named(cluster):
+            self._devices = Devices(cluster)
+        several = f", one of {cluster.replicas} processes" if cluster.replicas > 1 else ""
+        return f"PyTorch {torch.__version__}, one {self._devices.kind}{several}"
+
+    def build(self, job: JobConfig, manifest: Manifest) -> None:
+        check_shared_evenly(job.train, job.plan.replicas, job.plan.processes)
+        augment.verify(job.train.augment, manifest.image_shape)
+        devices = self._devices
+        chosen = precision.choose(job.train, devices.kind, devices.capability)
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(job.train.seed)  # torch's own generator too
+        keras.config.set_dtype_policy(chosen)
+        builder.load(job.model.builder)
+        self._network = pytorch_network.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+        normalization.refuse(pytorch_network.batch_normalization(self._network), job.model, devices.cluster.replicas)
+        self._network.to(devices.device)
+        weights = class_weights(job.train, manifest)
+        self._image_shape = manifest.image_shape
+        self._step = Step(
+            network=self._network,
+            wrapped=self._wrapped(),
+            optimizer=make_optimizer(job.train, self._network),
+            scaler=torch.amp.GradScaler(devices.device.type, enabled=chosen == "mixed_float16"),
+            train=job.train,
+            precision=chosen,
+            class_weights=None if weights is None else torch.from_numpy(weights).to(devices.device),
+            batch=job.plan.batch_per_process,
+            devices=devices,
+        )
+        self._batches, self._position = None, 0
+
+    def _wrapped(self) -> Any:
+        if self._devices.cluster.replicas == 1 or not self._network.trained():
+            return self._network
+        # With find_unused_parameters the order in which gradients are summed up never changes, so that a resumed run's
+        # sums are the same as an undisturbed one's. Buffers are equal everywhere: BatchNorm is refused.
+        with errors_named(self._devices.cluster):
+            return torch.nn.parallel.DistributedDataParallel(
+                self._network, find_unused_parameters=True, forward_sync_buffers=False
+            )
+
+    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
+        if self._batches is None:
+            self._batches, self._position = self._batches_of(data, step), step
+        if step != self._position:
+            raise ValueError(f"the examples are at step {self._position}, not {step}")
+        self._position += len(rates)
+        self._network.train()
+        with errors_named(self._devices.cluster):
+            figures = torch.stack([
+                self._step.run(*next(self._batches), step + number, rate) for number, rate in enumerate(rates.tolist())
+            ])  # fmt: skip
+            means = self._devices.reduced(figures.double().cpu(), "SUM") / self._devices.cluster.replicas
+        found = means.numpy()
+        waited, self._waited = self._waited, 0.0
+        return StepFigures(losses=found[:, 0], accuracies=found[:, 1], waited=waited)
+
+    def _batches_of(self, data: TrainingData, step: int) -> Iterator[tuple[Any, Any]]:
+        """Every step's images uint8 and labels int64 on the device, from `step` on."""
+        device = self._devices.device
+        if isinstance(data, MemoryTraining):
+            memory = self._devices.memory
+            kept = device if memory is None or data.images.nbytes <= memory * DEVICE_SHARE else torch.device("cpu")
+            images, labels = torch.from_numpy(data.images).to(kept), torch.from_numpy(data.labels).long().to(kept)
+            while True:
+                order = torch.from_numpy(data.order(step, 1)[0]).to(kept)
+                yield images[order].to(device), labels[order].to(device)
+                step += 1
+        read = iter(data.batches(step).as_numpy_iterator())
+        while True:
+            started = time.perf_counter()
+            pixels, classes = next(read)
+            self._waited += time.perf_counter() - started
+            yield torch.tensor(pixels).to(device), torch.tensor(classes).long().to(device)
+
+    def evaluate(self, data: Evaluation) -> Measured:
+        self._network.eval()
+        sums = torch.zeros(3, dtype=torch.float64)
+        with errors_named(self._devices.cluster):
+            with torch.no_grad():
+                for images, labels, weights in data.batches():
+                    sums += self._measure(*map(torch.from_numpy, (images, labels, weights)))
+            loss, correct, examples = self._devices.reduced(sums, "SUM").tolist()
+        return Measured(loss / examples, correct / examples, round(examples))
+
+    def _measure(self, images: Any, labels: Any, weights: Any) -> Any:
+        """The sums of losses, of right answers and of weights, each example by its weight: float64 [3] on the CPU."""
+        device = self._devices.device
+        images, labels, weights = images.to(device), labels.long().to(device), weights.to(device)
+        with self._step.autocast():
+            logits = self._network(scaled(images))
+        losses = cross_entropy(logits, labels, reduction="none")
+        correct = (logits.argmax(dim=-1) == labels).float()
+        return torch.stack([(losses * weights).sum(), (correct * weights).sum(), weights.sum()]).double().cpu()
+
+    def agree(self, values: Sequence[float]) -> list[float]:
+        with errors_named(self._devices.cluster):
+            return [float(value) for value in self._devices.reduced(torch.tensor(values, dtype=torch.float64), "MAX")]
+
+    def state(self) -> State:
+        return {name: np.array(tensor.detach().cpu().numpy()) for name, tensor in self._tensors().items()}
+
+    def load_state(self, state: State) -> None:
+        tensors = self._tensors()
+        expected = {
+            name: (tuple(tensor.shape), str(tensor.dtype).partition(".")[2]) for name, tensor in tensors.items()
+        }
+        states.verify(state, expected)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                if name == "optimizer/loss_scale":
+                    load_loss_scale(self._step.scaler, state[name])
+                else:
+                    tensor.copy_(torch.from_numpy(np.array(state[name])))
+
+    def _tensors(self) -> dict[str, Any]:
+        """All that training needs to go on; the tensors themselves."""
+        optimizer = optimizer_arrays(self._step.optimizer, self._step.scaler)
+        return {
+            **{f"model/{name}": tensor for name, tensor in self._network.variables().items()},
+            **{f"optimizer/{name}": tensor for name, tensor in optimizer.items()},
+        }
+
+    def work(self) -> Work:
+        self._network.eval()  # in training BatchNorm would take the zeros in
+        images = torch.zeros(1, *self._image_shape, device=self._devices.device)
+        with FlopCounterMode(display=False) as counter:
+            total = self._network(images).sum()
+            if total.requires_grad:
+                total.backward()
+        self._step.optimizer.zero_grad(set_to_none=True)
+        replicas = self._devices.cluster.replicas
+        flops = float(counter.get_total_flops()) * self._step.batch * replicas
+        return Work(self._devices.name, replicas, self._step.precision, flops or None)
+
+    def graph(self) -> bytes | None:
+        return None
+
+    @contextlib.contextmanager
+    def profile(self, folder: Path) -> Iterator[None]:
+        with torch.profiler.profile(on_trace_ready=torch.profiler.tensorboard_trace_handler(str(folder))):
+            yield
+
+    def size(self) -> ModelSize:
+        return pytorch_network.size(self._network.inner)
+
+    def weights_checksum(self) -> str:
+        digest = hashlib.sha256()
+        for tensor in self._network.variables().values():
+            digest.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).tobytes())
+        return digest.hexdigest()
+
+    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
+        with keras.device("cpu"):
+            network = pytorch_network.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+        trained = self._network.variables()
+        with torch.no_grad():
+            for name, tensor in network.variables().items():
+                tensor.copy_(trained[name])
+        export.write(folder, network, manifest)
+
+    def close(self, _wait_for_others: Callable[[], None]) -> None:
+        self._devices.leave()

@@ -1,0 +1,161 @@
+"""A network as the pytorch engine trains it: from a builder's keras.Model (on torch) or torch.nn.Module.
+
+A keras.Model is given images float32 in [0, 1], [batch, height, width, channels]; any other Module is given them as
+PyTorch has them, [batch, channels, height, width].
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from slipway.core.errors import UserError
+from slipway.trainer.config import ModelSettings
+from slipway.trainer.engines import builder
+from slipway.trainer.engines.base import ModelSize
+from slipway.trainer.engines.keras import model as keras_model
+from slipway.trainer.engines.keras.normalization import TORCH_INSTEAD, BatchNormalization
+
+
+class Network(torch.nn.Module):
+    """From images float32 in [0, 1], [batch, height, width, channels], to logits float32 [batch, classes]."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+        self.is_keras = isinstance(inner, keras.Model)
+
+    def forward(self, images: Any) -> Any:
+        if self.is_keras:
+            return self.inner(images, training=self.training).float()
+        return self.inner(images.permute(0, 3, 1, 2).contiguous()).float()
+
+    def extra_losses(self) -> list[Any]:
+        """What a Keras network adds to the loss by itself, such as regularizers."""
+        return list(self.inner.losses) if self.is_keras else []
+
+    def variables(self) -> dict[str, Any]:
+        """All that training changes, by name, in order: parameters and buffers. Not the state of random generators."""
+        if self.is_keras:
+            seeds = {id(generator.state) for generator in self.seed_generators()}
+            kept = [variable for variable in self.inner.variables if id(variable) not in seeds]
+            return {f"{number:04d}/{variable.name}": variable.value for number, variable in enumerate(kept)}
+        return {
+            f"{number:04d}/{name}": tensor
+            for number, (name, tensor) in enumerate([*self.inner.named_parameters(), *self.inner.named_buffers()])
+        }
+
+    def trained(self) -> list[Any]:
+        """The parameters that the optimizer changes."""
+        return [tensor for tensor in self.variables().values() if tensor.requires_grad]
+
+    def seed_generators(self) -> list[Any]:
+        """A Keras network's random generators, in the layers' order."""
+        if not self.is_keras:
+            return []
+        found = [each for layer in self.inner._flatten_layers() for each in getattr(layer, "_seed_generators", [])]
+        return list({id(each): each for each in found}.values())
+
+
+def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Network:
+    """The builder's network, from images [batch, *image_shape] to logits [batch, classes].
+
+    Raises:
+        UserError: The builder's own mistakes (`builder.build`), or its network is not such a classifier.
+    """
+    model = checked(builder.build(settings, image_shape, classes), settings)
+    if isinstance(model, keras.Model):
+        return Network(keras_model.check_classifier(model, settings, image_shape, classes))
+    network = Network(model)
+    size = " x ".join(map(str, image_shape))
+    try:
+        with torch.no_grad():
+            output = network.eval()(torch.zeros(2, *image_shape))
+    except Exception as error:
+        raise UserError(
+            f"The network of {settings.builder} can not take images of {size}: {type(error).__name__}: {error}",
+            setting="model.builder",
+            value=settings.builder,
+            allowed=f"a Module that takes [batch, {image_shape[2]}, {image_shape[0]}, {image_shape[1]}]: channels "
+            "first, any batch",
+            mend="let the builder use image_shape, which is (height, width, channels)",
+        ) from error
+    if tuple(output.shape) != (2, classes):
+        given = ", ".join(map(str, output.shape[1:]))
+        raise _wrong(
+            settings,
+            f"gives [batch, {given}]; the data set has {classes} classes",
+            f"end in torch.nn.Linear(…, {classes})",
+        )
+    last = list(model.modules())[-1]
+    if isinstance(last, torch.nn.Softmax | torch.nn.LogSoftmax):
+        raise _wrong(settings, "ends in a softmax; logits are wanted", "leave the softmax out")
+    return network
+
+
+def checked(model: Any, settings: ModelSettings) -> Any:
+    """`model` itself.
+
+    Raises:
+        UserError: It is neither a keras.Model nor a torch.nn.Module.
+    """
+    if not isinstance(model, torch.nn.Module):  # as a keras.Model is on torch
+        raise _wrong(settings, f"returned {type(model).__name__}", "return a keras.Model or a torch.nn.Module")
+    return model
+
+
+def batch_normalization(network: Network) -> BatchNormalization:
+    """Its modules that keep moving statistics of their own device's part of the batches."""
+    if network.is_keras:
+        return keras_model.batch_normalization(network.inner)
+    names = [
+        name
+        for name, module in network.inner.named_modules()
+        if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm)
+    ]
+    return BatchNormalization("BatchNorm", names, TORCH_INSTEAD)
+
+
+def size(model: Any) -> ModelSize:
+    """How many bytes the variables of a builder's network take, and those of them that are trained."""
+    if isinstance(model, keras.Model):
+        return keras_model.size(model)
+    network = Network(model)
+    return ModelSize(_bytes(list(network.variables().values())), _bytes(network.trained()))
+
+
+def output_elements(model: torch.nn.Module, image_shape: tuple[int, int, int]) -> int:
+    """How many numbers all modules of a builder's network give for one example."""
+    count = 0
+
+    def add(_module: Any, _inputs: Any, output: Any) -> None:
+        nonlocal count
+        if isinstance(output, torch.Tensor):
+            count += math.prod(output.shape[1:])
+
+    hooks = [module.register_forward_hook(add) for module in model.modules() if not list(module.children())]
+    try:
+        with torch.no_grad():
+            Network(model).eval()(torch.zeros(2, *image_shape))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return count
+
+
+def _bytes(tensors: list[Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _wrong(settings: ModelSettings, what: str, mend: str) -> UserError:
+    return UserError(
+        f"The network of {settings.builder} {what}.",
+        setting="model.builder",
+        value=settings.builder,
+        allowed="a keras.Model or a torch.nn.Module from images to logits [batch, classes]",
+        mend=mend,
+    )

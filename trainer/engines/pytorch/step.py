@@ -1,0 +1,190 @@
+"""The pytorch engine's training step: forward, backward, all-reduce, update; and its optimizers' state."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import cross_entropy
+
+from slipway.trainer.config import TrainSettings
+from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.precision import Precision
+from slipway.trainer.engines.pytorch.devices import Devices
+from slipway.trainer.engines.pytorch.network import Network
+
+# Keras's constants, so that the engines' results are alike.
+EPSILON = 1e-7
+BETAS = (0.9, 0.999)
+# What torch's Adam keeps for a parameter: a counter, and arrays of the parameter's shape.
+_KEPT_BY_ADAM = ("step", "exp_avg", "exp_avg_sq")
+
+
+def make_optimizer(train: TrainSettings, network: Network) -> Any:
+    """The optimizer of the settings; weight decay is not its own but the step's. Its state is there from the start."""
+    parameters = network.trained()
+    groups = [{"params": parameters}]  # as a group there may be none of them, in a network that is frozen
+    if train.optimizer == "sgd":
+        optimizer: Any = torch.optim.SGD(
+            groups, lr=train.learning_rate, momentum=train.momentum, nesterov=train.nesterov
+        )
+        kept: tuple[str, ...] = ("momentum_buffer",) if train.momentum else ()
+    else:
+        optimizer = torch.optim.Adam(groups, lr=train.learning_rate, betas=BETAS, eps=EPSILON)
+        kept = _KEPT_BY_ADAM
+    for parameter in parameters:
+        for name in kept:
+            optimizer.state[parameter][name] = torch.tensor(0.0) if name == "step" else torch.zeros_like(parameter)
+    return optimizer
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one training step is.
+
+    Args:
+        network: The Network; `wrapped` is the same in DistributedDataParallel where there are several processes.
+        wrapped: See there.
+        optimizer: Of make_optimizer.
+        scaler: A torch.amp.GradScaler, which does nothing but in mixed_float16.
+        train: The settings.
+        precision: What the network computes in.
+        class_weights: A factor for each class on the device, float32 [classes], or None.
+        batch: The examples of a step that this process takes.
+        devices: The process's.
+    """
+
+    network: Network
+    wrapped: Any
+    optimizer: Any
+    scaler: Any
+    train: TrainSettings
+    precision: Precision
+    class_weights: Any
+    batch: int
+    devices: Devices
+
+    def run(self, images: Any, labels: Any, number: int, rate: float) -> Any:
+        """One update; this process's mean loss and accuracy before it, float32 [2] on the device.
+
+        Args:
+            images: This process's part of the batch, uint8 [batch, height, width, channels], on the device.
+            labels: int64 [batch], on the device.
+            number: The step's in the run, from 0.
+            rate: The learning rate.
+        """
+        self._seed(number)
+        images = scaled(images)
+        if self.train.augment.is_on:
+            images = self._augmented(images, number)
+        figures = torch.zeros(2, device=self.devices.device)
+        parts = self.train.accumulation
+        share = self.batch // parts
+        for part in range(parts):
+            chosen = slice(part * share, (part + 1) * share)
+            with self._without_all_reduce() if part < parts - 1 else contextlib.nullcontext():
+                figures += self._backward(images[chosen], labels[chosen])
+        self._update(rate)
+        self.devices.end_step()
+        return figures
+
+    def _backward(self, images: Any, labels: Any) -> Any:
+        with self.autocast():
+            logits = self.wrapped(images)
+        losses = cross_entropy(logits, labels, reduction="none")
+        if self.class_weights is not None:
+            losses = losses * self.class_weights[labels]
+        loss = losses.sum() / self.batch
+        for extra in self.network.extra_losses():
+            loss = loss + extra / self.train.accumulation
+        if loss.requires_grad:
+            self.scaler.scale(loss).backward()
+        correct = (logits.argmax(dim=-1) == labels).sum() / self.batch
+        return torch.stack([loss.detach(), correct.to(loss.dtype)])
+
+    def _update(self, rate: float) -> None:
+        """What the gradients ask for; then they are gone."""
+        parameters = self.network.trained()
+        if not parameters:
+            return
+        if self.train.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(parameters, self.train.clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if self.train.decay:
+            with torch.no_grad():
+                for parameter in parameters:
+                    if parameter.dim() >= 2:
+                        parameter.mul_(1 - rate * self.train.decay)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def autocast(self) -> Any:
+        """The precision of a Module; a Keras network has it built in."""
+        if self.network.is_keras or self.precision == "float32":
+            return contextlib.nullcontext()
+        kind = torch.bfloat16 if self.precision == "mixed_bfloat16" else torch.float16
+        return torch.autocast(self.devices.device.type, kind)
+
+    def _without_all_reduce(self) -> Any:
+        return self.wrapped.no_sync() if self.wrapped is not self.network else contextlib.nullcontext()
+
+    def _seed(self, number: int) -> None:
+        """Make what is drawn in a step follow from seed, step and rank alone; no random state needs to be saved."""
+        seed = _seed(self.train.seed, number, self.devices.cluster.rank)
+        torch.manual_seed(seed)
+        for place, generator in enumerate(self.network.seed_generators()):
+            generator.state.assign(np.array([(seed + place) % 2**31, 0], np.int64))
+
+    def _augmented(self, images: Any, number: int) -> Any:
+        def generator(change: int) -> Any:
+            source = torch.Generator(self.devices.device)
+            return source.manual_seed(_seed(self.train.seed, number, self.devices.cluster.rank, change))
+
+        def uniform(change: int, shape: tuple[int, ...], low: float, high: float) -> Any:
+            drawn = torch.rand(shape, generator=generator(change), device=self.devices.device)
+            return low + (high - low) * drawn
+
+        def integers(change: int, shape: tuple[int, ...], low: int, high: int) -> Any:
+            return torch.randint(low, high, shape, generator=generator(change), device=self.devices.device)
+
+        draws = augment.draw(self.train.augment, len(images), uniform, integers)
+        return augment.change(images, self.train.augment, draws)
+
+
+def scaled(pixels: Any) -> Any:
+    """Pixels uint8 as float32 in [0, 1], what a network is given."""
+    return pixels.to(torch.float32) * np.float32(1.0 / 255.0).item()
+
+
+def optimizer_arrays(optimizer: Any, scaler: Any) -> dict[str, Any]:
+    """The optimizer's tensors by name, in its parameters' order, and the loss's scale as [scale, steps since]."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kept = {
+        f"{number:04d}/{name}": tensor
+        for number, parameter in enumerate(parameters)
+        for name, tensor in optimizer.state[parameter].items()
+    }
+    if scaler.is_enabled():
+        values = scaler.state_dict()
+        kept["loss_scale"] = torch.tensor([values["scale"], float(values["_growth_tracker"])])
+    return kept
+
+
+def load_loss_scale(scaler: Any, values: NDArray[np.float32]) -> None:
+    """Take over what `optimizer_arrays` gave as loss_scale."""
+    scaler.load_state_dict(
+        scaler.state_dict() | {"scale": float(values[0]), "_growth_tracker": round(float(values[1]))}
+    )
+
+
+def _seed(*numbers: int) -> int:
+    """A seed below 2**31 that differs for each sequence of numbers."""
+    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:4], "big") >> 1

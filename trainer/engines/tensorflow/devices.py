@@ -1,0 +1,93 @@
+"""What TensorFlow trains on: the devices at hand, and the strategies that join several."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+from slipway.core.errors import UserError
+from slipway.trainer.distributed.accelerators import virtual_devices
+from slipway.trainer.distributed.cluster import Cluster
+
+
+def devices() -> list[str]:
+    """The devices to train on, such as GPU:0; as many virtual ones of the CPU as SLIPWAY_VIRTUAL_DEVICES asks for."""
+    virtual = virtual_devices(os.environ)
+    if virtual:
+        tf.config.set_visible_devices([], "GPU")
+        processor = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * virtual)
+        return [f"CPU:{number}" for number in range(virtual)]
+    accelerators = tf.config.list_physical_devices("GPU")
+    for accelerator in accelerators:
+        tf.config.experimental.set_memory_growth(accelerator, True)
+    return [f"GPU:{number}" for number in range(len(accelerators))] or ["CPU:0"]
+
+
+def multi_worker_strategy(cluster: Cluster, names: Sequence[str]) -> Any:
+    # The cluster is handed over, not read by TensorFlow: it knows no `master`, and Vertex's TF_CONFIG may have one.
+    tasks: dict[str, list[str]] = {}
+    for task in cluster.tasks:
+        if not task.address:
+            raise UserError(
+                f"TensorFlow has to know the address of each replica, and {cluster.source} tells not that of {task}.",
+                setting="train.engine",
+                value="tensorflow",
+                allowed="TF_CONFIG or CLUSTER_SPEC in the environment, or the engine pytorch under torchrun",
+                mend="unset RANK and set TF_CONFIG, or --set train.engine=pytorch",
+            )
+        tasks.setdefault(_job(task.type), []).append(task.address)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(tasks),
+        task_type=_job(cluster.task.type),
+        task_id=cluster.task.index,
+        num_accelerators={"GPU": len(names)} if names[0].startswith("GPU") else {},
+        rpc_layer="grpc",
+    )
+    with _several_processors(names) if names[0].startswith("CPU") else contextlib.nullcontext():
+        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+
+
+def _job(task_type: str) -> str:
+    return "chief" if task_type == "master" else task_type
+
+
+@contextlib.contextmanager
+def _several_processors(names: Sequence[str]) -> Iterator[None]:
+    """Let the strategy take all of the CPU's virtual devices; it would take the first only, whatever it is told."""
+    original = CollectiveAllReduceExtended._initialize_local_devices
+
+    def initialize(_self: Any, _resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        return tuple(f"{worker_device}/device:{device}" for device in names), "CPU"
+
+    CollectiveAllReduceExtended._initialize_local_devices = initialize
+    try:
+        yield
+    finally:
+        CollectiveAllReduceExtended._initialize_local_devices = original
+
+
+def kind(names: Sequence[str]) -> str:
+    """CPU, GPU or TPU."""
+    return names[0].partition(":")[0]
+
+
+def maker_name(names: Sequence[str]) -> str:
+    """The first one's name as its maker gives it; its kind where it has none."""
+    return str(_details(names).get("device_name") or kind(names))
+
+
+def capability(names: Sequence[str]) -> tuple[int, int] | None:
+    """A GPU's compute capability."""
+    found = _details(names).get("compute_capability")
+    return (int(found[0]), int(found[1])) if found else None
+
+
+def _details(names: Sequence[str]) -> dict[str, Any]:
+    physical = tf.config.list_physical_devices("GPU")
+    return dict(tf.config.experimental.get_device_details(physical[0])) if kind(names) == "GPU" and physical else {}

@@ -1,0 +1,298 @@
+"""The tensorflow engine: Keras networks in a training loop of our own, inside one tf.function.
+
+One device, several devices of one machine (MirroredStrategy) or several machines (MultiWorkerMirroredStrategy).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest
+from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
+from slipway.trainer.data import augment
+from slipway.trainer.data.batches import check_shared_evenly
+from slipway.trainer.data.class_weights import class_weights
+from slipway.trainer.data.images import scale
+from slipway.trainer.data.inputs import Evaluation, TrainingData
+from slipway.trainer.data.tracing import traced
+from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.engines import builder, precision
+from slipway.trainer.engines.base import Engine, Measured, ModelSize, OutOfMemory, PeerLost, State, StepFigures, Work
+from slipway.trainer.engines.keras import model as keras_model
+from slipway.trainer.engines.keras import normalization, states
+from slipway.trainer.engines.precision import Precision
+from slipway.trainer.engines.tensorflow import devices as tensorflow_devices
+from slipway.trainer.engines.tensorflow import optimizer, tpu, work, xla
+from slipway.trainer.engines.tensorflow.loop import Call, Layout, StepLoop
+from slipway.trainer.engines.tensorflow.step import TrainingStep, correct
+from slipway.trainer.export import saved_model
+
+logger = logging.getLogger(__name__)
+
+
+def make() -> Engine:
+    """The engine."""
+    return TensorFlowEngine()
+
+
+class TensorFlowEngine:
+    """See `slipway.trainer.engines.base.Engine`."""
+
+    def __init__(self) -> None:
+        self._strategy: Any = None
+        self._workers = 1
+        self._names: list[str] = []
+        self._model: Any = None
+        self._optimizer: Any = None
+        self._image_shape = (0, 0, 0)
+        self._batch = 0  # examples that this worker takes a step
+        self._train: TrainSettings | None = None
+        self._precision: Precision = "float32"
+        self._step: TrainingStep | None = None
+        self._loop: StepLoop | None = None
+        self._call: Call | None = None
+        self._measures: dict[Any, Callable[..., Any]] = {}
+
+    @property
+    def _devices(self) -> int:
+        """This worker's devices."""
+        return int(self._strategy.num_replicas_in_sync) // self._workers
+
+    def open(self, cluster: Cluster) -> str:
+        self._workers = cluster.replicas
+        if cluster.on_this_machine > 1:
+            # Replicas that each use all cores take turns instead: two on two cores trained a quarter slower.
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // cluster.on_this_machine))
+        devices = tensorflow_devices.devices()
+        if cluster.accelerators.kind == "tpu":
+            self._strategy = tpu.tpu_strategy(cluster)
+            devices = [f"TPU:{number}" for number in range(self._devices)]
+            kind = "TPUStrategy"
+        elif cluster.replicas > 1:
+            self._strategy = tensorflow_devices.multi_worker_strategy(cluster, devices)
+            kind = "MultiWorkerMirroredStrategy"
+        elif len(devices) > 1:
+            self._strategy = tf.distribute.MirroredStrategy(devices)
+            kind = "MirroredStrategy"
+        else:
+            self._strategy = tf.distribute.get_strategy()
+            kind = "one device"
+        self._names = devices
+        return f"TensorFlow {tf.__version__}, {kind}, {self._devices} of {devices[0].partition(':')[0]} here"
+
+    def build(self, job: JobConfig, manifest: Manifest) -> None:
+        self._batch = job.plan.batch_per_replica
+        check_shared_evenly(job.train, job.plan.replicas, self._devices)
+        augment.verify(job.train.augment, manifest.image_shape)
+        self._train = train = job.train
+        self._image_shape = manifest.image_shape
+        kind = tensorflow_devices.kind(self._names)
+        self._precision = precision.choose(train, kind, tensorflow_devices.capability(self._names))
+        weights = class_weights(train, manifest)
+        replicas = int(self._strategy.num_replicas_in_sync)
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(train.seed)
+        keras.config.set_dtype_policy(self._precision)
+        tf.config.experimental.enable_op_determinism()  # no measurable cost on a CPU
+        builder.load(job.model.builder)  # outside of the scope, as what the module itself makes does not belong to it
+        with self._strategy.scope():
+            self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+            normalization.refuse(keras_model.batch_normalization(self._model), job.model, replicas)
+            self._refuse_foreign_variables(job.model)
+            self._optimizer = optimizer.make(train, self._model.trainable_variables)
+            compiled = xla.compiles(train, self._model, kind, replicas)
+            self._step = TrainingStep(
+                self._model, self._optimizer, train, weights, replicas, compiled=compiled and replicas > 1
+            )
+        layout = Layout(self._strategy, self._devices, replicas, self._batch // self._devices)
+        self._loop = StepLoop(
+            self._step, self._optimizer, layout, train, compiled=compiled and replicas == 1,
+            resident=self._names[0] if kind != "CPU" else None,
+        )  # fmt: skip
+        logger.info("computing in %s, %s", self._precision, "compiled by XLA" if compiled else "not compiled")
+
+    def _refuse_foreign_variables(self, settings: ModelSettings) -> None:
+        """Raise UserError for a variable that no device but one would have: it was not made while the builder ran."""
+        for variable in self._model.variables:
+            if not self._strategy.extended.variable_created_in_scope(variable.value):
+                raise UserError(
+                    f"The variable {variable.path} of {settings.builder} was made outside of the builder: "
+                    f"{self._strategy.num_replicas_in_sync} devices can not share it.",
+                    setting="model.builder",
+                    value=settings.builder,
+                    allowed="a function that makes all layers and variables itself",
+                    mend="make the layer inside the function, each time that it is called",
+                )
+
+    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
+        assert self._loop is not None
+        with self._errors():
+            if self._call is None:
+                self._call = self._loop.on(data, step)
+            figures, waited = self._call(step, rates)
+            figures = (self._reduce(figures, "SUM") if self._workers > 1 else figures).numpy().astype(np.float64)
+        return StepFigures(losses=figures[:, 0], accuracies=figures[:, 1], waited=waited)
+
+    def evaluate(self, data: Evaluation) -> Measured:
+        key = (data.batch, data.share.manifest.image_shape)
+        if key not in self._measures:  # tracing it anew each epoch would take longer than a small split's measuring
+            self._measures[key] = self._measuring_function(data)
+        measure = self._measures[key]
+        sums = np.zeros(3)
+        with self._errors():
+            for images, labels, weights in data.batches():
+                sums += measure(images, labels, weights).numpy()
+        loss, correct, examples = self._over_workers(sums, "SUM")
+        return Measured(loss / examples, correct / examples, round(examples))
+
+    def agree(self, values: Sequence[float]) -> list[float]:
+        return self._over_workers(values, "MAX")
+
+    def state(self) -> State:
+        return {name: np.asarray(variable.numpy()) for name, variable in self._variables().items()}
+
+    def load_state(self, state: State) -> None:
+        variables = self._variables()
+        states.verify(
+            state, {name: (tuple(each.shape), tf.as_dtype(each.dtype).name) for name, each in variables.items()}
+        )
+        for name, variable in variables.items():
+            variable.assign(state[name])
+
+    def work(self) -> Work:
+        flops = work.example_flops(self._model, self._image_shape)
+        return Work(
+            device=tensorflow_devices.maker_name(self._names),
+            devices=int(self._strategy.num_replicas_in_sync),
+            precision=self._precision,
+            step_flops=None if flops is None else flops * self._batch * self._workers,
+        )
+
+    def graph(self) -> bytes | None:
+        return work.graph(self._model, self._image_shape)
+
+    @contextlib.contextmanager
+    def profile(self, folder: Path) -> Iterator[None]:
+        with tf.profiler.experimental.Profile(str(folder)):
+            yield
+
+    def size(self) -> ModelSize:
+        return keras_model.size(self._model)
+
+    def weights_checksum(self) -> str:
+        return keras_model.checksum(self._model)
+
+    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
+        # A network of plain variables, made anew: the trained one's belong to the strategy, and saving those would
+        # need every worker. It computes in float32, which any device that serves it can.
+        keras.config.set_dtype_policy("float32")
+        with tf.distribute.get_strategy().scope() if self._workers == 1 else contextlib.nullcontext():
+            model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+        for own, trained in zip(model.weights, self._model.weights, strict=True):
+            own.assign(trained.numpy())
+        saved_model.write(folder, model, [variable.value for variable in model.variables], manifest)
+        model.save(folder / "model.keras")
+
+    def close(self, _wait_for_others: Callable[[], None]) -> None:
+        """Nothing: TensorFlow's server goes with the process."""
+
+    # Measuring
+
+    def _measuring_function(self, data: Evaluation) -> Callable[..., Any]:
+        share = data.batch // self._devices
+        shape = data.share.manifest.image_shape
+
+        def replica_sums(images: Any, labels: Any, weights: Any) -> Any:
+            start = share * (tf.distribute.get_replica_context().replica_id_in_sync_group % self._devices)
+            with tf.device("CPU:0"):
+                images, labels, weights = (part[start : start + share] for part in (images, labels, weights))
+            logits = tf.cast(self._model(scale(images), training=False), tf.float32)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+            sums = tf.stack(
+                [
+                    tf.reduce_sum(losses * weights),
+                    tf.reduce_sum(correct(logits, labels) * weights),
+                    tf.reduce_sum(weights),
+                ]
+            )
+            return tf.cast(sums, tf.float64)
+
+        @traced(
+            input_signature=[
+                tf.TensorSpec([data.batch, *shape], tf.uint8),
+                tf.TensorSpec([data.batch], tf.int32),
+                tf.TensorSpec([data.batch], tf.float32),
+            ]
+        )
+        def measure(images: Any, labels: Any, weights: Any) -> Any:
+            by_device = self._strategy.run(replica_sums, args=(images, labels, weights))
+            return tf.add_n(self._strategy.experimental_local_results(by_device))
+
+        return measure
+
+    # Between workers
+
+    def _over_workers(self, values: Any, how: str) -> list[float]:
+        with _peers():
+            return [float(value) for value in self._reduce(tf.constant(values, tf.float64), how)]
+
+    @traced(reduce_retracing=True)
+    def _reduce(self, values: Any, how: str) -> Any:
+        """The sum or the maximum over the workers of each worker's `values`, a vector or a matrix."""
+        if self._workers == 1:
+            return values
+        if how == "MAX":
+            # The strategies can only sum: each worker writes its values into a row of its own.
+            own = tf.one_hot(self._strategy.extended._id_in_cluster, self._workers, dtype=values.dtype)
+            return tf.reduce_max(self._reduce(own[:, tf.newaxis] * values[tf.newaxis, :], "SUM"), axis=0)
+
+        def everywhere() -> Any:
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values / self._devices)
+
+        return self._strategy.experimental_local_results(self._strategy.run(everywhere))[0]
+
+    def _variables(self) -> dict[str, Any]:
+        """All variables by a name that tells their place; two builds of one network give the same names."""
+        assert self._step is not None
+        groups = {"model": self._model.variables, "optimizer": self._optimizer.variables, "loss": self._step.variables}
+        return {
+            f"{group}/{number:04d}/{variable.name.removesuffix(':0')}": variable
+            for group, variables in groups.items()
+            for number, variable in enumerate(variables)
+        }
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Tell the loss of a peer and a memory that is too small from other errors."""
+        try:
+            with _peers():
+                yield
+        except tf.errors.ResourceExhaustedError as error:
+            assert self._step is not None
+            share = self._batch // self._devices // (self._train.accumulation if self._train else 1)
+            fits = work.most_that_fit(self._step.part, self._image_shape, share)
+            cause = re.search(r"(OOM|[Oo]ut of memory).*", error.message)
+            raise OutOfMemory(cause[0] if cause else error.message.partition("\n")[0], fits) from error
+
+
+@contextlib.contextmanager
+def _peers() -> Iterator[None]:
+    """Tell the loss of a peer from other errors."""
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+        cause = re.search(r"Collective ops is aborted by: (.*)", error.message)
+        raise PeerLost(cause[1] if cause else error.message.partition("\n")[0]) from error

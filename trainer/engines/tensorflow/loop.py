@@ -1,0 +1,297 @@
+"""Many training steps in one call of TensorFlow, from a split in memory or from a stream of batches.
+
+Two ways: a loop in a graph, which any number of devices takes part in and whose operations TensorFlow executes one by
+one; or, on one device, a loop that XLA compiles as a whole. Both take any number of steps without being made anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from slipway.trainer.config import TrainSettings
+from slipway.trainer.data import augment
+from slipway.trainer.data.images import scale
+from slipway.trainer.data.inputs import MemoryTraining, StreamTraining, TrainingData
+from slipway.trainer.data.tracing import traced
+from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite
+
+Rates = NDArray[np.float32]
+# From the first step's number and the steps' learning rates to float32 [steps, 2], each step's loss and accuracy (this
+# worker's part of them), and the seconds that were spent on input.
+Call = Callable[[int, Rates], tuple[Any, float]]
+
+# A compiled loop is handed its batches all at once: so many bytes of pixels, and of a stream so many batches as its
+# reader keeps ready, lest it pauses while they are trained on.
+_HANDED_BYTES = 64 * 1024**2
+_HANDED_OF_STREAM = 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a worker's batch is shared: `devices` of this worker take `share` examples each, of `replicas` in the job."""
+
+    strategy: Any
+    devices: int
+    replicas: int
+    share: int
+
+    @property
+    def batch(self) -> int:
+        """The examples that this worker takes a step."""
+        return self.devices * self.share
+
+
+class StepLoop:
+    """Calls of many steps.
+
+    Args:
+        step: What a step does.
+        optimizer: The one that `step` uses; its learning rate is set anew for each step.
+        layout: Of the devices.
+        train: The settings.
+        compiled: Whether XLA compiles the whole loop; for one device only.
+        resident: Where a split in memory is kept and gathered from by a compiled loop ("GPU:0"); None: by the CPU.
+    """
+
+    def __init__(
+        self,
+        step: TrainingStep,
+        optimizer: Any,
+        layout: Layout,
+        train: TrainSettings,
+        *,
+        compiled: bool,
+        resident: str | None,
+    ) -> None:
+        self._step, self._optimizer, self._layout, self._train = step, optimizer, layout, train
+        self._compiled, self._resident = compiled, resident
+
+    def on(self, data: TrainingData, first: int) -> Call:
+        """The call on `data`; a stream starts at step `first`, and is gone through in order."""
+        if isinstance(data, MemoryTraining):
+            return self._compiled_from_memory(data) if self._compiled else self._from_memory(data)
+        return _in_order((self._compiled_from_stream if self._compiled else self._from_stream)(data, first), first)
+
+    # A loop in a graph
+
+    def _from_memory(self, data: MemoryTraining) -> Call:
+        """The examples stay where they are; a call is told their order, and gathers them in the graph."""
+        images, labels = data.tensors()
+        shape = [self._layout.devices, self._layout.share]
+
+        def batch(replica: Any, indices: Any) -> tuple[Any, Any]:
+            return tf.gather(images, indices[replica]), tf.gather(labels, indices[replica])
+
+        order_type = tf.TensorSpec([None, *shape], tf.int32)
+
+        @traced(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32), order_type])
+        def steps(first: Any, rates: Any, order: Any) -> Any:
+            return self._loop(first, rates, lambda number: ((order[number],), 0.0), batch)
+
+        def call(step: int, rates: Rates) -> tuple[Any, float]:
+            started = time.perf_counter()
+            order = data.order(step, len(rates)).reshape(len(rates), *shape)
+            waited = time.perf_counter() - started
+            return steps(step, rates, order)[0], waited
+
+        return call
+
+    def _from_stream(self, data: StreamTraining, first: int) -> Call:
+        iterator = iter(data.batches(first))
+        share = self._layout.share
+
+        def fetch(_number: Any) -> Any:
+            started = _now()
+            with tf.control_dependencies([started]):
+                batch = next(iterator)
+            with tf.control_dependencies(batch):
+                return batch, _now() - started
+
+        def batch(replica: Any, images: Any, labels: Any) -> tuple[Any, Any]:
+            start = replica * share
+            return images[start : start + share], labels[start : start + share]
+
+        @traced(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32)])
+        def steps(first: Any, rates: Any) -> Any:
+            return self._loop(first, rates, fetch, batch)
+
+        def call(step: int, rates: Rates) -> tuple[Any, float]:
+            figures, waited = steps(step, rates)
+            return figures, float(waited)
+
+        return call
+
+    def _loop(self, first: Any, rates: Any, fetch: Callable[[Any], Any], batch: Callable[..., Any]) -> Any:
+        """Steps in the graph; gives float32 [steps, 2] and the seconds spent in `fetch`.
+
+        Args:
+            first: The first one's number in the run (from 0), int32 scalar.
+            rates: Each one's learning rate, float32 [steps].
+            fetch: From the step's number within the call to the worker's batch, or what names it, and the seconds that
+                this took.
+            batch: From a device's number on this worker and what `fetch` gave to its images and labels.
+        """
+
+        def on_device(step: Any, *fetched: Any) -> Any:
+            context = tf.distribute.get_replica_context()
+            replica = context.replica_id_in_sync_group
+            with tf.device("CPU:0"):
+                images, labels = batch(replica % self._layout.devices, *fetched)
+            figures, gradients = self._step.gradients(self._pictures(images, step, replica), labels)
+            if self._layout.replicas > 1:
+                gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+            if self._step.loss_scale:
+                return figures, gradients
+            self._step.update(gradients)
+            return figures, []
+
+        def one(number: Any, figures: Any, waited: Any) -> tuple[Any, Any, Any]:
+            self._optimizer.learning_rate.assign(rates[number])
+            fetched, seconds = fetch(number)
+            by_device, gradients = self._layout.strategy.run(on_device, args=(first + number, *fetched))
+            self._update_if_finite(gradients)
+            figure = tf.add_n(self._layout.strategy.experimental_local_results(by_device))
+            return number + 1, figures.write(number, figure), waited + tf.cast(seconds, tf.float64)
+
+        count = tf.shape(rates)[0]
+        figures = tf.TensorArray(tf.float32, size=count, element_shape=[2])
+        _, figures, waited = tf.while_loop(
+            lambda number, *_: number < count, one, (tf.constant(0), figures, tf.constant(0.0, tf.float64))
+        )
+        return figures.stack(), waited
+
+    def _update_if_finite(self, gradients: Any) -> None:
+        """The second half of a step whose loss is scaled; outside of the replicas, which all do the same."""
+        if self._step.loss_scale is None:
+            return
+        strategy = self._layout.strategy
+        finite = all_finite([strategy.experimental_local_results(gradient)[0] for gradient in gradients])
+
+        def update() -> Any:
+            strategy.run(self._step.update, args=(gradients,))
+            return True
+
+        tf.cond(finite, update, lambda: False)
+        self._step.loss_scale.update(finite)
+
+    # A loop that is compiled as a whole
+
+    def _compiled_from_memory(self, data: MemoryTraining) -> Call:
+        images, labels = data.tensors()
+        if self._resident:
+            with tf.device(self._resident):
+                images, labels = tf.identity(images), tf.identity(labels)
+
+        def gather(order: Any) -> tuple[Any, Any]:
+            return tf.gather(images, order), tf.gather(labels, order)
+
+        ahead = traced(gather, reduce_retracing=True)
+        rows = 1 << 16 if self._resident else self._rows(data)
+        rows = min(rows, self._train.steps_per_call)
+        steps = self._compiled_steps(rows, gather if self._resident else lambda *batch: batch)
+
+        def fetch(step: int, count: int) -> tuple[Any, ...]:
+            order = _padded(data.order(step, count), rows)
+            return (tf.constant(order),) if self._resident else ahead(order)
+
+        return _in_parts(rows, fetch, steps)
+
+    def _compiled_from_stream(self, data: StreamTraining, first: int) -> Call:
+        iterator = iter(data.batches(first))
+        rows = min(_HANDED_OF_STREAM, self._train.steps_per_call, self._rows(data))
+
+        def fetch(_step: int, count: int) -> tuple[Any, ...]:
+            batches = [next(iterator) for _ in range(count)]
+            images, labels = zip(*[*batches, *batches[:1] * (rows - count)], strict=True)
+            return tf.stack(images), tf.stack(labels)
+
+        return _in_parts(rows, fetch, self._compiled_steps(rows, lambda *batch: batch))
+
+    def _rows(self, data: TrainingData) -> int:
+        shape = data.images.shape[1:] if isinstance(data, MemoryTraining) else data.share.manifest.image_shape
+        return max(1, _HANDED_BYTES // int(np.prod(shape) * self._layout.batch))
+
+    def _compiled_steps(self, rows: int, batch: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of (first, count, rates [rows], *handed) that XLA compiles: `count` of at most `rows` steps.
+
+        `handed` has a row for each step, of which `batch` makes its images and labels. What it gives has `rows` rows.
+        """
+
+        def one(number: Any, figures: Any, first: Any, rates: Any, handed: Any) -> Any:
+            self._optimizer.learning_rate.assign(rates[number])
+            images, labels = batch(*(part[number] for part in handed))
+            figure, gradients = self._step.gradients(self._pictures(images, first + number, 0), labels)
+            if self._step.loss_scale is None:
+                self._step.update(gradients)
+            else:
+                self._update_if_finite(gradients)
+            return number + 1, figures.write(number, figure)
+
+        @traced(jit_compile=True)
+        def steps(first: Any, count: Any, rates: Any, *handed: Any) -> Any:
+            figures = tf.TensorArray(tf.float32, size=rows, element_shape=[2])
+            _, figures = tf.while_loop(
+                lambda number, _: number < count,
+                lambda number, figures: one(number, figures, first, rates, handed),
+                (tf.constant(0), figures),
+            )
+            return figures.stack()
+
+        return steps
+
+    def _pictures(self, images: Any, step: Any, replica: Any) -> Any:
+        """What the network is given, from a device's uint8 pixels."""
+        images = scale(images)
+        if self._train.augment.is_on:
+            images = augment.augment(images, self._train.augment, self._train.seed, step, replica)
+        return images
+
+
+def _in_parts(rows: int, fetch: Callable[[int, int], tuple[Any, ...]], steps: Callable[..., Any]) -> Call:
+    """The call that goes through its steps `rows` at a time."""
+
+    def call(step: int, rates: Rates) -> tuple[Any, float]:
+        waited, parts = 0.0, []
+        for start in range(0, len(rates), rows):
+            count = min(rows, len(rates) - start)
+            started = time.perf_counter()
+            handed = fetch(step + start, count)
+            waited += time.perf_counter() - started
+            part = steps(
+                tf.constant(step + start), tf.constant(count), _padded(rates[start : start + count], rows), *handed
+            )
+            parts.append(part[:count])
+        return tf.concat(parts, axis=0), waited
+
+    return call
+
+
+def _in_order(call: Call, first: int) -> Call:
+    """`call`, which has to go on where it ended."""
+    position = first
+
+    def checked(step: int, rates: Rates) -> tuple[Any, float]:
+        nonlocal position
+        if step != position:
+            raise ValueError(f"the stream is at step {position}, not {step}")
+        position += len(rates)
+        return call(step, rates)
+
+    return checked
+
+
+def _now() -> Any:
+    """The time in seconds, a float64 scalar, when the graph comes to it; deterministic runs refuse tf.timestamp."""
+    return tf.ensure_shape(tf.numpy_function(lambda: np.float64(time.perf_counter()), [], tf.float64), [])
+
+
+def _padded(values: NDArray[Any], rows: int) -> NDArray[Any]:
+    """`values` with rows of zeros behind them, `rows` altogether."""
+    return np.concatenate([values, np.zeros((rows - len(values), *values.shape[1:]), values.dtype)])

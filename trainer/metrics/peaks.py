@@ -1,0 +1,55 @@
+"""The peak floating-point rate of known accelerators, to tell how much of it a training uses.
+
+FLOP/s of one device without sparsity, from its maker's data sheet, with the precision in which a network computes:
+float32 is TF32 on NVIDIA's GPUs that have it, since matrix products take that way there. A TPU's device is a chip, of
+v2, v3 and 7x one of its two cores.
+"""
+
+from __future__ import annotations
+
+import re
+
+from slipway.trainer.engines.base import Work
+
+TERA = 1e12
+# A pattern that the device's name starts with, and the rates in float32, float16 and bfloat16; None: not in hardware.
+_PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
+    (r"Tesla P4\b", 5.5, None, None),
+    (r"Tesla P100-PCIE", 9.3, 18.7, None),
+    (r"Tesla P100", 10.6, 21.2, None),
+    (r"Tesla V100-PCIE", 14.0, 112.0, None),
+    (r"Tesla V100", 15.7, 125.0, None),
+    (r"Tesla T4\b", 8.1, 65.0, None),
+    (r"NVIDIA L4\b", 60.0, 121.0, 121.0),
+    (r"NVIDIA A100", 156.0, 312.0, 312.0),
+    (r"NVIDIA H100 PCIe", 378.0, 756.0, 756.0),
+    (r"NVIDIA H100 NVL", 417.5, 835.5, 835.5),
+    (r"NVIDIA (H100|H200)", 494.5, 989.5, 989.5),
+    (r"NVIDIA B200", 1125.0, 2250.0, 2250.0),
+    (r"NVIDIA GB200", 1250.0, 2500.0, 2500.0),
+    (r"TPU v2", 22.5, None, 22.5),
+    (r"TPU v3", 61.5, None, 61.5),
+    (r"TPU v4\b", 275.0, None, 275.0),
+    (r"TPU v5( lite|e)", 197.0, None, 197.0),
+    (r"TPU v5p?", 459.0, None, 459.0),
+    (r"TPU v6( lite|e)", 918.0, None, 918.0),
+    (r"TPU ?v?7", 1153.5, None, 1153.5),
+)
+
+
+def peak_flops(device: str, precision: str) -> float | None:
+    """The FLOP/s of one device of that name in float32, mixed_float16 or mixed_bfloat16; None where it is not known."""
+    name = re.sub(r"^NVIDIA (?=Tesla)", "", device)
+    for pattern, float32, float16, bfloat16 in _PEAKS:
+        if re.match(pattern, name):
+            rate = {"float32": float32, "mixed_float16": float16, "mixed_bfloat16": bfloat16}[precision]
+            return None if rate is None else rate * TERA
+    return None
+
+
+def share_of_peak(work: Work, steps_per_second: float) -> float | None:
+    """What part of all devices' peak the steps take; None where the devices or the work are not known."""
+    peak = peak_flops(work.device, work.precision)
+    if peak is None or work.step_flops is None:
+        return None
+    return work.step_flops * steps_per_second / (peak * work.devices)
