@@ -30,7 +30,7 @@ SPLIT_OF = ("train",) * 8 + ("validation", "test")
 
 def examples(count: int) -> Iterator[dict[str, Any]]:
     """So many examples; the bytes of each follow from its number."""
-    from slipway.components.prepare_data.png import encode_png
+    from slipway.components.prepare_data.encoding.png import encode_png
 
     for number in range(count):
         pixels = random.Random(number).randbytes(SIDE * SIDE)

@@ -132,12 +132,12 @@ def measure_slipway(check: str, images: Path, workers: int | None, folder: Path)
 
 def measure_reading(images: Path, workers: int | None, folder: Path) -> dict[str, float]:
     """Let the workers read the files that their lists name, and append their bytes to files, as often as for a set."""
-    from slipway.components.prepare_data.plan import Plan
+    from slipway.components.prepare_data.listing.plan import Plan
     from slipway.components.prepare_data.prepare import list_source
-    from slipway.components.prepare_data.set_writer import SetWriter
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.prepare_data.sources import open_source
-    from slipway.components.prepare_data.workers import Workers, worker_count
+    from slipway.components.prepare_data.writing.set_writer import SetWriter
+    from slipway.components.prepare_data.writing.workers import Workers, worker_count
 
     settings = DataSettings.model_validate(_settings(images, workers, folder))
     source = open_source(settings)
@@ -160,7 +160,7 @@ class ReadAndAppend:
         self._folder = folder
 
     def __call__(self, examples: Path, tick: Any) -> int:  # noqa: ARG002
-        from slipway.components.prepare_data.index import read_list
+        from slipway.components.prepare_data.listing.index import read_list
 
         read = self._source.reader(self._folder).read
         count = 0

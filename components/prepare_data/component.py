@@ -19,8 +19,8 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
     from pathlib import Path
 
     from slipway.components.prepare_data.prepare import prepare
+    from slipway.components.prepare_data.publishing.statistics import FILE_NAME
     from slipway.components.prepare_data.settings import DataSettings
-    from slipway.components.prepare_data.statistics import FILE_NAME
     from slipway.components.step import step
     from slipway.core import events
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.components.prepare_data.beam import beam_for, is_elsewhere
-from slipway.components.prepare_data.bundles import bundle_reader
-from slipway.components.prepare_data.index import BundleOf, Listing, PartList, list_part
-from slipway.components.prepare_data.left_out import refuse_too_many
-from slipway.components.prepare_data.plan import FORMAT, IDENTITY_DIGITS, Target
-from slipway.components.prepare_data.set_writer import SetWriter
+from slipway.components.prepare_data.listing.groups import bundle_reader
+from slipway.components.prepare_data.listing.index import BundleOf, Listing, PartList, list_part
+from slipway.components.prepare_data.listing.plan import FORMAT, IDENTITY_DIGITS, Target
+from slipway.components.prepare_data.publishing.store import Store, require_room, store_errors_named
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.source import Source
-from slipway.components.prepare_data.store import Store, require_room, store_errors_named
-from slipway.components.prepare_data.workers import Tick, Workers, worker_count
+from slipway.components.prepare_data.validation.skipped import refuse_too_many
+from slipway.components.prepare_data.writing.beam import beam_for, is_elsewhere
+from slipway.components.prepare_data.writing.set_writer import SetWriter
+from slipway.components.prepare_data.writing.workers import Tick, Workers, worker_count
 from slipway.core import events
 from slipway.core.manifest import Manifest
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from slipway.components.prepare_data.unusable import Unusable
+from slipway.components.prepare_data.encoding.unusable import Unusable
 
 CLOUD_MOUNT = "/gcs"
 PIECE_BYTES = 1 << 20

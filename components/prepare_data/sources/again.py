@@ -9,7 +9,7 @@ import tempfile
 from types import TracebackType
 
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.workers import how_it_ended
+from slipway.components.prepare_data.writing.workers import how_it_ended
 from slipway.core.errors import UserError
 
 DIGEST_BYTES = 8

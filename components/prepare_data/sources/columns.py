@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slipway.components.prepare_data import kinds
-from slipway.components.prepare_data.kinds import Kind
+from slipway.components.prepare_data.encoding import features
+from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import OWN
 from slipway.core.errors import UserError, nearest
@@ -25,7 +25,7 @@ def further_kinds(settings: DataSettings) -> dict[str, Kind]:
             f"For the source {settings.source}, data.features is a mapping from names to kinds.",
             setting="data.features",
             value=described,
-            allowed=kinds.ALLOWED,
+            allowed=features.ALLOWED,
             mend="--set 'data.features={age: integer, weight: number}'",
         )
     found: dict[str, Kind] = {}
@@ -37,8 +37,8 @@ def further_kinds(settings: DataSettings) -> dict[str, Kind]:
                 f"data.features describes {name} wrongly: {error}.",
                 setting=f"data.features.{name}",
                 value=text,
-                allowed=kinds.ALLOWED,
-                nearest=nearest(str(text), kinds.NAMES),
+                allowed=features.ALLOWED,
+                nearest=nearest(str(text), features.NAMES),
             ) from None
     return found
 

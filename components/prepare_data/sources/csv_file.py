@@ -18,9 +18,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
-from slipway.components.prepare_data.check import check_bytes
-from slipway.components.prepare_data.kinds import Kind
-from slipway.components.prepare_data.messages import bytes_feature, values
+from slipway.components.prepare_data.encoding.features import Kind
+from slipway.components.prepare_data.encoding.messages import bytes_feature, values
+from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.remote import RemoteFiles, is_remote
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.columns import further_kinds, stored_name
@@ -29,7 +29,7 @@ from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, readable
 from slipway.components.prepare_data.sources.spool import Spool, SpoolReader
 from slipway.components.prepare_data.sources.unique import UniqueKeys
-from slipway.components.prepare_data.unusable import Unusable
+from slipway.components.prepare_data.validation.check import check_bytes
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
 

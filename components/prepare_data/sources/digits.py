@@ -13,7 +13,7 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from slipway.components.prepare_data.png import encode_png
+from slipway.components.prepare_data.encoding.png import encode_png
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader
 from slipway.core.errors import UserError
 

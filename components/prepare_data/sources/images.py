@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.remote import RemoteFiles, is_remote
 from slipway.components.prepare_data.sources.layout import LAYOUT, check_class_folders, is_image, split_folders
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader, Reader
-from slipway.components.prepare_data.unusable import Unusable
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
 

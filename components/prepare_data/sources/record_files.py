@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from slipway.components.prepare_data.records import CHECKSUM, LENGTH, masked_crc32c
+from slipway.components.prepare_data.encoding.records import CHECKSUM, LENGTH, masked_crc32c
 from slipway.components.prepare_data.remote import is_remote, open_remote
 from slipway.core.errors import UserError
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from slipway.components.prepare_data import kinds
-from slipway.components.prepare_data.kinds import Kind, described
-from slipway.components.prepare_data.messages import values
+from slipway.components.prepare_data.encoding import features as kinds
+from slipway.components.prepare_data.encoding.features import Kind, described
+from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.columns import stored_name
 from slipway.components.prepare_data.sources.source import OWN
-from slipway.components.prepare_data.unusable import Unusable
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
 from slipway.core.yaml_loader import NotYaml, load_yaml

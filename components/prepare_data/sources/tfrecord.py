@@ -11,7 +11,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.components.prepare_data.messages import features_of, values
+from slipway.components.prepare_data.encoding.messages import features_of, values
+from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
@@ -19,7 +20,6 @@ from slipway.components.prepare_data.sources.record_files import RecordFiles, sc
 from slipway.components.prepare_data.sources.record_layout import RecordLayout, read_features, record_layout
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, readable
 from slipway.components.prepare_data.sources.unique import UniqueKeys
-from slipway.components.prepare_data.unusable import Unusable
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
 

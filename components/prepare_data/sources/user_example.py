@@ -8,12 +8,12 @@ import os
 import stat
 from typing import Any, NamedTuple
 
-from slipway.components.prepare_data.check import check_bytes, check_pixels
-from slipway.components.prepare_data.kinds import Kind
-from slipway.components.prepare_data.png import COLORS, encode_png
+from slipway.components.prepare_data.encoding.features import Kind
+from slipway.components.prepare_data.encoding.png import COLORS, encode_png
+from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.sources.again import DIGEST_BYTES
 from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
-from slipway.components.prepare_data.unusable import Unusable
+from slipway.components.prepare_data.validation.check import check_bytes, check_pixels
 from slipway.core.paths import local_path
 
 

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from slipway.components.prepare_data.kinds import Kind
-from slipway.components.prepare_data.messages import values
+from slipway.components.prepare_data.encoding.features import Kind
+from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.again import FAILED, Again
 from slipway.components.prepare_data.sources.columns import further_kinds, stored_name
@@ -35,8 +36,7 @@ from slipway.components.prepare_data.sources.user_example import (
     label_of,
     split_of,
 )
-from slipway.components.prepare_data.unusable import Unusable
-from slipway.components.prepare_data.workers import Tick, Workers
+from slipway.components.prepare_data.writing.workers import Tick, Workers
 from slipway.core.errors import UserError, nearest
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.builder import load, origin, user_code, what_happened

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from slipway.components.prepare_data import check
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import archive
 from slipway.components.prepare_data.sources.layout import groups_of
 from slipway.components.prepare_data.sources.source import Ignored
+from slipway.components.prepare_data.validation import check
 from slipway.core.errors import UserError
 
 KINDS = ("tar", "tar.gz", "tgz", "zip", "stored.zip")

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from slipway.components.prepare_data import beam as beam_module
-from slipway.components.prepare_data import remote, set_writer, store
+from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import images
+from slipway.components.prepare_data.writing import beam as beam_module
+from slipway.components.prepare_data.writing import set_writer
 from slipway.core.errors import UserError
 
 MakeFolder = Callable[..., Path]

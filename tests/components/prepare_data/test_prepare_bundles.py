@@ -14,11 +14,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from slipway.components.prepare_data import index
-from slipway.components.prepare_data.bundles import Bundles, PatternReader
-from slipway.components.prepare_data.index import Dealer, Listing, list_part, list_path, read_list
+from slipway.components.prepare_data.encoding.records import example_parts, read_records
+from slipway.components.prepare_data.listing import index
+from slipway.components.prepare_data.listing.groups import Bundles, PatternReader
+from slipway.components.prepare_data.listing.index import Dealer, Listing, list_part, list_path, read_list
 from slipway.components.prepare_data.prepare import Prepared, prepare
-from slipway.components.prepare_data.records import example_parts, read_records
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Entry, Group
 from slipway.core.errors import UserError

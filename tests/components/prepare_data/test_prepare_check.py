@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from slipway.components.prepare_data.check import Inspector, Look
-from slipway.components.prepare_data.unusable import Unusable
+from slipway.components.prepare_data.encoding.unusable import Unusable
+from slipway.components.prepare_data.validation.check import Inspector, Look
 
 
 def saved(image: Image.Image, encoding: str, **options: object) -> bytes:

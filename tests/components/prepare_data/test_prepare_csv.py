@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from slipway.components.prepare_data import statistics
+from slipway.components.prepare_data.encoding.records import example_parts, read_records
 from slipway.components.prepare_data.prepare import Prepared, prepare
-from slipway.components.prepare_data.records import example_parts, read_records
+from slipway.components.prepare_data.publishing import statistics
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import unique
 from slipway.components.prepare_data.sources.unique import UniqueKeys

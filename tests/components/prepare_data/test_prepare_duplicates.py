@@ -11,12 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.components.prepare_data import duplicates
-from slipway.components.prepare_data.duplicates import HashedShard, bucket_count, find_copies, hash_row, write_hashes
+from slipway.components.prepare_data.encoding.records import RecordEncoder, example_parts, read_records
 from slipway.components.prepare_data.prepare import Prepared, prepare
-from slipway.components.prepare_data.records import RecordEncoder, example_parts, read_records
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS
+from slipway.components.prepare_data.validation import duplicates
+from slipway.components.prepare_data.validation.duplicates import (
+    HashedShard,
+    bucket_count,
+    find_copies,
+    hash_row,
+    write_hashes,
+)
 from slipway.core import manifest
 from slipway.core.errors import UserError
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipway.components.prepare_data import index
-from slipway.components.prepare_data.index import Dealer, Listing, list_part, list_path, read_list
+from slipway.components.prepare_data.listing import index
+from slipway.components.prepare_data.listing.index import Dealer, Listing, list_part, list_path, read_list
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored
 
 

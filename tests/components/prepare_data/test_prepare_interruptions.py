@@ -25,7 +25,7 @@ KILLS = int(os.environ.get("SLIPWAY_KILLS", "6"))
 # Slowed down, so that a signal meets every stage of the work.
 SCRIPT = """
 import signal, sys, time
-from slipway.components.prepare_data import shards
+from slipway.components.prepare_data.writing import shards
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.step import step

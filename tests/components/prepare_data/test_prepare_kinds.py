@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.components.prepare_data import messages
-from slipway.components.prepare_data.kinds import Kind, described
-from slipway.components.prepare_data.records import RecordEncoder, read_records
-from slipway.components.prepare_data.unusable import Unusable
+from slipway.components.prepare_data.encoding import messages
+from slipway.components.prepare_data.encoding.features import Kind, described
+from slipway.components.prepare_data.encoding.records import RecordEncoder, read_records
+from slipway.components.prepare_data.encoding.unusable import Unusable
 
 
 @pytest.fixture(scope="module")

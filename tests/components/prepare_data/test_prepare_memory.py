@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from slipway.components.prepare_data import duplicates, index, set_writer
 from slipway.components.prepare_data import prepare as prepare_module
+from slipway.components.prepare_data.listing import index
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.validation import duplicates
+from slipway.components.prepare_data.writing import set_writer
 
 # A list of all examples would take 300 bytes for each, as the key alone has 192: 5.4 MB more for many than for few.
 FEW, MANY = 2_000, 20_000

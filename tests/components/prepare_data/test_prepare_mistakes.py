@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.components.prepare_data import store as store_module
 from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.publishing import store as store_module
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError
 

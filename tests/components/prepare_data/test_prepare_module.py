@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.components.prepare_data import store
-from slipway.components.prepare_data.messages import features_of, values
+from slipway.components.prepare_data.encoding.messages import features_of, values
+from slipway.components.prepare_data.encoding.records import read_records
 from slipway.components.prepare_data.prepare import Prepared, prepare
-from slipway.components.prepare_data.records import read_records
-from slipway.components.prepare_data.set_writer import SetWriter
+from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.shards import ShardWriter
+from slipway.components.prepare_data.writing.set_writer import SetWriter
+from slipway.components.prepare_data.writing.shards import ShardWriter
 from slipway.core.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]

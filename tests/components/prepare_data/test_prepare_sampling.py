@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from slipway.components.prepare_data import set_writer, store
-from slipway.components.prepare_data.check import Look
-from slipway.components.prepare_data.messages import bytes_feature
+from slipway.components.prepare_data.encoding.messages import bytes_feature
+from slipway.components.prepare_data.encoding.unusable import Undecodable, Unusable
 from slipway.components.prepare_data.prepare import Prepared, prepare
-from slipway.components.prepare_data.sampling import ALL, decoded_below, is_decoded, sentence
+from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.shards import look_at_further
-from slipway.components.prepare_data.unusable import Undecodable, Unusable
+from slipway.components.prepare_data.validation.check import Look
+from slipway.components.prepare_data.validation.sampling import ALL, decoded_below, is_decoded, sentence
+from slipway.components.prepare_data.writing import set_writer
+from slipway.components.prepare_data.writing.shards import look_at_further
 from slipway.core.errors import UserError
 from slipway.core.manifest import Checked
 

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.components.prepare_data import remote, store
+from slipway.components.prepare_data import remote
+from slipway.components.prepare_data.encoding.records import example_parts, read_records
 from slipway.components.prepare_data.prepare import Prepared, prepare
-from slipway.components.prepare_data.records import example_parts, read_records
+from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import manifest
 from slipway.core.errors import UserError

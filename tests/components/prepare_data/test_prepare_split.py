@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from slipway.components.prepare_data.listing.split import Amount, divide, portions, shard_count
 from slipway.components.prepare_data.settings import SplitFractions
-from slipway.components.prepare_data.split import Amount, divide, portions, shard_count
 from slipway.core.errors import UserError
 
 shares = st.dictionaries(st.text(max_size=3), st.floats(0.01, 1), min_size=1, max_size=4)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from slipway.components.prepare_data.kinds import Kind
-from slipway.components.prepare_data.messages import example, features_of, values
+from slipway.components.prepare_data.encoding.features import Kind
+from slipway.components.prepare_data.encoding.messages import example, features_of, values
+from slipway.components.prepare_data.encoding.records import CHECKSUM, LENGTH, masked_crc32c, read_records
 from slipway.components.prepare_data.prepare import Prepared, prepare
-from slipway.components.prepare_data.records import CHECKSUM, LENGTH, masked_crc32c, read_records
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.record_files import scan
 from slipway.core.errors import UserError

@@ -14,8 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.components.prepare_data.messages import LARGEST_INTEGER, bytes_feature, float_feature, integer_feature
-from slipway.components.prepare_data.unusable import Unusable
+from slipway.components.prepare_data.encoding.messages import (
+    LARGEST_INTEGER,
+    bytes_feature,
+    float_feature,
+    integer_feature,
+)
+from slipway.components.prepare_data.encoding.unusable import Unusable
 
 NAMES = ("text", "integer", "number", "image", "bounding_box")
 ALLOWED = ", ".join(NAMES) + "; with [] a list of them, with a shape as in number[3] so many"

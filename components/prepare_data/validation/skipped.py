@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from slipway.components.prepare_data.duplicates import Copy
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import readable
-from slipway.components.prepare_data.tally import Tally
+from slipway.components.prepare_data.validation.duplicates import Copy
+from slipway.components.prepare_data.validation.tally import Tally
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 

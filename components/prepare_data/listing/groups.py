@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from slipway.components.prepare_data import index
-from slipway.components.prepare_data.index import (
+from slipway.components.prepare_data.listing import index
+from slipway.components.prepare_data.listing.index import (
     RANK_BYTES,
     BundleOf,
     Listing,
@@ -29,9 +29,9 @@ from slipway.components.prepare_data.index import (
     row_key,
     run_rows,
 )
+from slipway.components.prepare_data.listing.split import check_every_class, split_shares
 from slipway.components.prepare_data.settings import COLUMN, DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Group, readable
-from slipway.components.prepare_data.split import check_every_class, split_shares
 from slipway.core.errors import UserError
 
 # What a bundle has of a group (own split, class): the bundle's hash, the group's number, the count; a key follows.

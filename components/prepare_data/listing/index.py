@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 
+from slipway.components.prepare_data.listing.split import Amount
 from slipway.components.prepare_data.sources.source import Group, Ignored, Source
-from slipway.components.prepare_data.split import Amount
 
 # A row is hash (12 bytes: 8 rank it in its group, 4 in its shard), size, place, stamp, the key's length, and the key.
 ROW = struct.Struct(">QQQI")

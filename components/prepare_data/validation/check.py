@@ -15,7 +15,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from slipway.components.prepare_data.unusable import Undecodable, Unusable
+from slipway.components.prepare_data.encoding.unusable import Undecodable, Unusable
 
 # As Pillow's limit: more would be a decompression bomb.
 MOST_PIXELS = 89_478_485

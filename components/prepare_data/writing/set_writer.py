@@ -10,22 +10,28 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from slipway.components.prepare_data import split as splitting
-from slipway.components.prepare_data.beam import is_elsewhere, share_lists, write_by_beam, written_by
-from slipway.components.prepare_data.bundles import Bundles
-from slipway.components.prepare_data.dataset_info import write_dataset_info
-from slipway.components.prepare_data.duplicates import Copy, HashedShard, bucket_count, find_copies, refuse_copies
-from slipway.components.prepare_data.index import Dealer, Listing, list_path
-from slipway.components.prepare_data.kinds import described
-from slipway.components.prepare_data.left_out import LeftOutImages, refuse_too_many
-from slipway.components.prepare_data.plan import Plan, stored_settings
-from slipway.components.prepare_data.sampling import check_for, decoded_below, sentence
+from slipway.components.prepare_data.encoding.features import described
+from slipway.components.prepare_data.listing import split as splitting
+from slipway.components.prepare_data.listing.groups import Bundles
+from slipway.components.prepare_data.listing.index import Dealer, Listing, list_path
+from slipway.components.prepare_data.listing.plan import Plan, stored_settings
+from slipway.components.prepare_data.publishing.dataset_info import write_dataset_info
+from slipway.components.prepare_data.publishing.statistics import write_statistics
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
-from slipway.components.prepare_data.shards import ShardResult, ShardTask, ShardWriter
 from slipway.components.prepare_data.sources.source import SPLITS, Source, readable
-from slipway.components.prepare_data.statistics import write_statistics
-from slipway.components.prepare_data.tally import Tally, combine, notes
-from slipway.components.prepare_data.workers import Tick, Workers, worker_count
+from slipway.components.prepare_data.validation.duplicates import (
+    Copy,
+    HashedShard,
+    bucket_count,
+    find_copies,
+    refuse_copies,
+)
+from slipway.components.prepare_data.validation.sampling import check_for, decoded_below, sentence
+from slipway.components.prepare_data.validation.skipped import LeftOutImages, refuse_too_many
+from slipway.components.prepare_data.validation.tally import Tally, combine, notes
+from slipway.components.prepare_data.writing.beam import is_elsewhere, share_lists, write_by_beam, written_by
+from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask, ShardWriter
+from slipway.components.prepare_data.writing.workers import Tick, Workers, worker_count
 from slipway.core import events, manifest
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError

@@ -21,7 +21,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from slipway.components.prepare_data import remote
-from slipway.components.prepare_data.index import Summary
+from slipway.components.prepare_data.listing.index import Summary
 from slipway.core import events, manifest
 from slipway.core.atomic import FULL, replace_file, sync
 from slipway.core.errors import UserError

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from slipway.components.prepare_data.records import example_parts, read_records
+from slipway.components.prepare_data.encoding.records import example_parts, read_records
 from slipway.components.prepare_data.sources.source import SPLITS, readable
 from slipway.core.errors import UserError
 from slipway.core.manifest import Shard

@@ -12,16 +12,16 @@ from typing import BinaryIO
 
 from pydantic import BaseModel
 
-from slipway.components.prepare_data.check import Inspector, Look, check_bytes
-from slipway.components.prepare_data.duplicates import hash_row, write_hashes
-from slipway.components.prepare_data.index import read_list
-from slipway.components.prepare_data.messages import values
-from slipway.components.prepare_data.records import RecordEncoder
-from slipway.components.prepare_data.sampling import is_decoded
+from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.encoding.records import RecordEncoder
+from slipway.components.prepare_data.encoding.unusable import Unusable
+from slipway.components.prepare_data.listing.index import read_list
 from slipway.components.prepare_data.sources.source import Reader, Source
-from slipway.components.prepare_data.tally import Tally, TallyCounter
-from slipway.components.prepare_data.unusable import Unusable
-from slipway.components.prepare_data.workers import Tick
+from slipway.components.prepare_data.validation.check import Inspector, Look, check_bytes
+from slipway.components.prepare_data.validation.duplicates import hash_row, write_hashes
+from slipway.components.prepare_data.validation.sampling import is_decoded
+from slipway.components.prepare_data.validation.tally import Tally, TallyCounter
+from slipway.components.prepare_data.writing.workers import Tick
 from slipway.core.manifest import Shard
 
 BUFFER_BYTES = 1 << 19

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import google_crc32c
 
-from slipway.components.prepare_data.messages import (
+from slipway.components.prepare_data.encoding.messages import (
     bytes_feature,
     example,
     features_of,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 
-from slipway.components.prepare_data.unusable import Unusable
+from slipway.components.prepare_data.encoding.unusable import Unusable
 
 BYTES, FLOATS, INTEGERS = 1, 2, 3
 VARINT, FIXED_64, DELIMITED, FIXED_32 = 0, 1, 2, 5

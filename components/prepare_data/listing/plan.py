@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.components.prepare_data import split as splitting
-from slipway.components.prepare_data.index import Summary
-from slipway.components.prepare_data.sampling import check_for
+from slipway.components.prepare_data.listing import split as splitting
+from slipway.components.prepare_data.listing.index import Summary
+from slipway.components.prepare_data.listing.split import Amount
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Group, Source
-from slipway.components.prepare_data.split import Amount
+from slipway.components.prepare_data.validation.sampling import check_for
 
 # Part of every fingerprint: to be raised when other bytes would be written for the same source and settings.
 FORMAT = 1

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.components import page
-from slipway.components.prepare_data.messages import features_of, values
-from slipway.components.prepare_data.records import example_parts, read_records
-from slipway.components.prepare_data.sampling import sentence
+from slipway.components.prepare_data.encoding.messages import features_of, values
+from slipway.components.prepare_data.encoding.records import example_parts, read_records
 from slipway.components.prepare_data.sources.source import Ignored, readable
-from slipway.components.prepare_data.tally import Tally
+from slipway.components.prepare_data.validation.sampling import sentence
+from slipway.components.prepare_data.validation.tally import Tally
 from slipway.core.manifest import Manifest
 
 FILE_NAME = "statistics.html"
