@@ -1,5 +1,5 @@
 """`python -m pipelines` is the same as `slipway`."""
 
-from slipway.pipelines.cli import main
+from slipway.pipelines.cli.app import main
 
 main()

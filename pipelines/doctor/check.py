@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from slipway.core.errors import UserError
-from slipway.pipelines.config import RunConfig
+from slipway.pipelines.config.config import RunConfig
 from slipway.trainer.engines.installed import missing_extra
 
 

@@ -17,9 +17,9 @@ from slipway.components.setup_access.found import Found, look, services
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.components.setup_access.wanted import apis
 from slipway.core.errors import UserError
-from slipway.pipelines.access import access_settings
-from slipway.pipelines.config import VertexSettings
+from slipway.pipelines.config.config import VertexSettings
 from slipway.pipelines.doctor.check import Check, Finding, NotConcernedError, Subject, examine
+from slipway.pipelines.platforms.vertex.access import access_settings
 
 SECONDS = 30.0
 PAGE = 1000

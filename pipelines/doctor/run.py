@@ -10,7 +10,7 @@ import pkgutil
 from pathlib import Path
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.config import no_place_on_vertex
+from slipway.pipelines.config.config import no_place_on_vertex
 from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.placement import check_python
@@ -191,13 +191,13 @@ class ImageContext:
     def look(self, subject: Subject) -> str:
         config = subject.config
         if subject.target == "vertex" and config.vertex is not None and config.vertex.image is None:
-            from slipway.pipelines.images import check_builder, wanted_images
+            from slipway.pipelines.images.images import check_builder, wanted_images
 
             check_builder(config.vertex, config.vertex.build.builder)
             images = wanted_images(config, lambda _line: None)
             return ", ".join(f"{image.request.name}:{image.request.tag}" for image in images.values())
         if subject.runner == "docker":
-            from slipway.pipelines.images import wanted_image
+            from slipway.pipelines.images.images import wanted_image
             from slipway.pipelines.platforms.local.containers import docker_client, has_gpus
 
             accelerator, built = "gpu" if has_gpus() else "cpu", config.containers

@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 
 from slipway.core.errors import UserError
-from slipway.pipelines.commands.options import Json
-from slipway.pipelines.terminal import EXIT_INTERRUPTED, console, say, show_help_alone, user_errors
+from slipway.pipelines.cli.options import Json
+from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED, console, say, show_help_alone, user_errors
 
 app = typer.Typer(
     help="Create, change and delete Vertex AI schedules from the files in configs/schedules.",

@@ -13,8 +13,8 @@ from zoneinfo import ZoneInfo, available_timezones
 from pydantic import Field, PositiveInt, ValidationError
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.config import RunConfig, load, no_place_on_vertex, read_yaml
-from slipway.pipelines.config_errors import explain_validation
+from slipway.pipelines.config.config import RunConfig, load, no_place_on_vertex, read_yaml
+from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.schedules.cron import Cron, parse
 from slipway.trainer.config import Settings
 

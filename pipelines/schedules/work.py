@@ -14,10 +14,10 @@ from zoneinfo import ZoneInfo
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.known_errors import as_user_error
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.config import RunConfig, VertexSettings
+from slipway.pipelines.config.config import RunConfig, VertexSettings
 from slipway.pipelines.doctor import refuse_on_failure
 from slipway.pipelines.doctor.check import Subject
-from slipway.pipelines.images import Images, ensure_images, known_images
+from slipway.pipelines.images.images import Images, ensure_images, known_images
 from slipway.pipelines.platforms.vertex.submission import compile_pipeline, facts_of, pipeline_job, settings_of
 from slipway.pipelines.schedules.difference import NAME_PREFIX, Difference, differences, needs_new, wanted
 from slipway.pipelines.schedules.files import ScheduleFile, read_all

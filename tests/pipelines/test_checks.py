@@ -15,7 +15,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli import app
+from slipway.pipelines.cli.app import app
 from slipway.trainer.engines import installed
 
 DIGITS: dict[str, Any] = {

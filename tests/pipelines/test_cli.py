@@ -18,11 +18,12 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from slipway.pipelines import display, runs
-from slipway.pipelines.cli import COMMANDS, app
-from slipway.pipelines.config import load
+from slipway.pipelines.cli import display
+from slipway.pipelines.cli.app import COMMANDS, app
+from slipway.pipelines.config.config import load
 from slipway.pipelines.platforms.local import launch
-from slipway.pipelines.runs import ErrorRecord, RunFolder, RunRecord, StepRecord
+from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord
 
 DIGITS = Path("configs/digits.yaml").absolute()
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from slipway.core.errors import UserError
-from slipway.pipelines.config import RunConfig, load
+from slipway.pipelines.config.config import RunConfig, load
 
 MINIMAL: dict[str, Any] = {
     "name": "digits",

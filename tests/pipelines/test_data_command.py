@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.pipelines.cli import app
+from slipway.pipelines.cli.app import app
 
 
 def test_a_set_becomes_a_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from slipway.pipelines import display
-from slipway.pipelines.runs import RunRecord, StepRecord
+from slipway.pipelines.cli import display
+from slipway.pipelines.runs.record import RunRecord, StepRecord
 
 DECODING = {
     "event": "progress",

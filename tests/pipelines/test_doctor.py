@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.pipelines.config import RunConfig
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import examine_all, machine, memory
 from slipway.pipelines.doctor.check import Subject, examine
 from slipway.pipelines.doctor.run import ModelBuilder

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.pipelines.config import RunConfig
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import engine
 from slipway.pipelines.doctor.check import Subject
 

@@ -9,8 +9,8 @@ from google.cloud import aiplatform_v1 as vertex
 from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli import app
-from slipway.pipelines.config import RunConfig
+from slipway.pipelines.cli.app import app
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import examine_all, refuse_on_failure
 from slipway.pipelines.doctor.check import Finding, Subject
 from slipway.pipelines.doctor.cloud import View, examine_side_by_side
@@ -245,7 +245,7 @@ def test_setup_shows_then_makes(google, tmp_path, monkeypatch):
 def test_setup_wants_an_account_of_its_own(google, tmp_path):
     from rich.console import Console
 
-    from slipway.pipelines.access import setup
+    from slipway.pipelines.platforms.vertex.access import setup
 
     with pytest.raises(UserError) as error:
         setup(subject(google, tmp_path, service_account=None).config, Console(), make=True, as_json=False)

@@ -12,10 +12,10 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
-from slipway.pipelines.build_command import build_images
-from slipway.pipelines.cli import app
-from slipway.pipelines.config import RunConfig, load
-from slipway.pipelines.images import accelerator_of, ensure_images, known_images, own_code
+from slipway.pipelines.cli.app import app
+from slipway.pipelines.config.config import RunConfig, load
+from slipway.pipelines.images.build import build_images
+from slipway.pipelines.images.images import accelerator_of, ensure_images, known_images, own_code
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
 
 REPOSITORY = f"projects/{PROJECT}/locations/{REGION}/repositories/slipway"

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from slipway.core.errors import UserError
-from slipway.pipelines.config import RunConfig
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.hardware import validate_for
-from slipway.pipelines.legacy import from_arguments, migrate
-from slipway.pipelines.legacy.command import show
-from slipway.pipelines.legacy.reading import INPUT_KEYS, REPLICA_KEYS
+from slipway.pipelines.migrate import from_arguments, migrate
+from slipway.pipelines.migrate.command import show
+from slipway.pipelines.migrate.reading import INPUT_KEYS, REPLICA_KEYS
 
 
 def job(**fields) -> str:
@@ -111,7 +111,7 @@ def test_every_example_of_the_guides(example):
 
 
 def test_what_comes_out_passes_the_doctor(tmp_path):
-    from slipway.pipelines.config import load
+    from slipway.pipelines.config.config import load
     from slipway.pipelines.doctor import CHECKS, Subject, examine
 
     for example, (text, _) in EXAMPLES.items():

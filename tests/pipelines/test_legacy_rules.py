@@ -10,7 +10,7 @@ import yaml
 
 from slipway.core.errors import UserError
 from slipway.pipelines.hardware import parse
-from slipway.pipelines.legacy import migrate
+from slipway.pipelines.migrate import migrate
 
 COMPATIBILITY = Path(__file__).with_name("gpu_compatibility.csv")
 

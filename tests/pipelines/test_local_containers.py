@@ -10,8 +10,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from slipway.pipelines.cli import app
-from slipway.pipelines.config import RunConfig, load
+from slipway.pipelines.cli.app import app
+from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.platforms.local import containers
 
 DIGITS = Path(__file__).parents[2] / "configs/digits.yaml"
@@ -84,8 +84,8 @@ def test_a_runner_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_step_that_vanished_has_not_succeeded(tmp_path: Path) -> None:
-    from slipway.pipelines import runs
     from slipway.pipelines.platforms.local import launch
+    from slipway.pipelines.runs import record as runs
 
     config = configuration()
     folder = runs.create(config, tmp_path / "runs")

@@ -18,10 +18,10 @@ import pytest
 
 from slipway.core.atomic import append_line
 from slipway.core.errors import UserError
-from slipway.pipelines import runs
-from slipway.pipelines.config import RunConfig
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local import launch
-from slipway.pipelines.runs import RunFolder, RunRecord
+from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
 class Shown:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slipway.pipelines import log_reader
 from slipway.pipelines.platforms.local.launch import last_lines
-from slipway.pipelines.runs import RunFolder, RunRecord, StepRecord
+from slipway.pipelines.runs import logs
+from slipway.pipelines.runs.record import RunFolder, RunRecord, StepRecord
 
 # As TensorFlow 2.15 to 2.21, JAX and kfp printed them, on machines with GPUs and without.
 NOISE = (
@@ -53,14 +53,14 @@ WORDS = (
 
 @pytest.mark.parametrize("before", ["", "[workerpool1-0] "])
 def test_noise_is_told_from_words(before: str) -> None:
-    assert [line for line in NOISE if not log_reader.is_noise(before + line)] == []
-    assert [line for line in WORDS if log_reader.is_noise(before + line)] == []
+    assert [line for line in NOISE if not logs.is_noise(before + line)] == []
+    assert [line for line in WORDS if logs.is_noise(before + line)] == []
 
 
 def test_every_kind_of_noise_has_an_example() -> None:
     import re
 
-    for what, pattern in log_reader.NOISE.items():
+    for what, pattern in logs.NOISE.items():
         assert any(re.match(pattern, line) for line in NOISE), what
 
 
@@ -80,8 +80,8 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def test_logs_are_shown_without_noise_and_whole_when_raw(run: RunFolder) -> None:
-    assert list(log_reader.read(run, None, follow=False)) == ["==> prepare_data", "first", "second"]
-    whole = list(log_reader.read(run, None, follow=False, raw=True))
+    assert list(logs.read(run, None, follow=False)) == ["==> prepare_data", "first", "second"]
+    whole = list(logs.read(run, None, follow=False, raw=True))
     assert [line for line in whole if line.startswith("==>")] == ["==> prepare_data", "==> train"]
     assert len(whole) == 2 + 5 + len(NOISE)
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.pipelines import log_reader, runs
-from slipway.pipelines.config import RunConfig
-from slipway.pipelines.runs import ProcessRecord, RunFolder, RunRecord, StepRecord
+from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.runs import logs
+from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.record import ProcessRecord, RunFolder, RunRecord, StepRecord
 
 
 @pytest.fixture
@@ -92,11 +93,11 @@ def test_logs_come_in_the_order_of_the_steps(tmp_path, config):
     folder.write(record(folder, status="succeeded"))
     (folder.logs / "train.log").write_text("two\nthree")
     (folder.logs / "prepare_data.log").write_text("one\n")
-    lines = list(log_reader.read(folder, None, follow=False))
+    lines = list(logs.read(folder, None, follow=False))
     assert lines == ["==> prepare_data", "one", "==> train", "two", "three"]
-    assert list(log_reader.read(folder, "train", follow=True)) == ["two", "three"]
+    assert list(logs.read(folder, "train", follow=True)) == ["two", "three"]
     with pytest.raises(UserError) as caught:
-        list(log_reader.read(folder, "trian", follow=False))
+        list(logs.read(folder, "trian", follow=False))
     assert caught.value.nearest == "train"
 
 
@@ -106,7 +107,7 @@ def test_following_ends_with_the_run_and_loses_no_line(tmp_path, config):
     folder.write(running)
     log = folder.logs / "train.log"
     log.write_text("one\nhal")
-    lines = log_reader.read(folder, "train", follow=True)
+    lines = logs.read(folder, "train", follow=True)
     assert next(lines) == "one"
     log.write_text("one\nhalf\nlast")
     folder.write(running.model_copy(update={"status": "succeeded", "process": None}))

@@ -16,9 +16,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli import app
-from slipway.pipelines.commands.options import Json
-from slipway.pipelines.terminal import EXIT_USAGE, Commands, print_any_character, user_errors
+from slipway.pipelines.cli.app import app
+from slipway.pipelines.cli.options import Json
+from slipway.pipelines.cli.terminal import EXIT_USAGE, Commands, print_any_character, user_errors
 
 CONFIGURATION = Path(__file__).parents[2] / "configs/digits.yaml"
 
@@ -132,7 +132,7 @@ def test_what_the_operating_system_refuses_is_one_screen(
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number), "x" * 300)
 
-    monkeypatch.setattr("slipway.pipelines.runs.find", refuse)
+    monkeypatch.setattr("slipway.pipelines.runs.record.find", refuse)
     result = CliRunner().invoke(app, ["status"])
     assert result.exit_code == EXIT_USAGE
     assert os.strerror(number) in result.stderr
@@ -144,7 +144,7 @@ def test_another_error_of_the_operating_system_is_ours(monkeypatch: pytest.Monke
     def refuse(*_: object) -> None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
-    monkeypatch.setattr("slipway.pipelines.runs.find", refuse)
+    monkeypatch.setattr("slipway.pipelines.runs.record.find", refuse)
     assert isinstance(CliRunner().invoke(app, ["status"]).exception, OSError)
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from slipway.pipelines.cli import app
+from slipway.pipelines.cli.app import app
 
 IMAGE = "europe-west4-docker.pkg.dev/p/slipway/trainer@sha256:" + "0" * 64
 VERTEX = {

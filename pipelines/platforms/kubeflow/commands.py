@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from slipway.core.errors import UserError
-from slipway.pipelines import display
-from slipway.pipelines.config import RunConfig, load
+from slipway.pipelines.cli import display
+from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.platforms.kubeflow import launch
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
-from slipway.pipelines.runs import RunFolder, RunRecord
+from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 cancel = launch.cancel
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slipway.core.errors import UserError
-from slipway.pipelines.config import RunConfig, load
+from slipway.pipelines.config.config import RunConfig, load
+from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.server import Server
-from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
-from slipway.pipelines.runs import ErrorRecord, RunFolder, RunRecord, Status, StepRecord, create, discard
+from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, Status, StepRecord, create, discard
 
 STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
 POLL_SECONDS = 3.0

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from slipway.components.cloud.retries import TRANSIENT, retried
 from slipway.core.errors import UserError
-from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
+from slipway.pipelines.config.kubeflow import KubeflowSettings
 
 # How a caller who is not inside the cluster says who they are: a bearer token, or the cookie of a login page.
 TOKEN_VARIABLE = "SLIPWAY_KUBEFLOW_TOKEN"

@@ -14,10 +14,10 @@ from slipway.components.prepare_data.component import prepare_data
 from slipway.components.register_model.component import find_champion_folder, register_model
 from slipway.components.register_model.registration import NONE_ASKED
 from slipway.components.train.component import train
-from slipway.pipelines.config import RunConfig
+from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.config.kubeflow import KubeflowSettings
+from slipway.pipelines.pipeline import plan_arguments, training_steps
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
-from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
-from slipway.pipelines.training import plan_arguments, training_steps
 
 
 class KubeflowPlatform:

@@ -16,8 +16,8 @@ from slipway.components.step import LOGS_VARIABLE
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
 from slipway.core.paths import local_path
-from slipway.pipelines.config import RunConfig
-from slipway.pipelines.runs import RunFolder
+from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.runs.record import RunFolder
 from slipway.trainer.engines import installed
 
 RUN_LABEL = "slipway.run"

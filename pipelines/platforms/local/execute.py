@@ -17,10 +17,10 @@ from typing import Any
 
 from kfp import compiler, local
 
-from slipway.pipelines.config import load
+from slipway.pipelines.config.config import load
 from slipway.pipelines.platforms.local.containers import run_arguments, run_container, stop_containers
 from slipway.pipelines.platforms.local.steps import pipeline
-from slipway.pipelines.runs import RunFolder
+from slipway.pipelines.runs.record import RunFolder
 
 
 def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, containers: bool) -> bool:

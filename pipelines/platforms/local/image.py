@@ -8,10 +8,10 @@ from pathlib import Path
 
 from slipway.components.step import step
 from slipway.core import events
-from slipway.pipelines.build_command import local_image
-from slipway.pipelines.config import load
+from slipway.pipelines.config.config import load
+from slipway.pipelines.images.build import local_image
 from slipway.pipelines.platforms.local.containers import has_gpus
-from slipway.pipelines.runs import RunFolder
+from slipway.pipelines.runs.record import RunFolder
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from slipway.components.plan_training.component import plan_training
 from slipway.components.prepare_data.component import prepare_data
 from slipway.components.register_model.component import register_model
 from slipway.components.train.component import train
-from slipway.pipelines.config import RunConfig
-from slipway.pipelines.training import plan_arguments, training_steps
+from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.pipeline import plan_arguments, training_steps
 from slipway.trainer.distributed.accelerators import find
 from slipway.trainer.engines import table
 

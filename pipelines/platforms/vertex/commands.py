@@ -9,11 +9,13 @@ from rich.markup import escape
 
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
-from slipway.pipelines import display, log_reader, runs
-from slipway.pipelines.config import RunConfig
-from slipway.pipelines.images import ensure_images
+from slipway.pipelines.cli import display
+from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.images.images import ensure_images
 from slipway.pipelines.platforms.vertex.run import PLATFORM, VertexRun
-from slipway.pipelines.runs import RunFolder, RunRecord
+from slipway.pipelines.runs import logs
+from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
 def is_on_vertex(record: RunRecord) -> bool:
@@ -102,7 +104,7 @@ def log_lines(folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -
     Raises:
         UserError: The run has no such step.
     """
-    log_reader.check_step(folder, step)
+    logs.check_step(folder, step)
     yield from VertexRun(folder).log_lines(step, follow=follow, raw=raw)
 
 

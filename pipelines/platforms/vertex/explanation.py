@@ -14,7 +14,7 @@ from slipway.components.cloud.retries import retried, status_of
 from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.pipelines.platforms.vertex.logs import SERVICE, LogLine, LogReader, not_noise
 from slipway.pipelines.platforms.vertex.tasks import custom_jobs, step_of
-from slipway.pipelines.runs import ErrorRecord
+from slipway.pipelines.runs.record import ErrorRecord
 
 REPLICA = re.compile(r"[Tt]he replica (?P<replica>workerpool\d+-\d+)")
 LINK = re.compile(r"\s*To find out more about why your job exited please check the logs: \S+")

@@ -9,7 +9,7 @@ from typing import Any
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import retried
-from slipway.pipelines.log_reader import is_noise
+from slipway.pipelines.runs.logs import is_noise
 
 PAGE = 1000
 # Entries of several machines arrive out of order; one look goes back that far for those that came late.

@@ -12,14 +12,14 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.known_errors import as_user_error
 from slipway.components.cloud.retries import is_transient, retried, status_of
 from slipway.core.errors import UserError
-from slipway.pipelines.config import RunConfig, load
-from slipway.pipelines.images import Images
+from slipway.pipelines.config.config import RunConfig, load
+from slipway.pipelines.images.images import Images
 from slipway.pipelines.platforms.vertex import submission
 from slipway.pipelines.platforms.vertex.experiments import list_in_experiment
 from slipway.pipelines.platforms.vertex.explanation import explain
 from slipway.pipelines.platforms.vertex.logs import LogReader, not_noise
 from slipway.pipelines.platforms.vertex.tasks import RUNNING, custom_jobs, step_of, steps_of, take_in
-from slipway.pipelines.runs import ErrorRecord, RunFolder, RunRecord, StepRecord
+from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord
 
 PLATFORM = "vertex"
 POLL_SECONDS = 10.0
@@ -30,7 +30,7 @@ LOOKS_FOR_CONTEXT = 12
 # How long a run that Vertex AI does not know may still be on its way there.
 SUBMISSION_TIME = timedelta(minutes=10)
 
-# Who is told of a step's change: the record and the event (see slipway.pipelines.display).
+# Who is told of a step's change: the record and the event (see slipway.pipelines.cli.display).
 Tell = Callable[[RunRecord, dict[str, Any]], None]
 
 

@@ -19,11 +19,11 @@ from slipway.components.register_model.component import find_champion, register_
 from slipway.components.register_model.registration import NONE_ASKED
 from slipway.components.setup_access.component import setup_access
 from slipway.components.train.component import collect_model
-from slipway.pipelines.access import access_settings
-from slipway.pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
-from slipway.pipelines.images import Images
+from slipway.pipelines.config.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.pipelines.images.images import Images
+from slipway.pipelines.pipeline import plan_arguments, training_steps
+from slipway.pipelines.platforms.vertex.access import access_settings
 from slipway.pipelines.platforms.vertex.submission import serving_image_of
-from slipway.pipelines.training import plan_arguments, training_steps
 
 
 class VertexPlatform:

@@ -10,8 +10,8 @@ from slipway.components.cloud.retries import is_conflict, retried
 from slipway.components.register_model.model_registry import label
 from slipway.components.register_model.registry import git_commit
 from slipway.core.errors import UserError
-from slipway.pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
-from slipway.pipelines.images import Images
+from slipway.pipelines.config.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.pipelines.images.images import Images
 
 CONFIGURATION_LABEL = "slipway-configuration"
 COMMIT_LABEL = "slipway-commit"

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from slipway.pipelines.runs import RunRecord, Status, StepRecord
+from slipway.pipelines.runs.record import RunRecord, Status, StepRecord
 
 # A step's tasks in their order; the last one ends it.
 STEP_TASKS: dict[str, tuple[str, ...]] = {

@@ -153,7 +153,7 @@ def test_the_command_line_imports_nothing_heavy(arguments, code):
     heavy = tuple(name for name in HEAVY if name != "pydantic")  # typer imports that
     program = f"""
 import sys
-from slipway.pipelines.cli import app
+from slipway.pipelines.cli.app import app
 try:
     app({arguments!r})
 except SystemExit as end:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slipway.pipelines.config import RunConfig, validate
+from slipway.pipelines.config.config import RunConfig, validate
 from tests.fakes.kubeflow import FakeKubeflow
 
 IMAGE = "registry.example.com/slipway/trainer@sha256:" + "0" * 64

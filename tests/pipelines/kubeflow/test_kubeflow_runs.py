@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
-from slipway.pipelines import runs
-from slipway.pipelines.cli import app
+from slipway.pipelines.cli.app import app
 from slipway.pipelines.platforms.kubeflow import launch
 from slipway.pipelines.platforms.kubeflow.server import COOKIE_VARIABLE, TOKEN_VARIABLE
-from slipway.pipelines.runs import RunRecord
+from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.record import RunRecord
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.kubeflow import FakeKubeflow
 from tests.pipelines.kubeflow.conftest import IMAGE, configuration

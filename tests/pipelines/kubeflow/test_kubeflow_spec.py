@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from slipway.components.register_model.registration import champion_folder
 from slipway.core.errors import UserError
-from slipway.pipelines.cli import app
-from slipway.pipelines.config import RunConfig
+from slipway.pipelines.cli.app import app
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.launch import parameters_of
 from tests.pipelines.kubeflow.conftest import DIGITS, configuration
@@ -136,7 +136,7 @@ EXECUTE = """
 import sys
 from pathlib import Path
 from kfp import local
-from slipway.pipelines.config import load
+from slipway.pipelines.config.config import load
 from slipway.pipelines.platforms.kubeflow.steps import pipeline
 from slipway.pipelines.platforms.kubeflow.launch import parameters_of
 config = load(Path(sys.argv[1]))

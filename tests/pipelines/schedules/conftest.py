@@ -40,7 +40,7 @@ def slipway(write: Any) -> Slipway:
     """Types a command, in this process."""
 
     def typed(*arguments: str) -> Result:
-        from slipway.pipelines.cli import app
+        from slipway.pipelines.cli.app import app
 
         return CliRunner().invoke(app, list(arguments))
 

@@ -100,10 +100,10 @@ def test_a_run_on_a_tpu_slice(google: FakeGoogle, tmp_path: Path, monkeypatch: p
 
 def submit_in_process(hardware: str | None = None) -> Any:
     """Submit run.yaml without watching; the run."""
-    from slipway.pipelines import runs
-    from slipway.pipelines.config import load
-    from slipway.pipelines.images import Images
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.images.images import Images
     from slipway.pipelines.platforms.vertex.run import VertexRun
+    from slipway.pipelines.runs import record as runs
 
     config = load(Path("run.yaml"), (), hardware)
     run = VertexRun(runs.create(config), config)
@@ -147,7 +147,7 @@ def test_an_answer_that_is_lost_after_the_job_was_made_is_not_asked_for_twice(
 
 def test_a_job_of_someone_elses_is_not_taken_for_ours(google: FakeGoogle, workspace: Path):
     from slipway.components.cloud.retries import status_of
-    from slipway.pipelines.config import load
+    from slipway.pipelines.config.config import load
     from slipway.pipelines.platforms.vertex import submission
 
     run = submit_in_process()

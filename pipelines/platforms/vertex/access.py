@@ -13,7 +13,7 @@ from slipway.components.cloud.policies import ACCOUNT_DOMAIN
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.settings import AccessSettings, repository_of
 from slipway.core.errors import UserError
-from slipway.pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.pipelines.config.config import RunConfig, VertexSettings, no_place_on_vertex
 
 MARKS = {"there": "[green]✓[/]", "missing": "[yellow]+[/]", "wrong": "[red]✗[/]", "unseen": "[dim]?[/]"}
 RESULTS = {"done": "[green]✓[/]", "later": "[dim]–[/]", "failed": "[red]✗[/]"}

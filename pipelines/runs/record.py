@@ -18,7 +18,7 @@ from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from slipway.pipelines.config import RunConfig
+    from slipway.pipelines.config.config import RunConfig
 
 ROOT = Path("runs")
 LATEST = "latest"

@@ -8,8 +8,8 @@ from typing import Any
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.hardware.catalogue import load as load_catalogue
 from slipway.pipelines.hardware.sizes import spoken
-from slipway.pipelines.legacy.old_service import TPU_CORES, TPU_WORKER, load
-from slipway.pipelines.legacy.reading import OldJob, OldReplica
+from slipway.pipelines.migrate.old_service import TPU_CORES, TPU_WORKER, load
+from slipway.pipelines.migrate.reading import OldJob, OldReplica
 
 GPUS = ("NVIDIA_TESLA_A100", "NVIDIA_TESLA_K80", "NVIDIA_TESLA_P4", "NVIDIA_TESLA_P100", "NVIDIA_TESLA_T4",
         "NVIDIA_TESLA_V100")  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.legacy.reading import parse_text
+from slipway.pipelines.migrate.reading import parse_text
 
 COMMAND = ("gcloud", "alpha", "beta", "ai-platform", "ml-engine", "jobs", "submit", "training")
 # Each flag and where its value belongs in the job.

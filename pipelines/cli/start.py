@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from slipway.core.errors import UserError
-from slipway.pipelines.commands.checks import check_configuration, check_runner
-from slipway.pipelines.commands.options import (
+from slipway.pipelines.cli.checks import check_configuration, check_runner
+from slipway.pipelines.cli.options import (
     Configuration,
     ConfigurationFile,
     Hardware,
@@ -23,9 +23,9 @@ from slipway.pipelines.commands.options import (
     complete_run,
     configuration_path,
 )
-from slipway.pipelines.commands.watching import current, exit_as_it_went, show_failure, watch_and_exit
+from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, user_errors
+from slipway.pipelines.cli.watching import current, exit_as_it_went, show_failure, watch_and_exit
 from slipway.pipelines.platforms import remote
-from slipway.pipelines.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, user_errors
 
 
 @user_errors
@@ -54,8 +54,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run the whole pipeline: prepare data, train, evaluate, register."""
-    from slipway.pipelines import runs
-    from slipway.pipelines.config import load
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.runs import record as runs
 
     wait = not no_wait
     if resume:
@@ -99,8 +99,8 @@ def rehearse(
     as_json: Json = False,
 ) -> None:
     """Try a worker layout for a few steps on this machine."""
-    from slipway.pipelines import runs
-    from slipway.pipelines.config import load
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.runs import record as runs
 
     path = configuration_path(file, config)
     if module := load(path, overrides or (), hardware).train.module:
@@ -137,8 +137,8 @@ def _resumed_configuration(folder: Any, record: Any, overrides: list[str], hardw
         UserError: Something would change that the run's checkpoints depend on.
     """
     from slipway.core.atomic import replace_file
-    from slipway.pipelines.config import load
-    from slipway.pipelines.display import is_changeable, new_run_with
+    from slipway.pipelines.cli.display import is_changeable, new_run_with
+    from slipway.pipelines.config.config import load
 
     fixed = [f"--set {shlex.quote(text)}" for text in overrides if not is_changeable(text.partition("=")[0])]
     if hardware:
@@ -164,7 +164,7 @@ def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, requ
     Raises:
         UserError: It was refused before it started; no run is left of it.
     """
-    from slipway.pipelines.runs import RunFolder
+    from slipway.pipelines.runs.record import RunFolder
 
     shown = Console(stderr=True) if as_json else console
     begin = elsewhere.resume if isinstance(given, RunFolder) else elsewhere.start
@@ -181,7 +181,7 @@ def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, requ
 
 def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool, require_promotion: bool) -> None:
     """Run, show it, and exit with the code that tells how it went."""
-    from slipway.pipelines import display
+    from slipway.pipelines.cli import display
     from slipway.pipelines.platforms.local import launch
 
     shown = Console(stderr=True) if as_json else console

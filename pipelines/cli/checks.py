@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.core.errors import UserError
-from slipway.pipelines.commands.options import Runner, Target
+from slipway.pipelines.cli.options import Runner, Target
 
 
 def check_configuration(

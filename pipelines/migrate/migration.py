@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.pipelines.hardware import Hardware
-from slipway.pipelines.legacy import old_rules
-from slipway.pipelines.legacy.flags import read_flags
-from slipway.pipelines.legacy.old_service import load
-from slipway.pipelines.legacy.reading import ROLES, OldJob, parse_text, read_job
-from slipway.pipelines.legacy.successor import Notes, hardware_for, region_for
-from slipway.pipelines.legacy.writing import write
+from slipway.pipelines.migrate import old_rules
+from slipway.pipelines.migrate.flags import read_flags
+from slipway.pipelines.migrate.old_service import load
+from slipway.pipelines.migrate.reading import ROLES, OldJob, parse_text, read_job
+from slipway.pipelines.migrate.successor import Notes, hardware_for, region_for
+from slipway.pipelines.migrate.writing import write
 
 NAME_LENGTH = 40
 # What stands in for what the old job can not say, so that the configuration runs as it is.

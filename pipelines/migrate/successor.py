@@ -12,9 +12,9 @@ from slipway.pipelines.hardware.catalogue import Machine
 from slipway.pipelines.hardware.catalogue import load as load_catalogue
 from slipway.pipelines.hardware.grammar import UNITS, read_text, write_time
 from slipway.pipelines.hardware.terms import DISK_GB, DISK_TYPES, WEEK
-from slipway.pipelines.legacy.old_rules import OldMachine, old_machine
-from slipway.pipelines.legacy.old_service import TPU_WORKER, load
-from slipway.pipelines.legacy.reading import OldJob, OldReplica
+from slipway.pipelines.migrate.old_rules import OldMachine, old_machine
+from slipway.pipelines.migrate.old_service import TPU_WORKER, load
+from slipway.pipelines.migrate.reading import OldJob, OldReplica
 
 STAND_IN_REGION = "us-central1"
 

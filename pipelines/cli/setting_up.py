@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from slipway.pipelines.commands.checks import check_runner
-from slipway.pipelines.commands.options import (
+from slipway.pipelines.cli.checks import check_runner
+from slipway.pipelines.cli.options import (
     Configuration,
     ConfigurationFile,
     Hardware,
@@ -21,7 +21,7 @@ from slipway.pipelines.commands.options import (
     Target,
     configuration_path,
 )
-from slipway.pipelines.terminal import EXIT_FAILED, console, error_console, user_errors
+from slipway.pipelines.cli.terminal import EXIT_FAILED, console, error_console, user_errors
 
 
 @user_errors
@@ -35,8 +35,8 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check the machine, the project and the configuration, and say how to fix what fails."""
-    from slipway.pipelines.config import load
-    from slipway.pipelines.display import findings_table
+    from slipway.pipelines.cli.display import findings_table
+    from slipway.pipelines.config.config import load
     from slipway.pipelines.doctor import examine_all
     from slipway.pipelines.doctor.check import Subject
 
@@ -62,8 +62,8 @@ def setup(
     as_json: Json = False,
 ) -> None:
     """Show or create what runs on Vertex AI need: APIs, bucket, accounts, roles."""
-    from slipway.pipelines import access
-    from slipway.pipelines.config import load
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.platforms.vertex import access
 
     sound, rows = access.setup(
         load(configuration_path(file, config), overrides or (), hardware), console, make=apply, as_json=as_json
@@ -116,7 +116,7 @@ def migrate(
     ] = None,
 ) -> None:
     """Convert an AI Platform Training job into a run configuration."""
-    from slipway.pipelines.legacy import command
+    from slipway.pipelines.migrate import command
 
     given = source or []
     is_file = len(given) == 1 and not given[0].startswith("-")

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from slipway.core.errors import UserError
-from slipway.pipelines.commands.checks import check_configuration
-from slipway.pipelines.commands.options import (
+from slipway.pipelines.cli.checks import check_configuration
+from slipway.pipelines.cli.options import (
     Configuration,
     ConfigurationFile,
     Hardware,
@@ -21,7 +21,7 @@ from slipway.pipelines.commands.options import (
     Target,
     configuration_path,
 )
-from slipway.pipelines.terminal import console, say, user_errors
+from slipway.pipelines.cli.terminal import console, say, user_errors
 
 
 @user_errors
@@ -36,8 +36,8 @@ def compile_(
     ),
 ) -> None:
     """Write the pipeline specification that a run executes."""
-    from slipway.pipelines.config import load
-    from slipway.pipelines.output import check_folder_of
+    from slipway.pipelines.cli.output import check_folder_of
+    from slipway.pipelines.config.config import load
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
     check_configuration(configuration, target)
@@ -48,7 +48,7 @@ def compile_(
         )  # fmt: skip
     check_folder_of(output)
     if target is Target.vertex:
-        from slipway.pipelines.images import known_images
+        from slipway.pipelines.images.images import known_images
         from slipway.pipelines.platforms.vertex import steps as vertex_steps
 
         pipeline = vertex_steps.pipeline(configuration, known_images(configuration, say))
@@ -87,8 +87,8 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Build the images that a run needs, unless the registry has them, and print their digests."""
-    from slipway.pipelines.build_command import build_images
-    from slipway.pipelines.config import load
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.images.build import build_images
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
     images = build_images(configuration, target.value, builder, push=not no_push, log=sys.stderr, say=say)

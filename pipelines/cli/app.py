@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument
 
-from slipway.pipelines.commands.build import build, compile_
-from slipway.pipelines.commands.data import app as data_app
-from slipway.pipelines.commands.existing_runs import cancel, explain, list_, logs, status
-from slipway.pipelines.commands.setting_up import doctor, hardware_, migrate, setup
-from slipway.pipelines.commands.start import rehearse, run
+from slipway.pipelines.cli.build import build, compile_
+from slipway.pipelines.cli.data import app as data_app
+from slipway.pipelines.cli.existing_runs import cancel, explain, list_, logs, status
+from slipway.pipelines.cli.setting_up import doctor, hardware_, migrate, setup
+from slipway.pipelines.cli.start import rehearse, run
+from slipway.pipelines.cli.terminal import Commands, print_any_character, show_help_alone
 from slipway.pipelines.schedules.commands import app as schedule_app
-from slipway.pipelines.terminal import Commands, print_any_character, show_help_alone
 
 # In the order in which --help lists them: the group, the command, its function, examples of it.
 COMMANDS = (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.runs import RunFolder
+from slipway.pipelines.runs.record import RunFolder
 
 POLL_SECONDS = 0.2
 # What libraries print at every start, whatever comes of it: what it is, and how its lines begin.

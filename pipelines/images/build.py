@@ -9,8 +9,8 @@ from slipway.components.build_image.build import build_locally, ensure, registry
 from slipway.components.build_image.settings import BuildSettings
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.config import RunConfig
-from slipway.pipelines.images import Say, ensure_images, wanted_image, wanted_images
+from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.images.images import Say, ensure_images, wanted_image, wanted_images
 
 BUILDERS = get_args(BuildSettings.model_fields["builder"].annotation)
 

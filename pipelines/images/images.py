@@ -26,7 +26,7 @@ from slipway.components.build_image.images import image_kind
 from slipway.components.build_image.registry import ARTIFACT_REGISTRY
 from slipway.components.cloud.retries import is_transient
 from slipway.core.errors import UserError
-from slipway.pipelines.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.pipelines.config.config import RunConfig, VertexSettings, no_place_on_vertex
 from slipway.pipelines.hardware import Hardware
 from slipway.trainer.engines.table import RUN_THEIR_OWN_MODELS
 

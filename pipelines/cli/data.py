@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slipway.pipelines.terminal import console, show_help_alone, user_errors
+from slipway.pipelines.cli.terminal import console, show_help_alone, user_errors
 
 # Sets by the name that people use, where TensorFlow Datasets uses another.
 ALIASES = {"flowers": "tf_flowers"}

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from slipway.pipelines.cli.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REJECTED, error_console
 from slipway.pipelines.platforms import remote
-from slipway.pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REJECTED, error_console
 
 
 def current(folder: Any) -> Any:
@@ -22,7 +22,7 @@ def current(folder: Any) -> Any:
 
 def watch_and_exit(folder: Any, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
     """Show a run on another platform until it has ended, and exit with the code that tells how it went."""
-    from slipway.pipelines import display
+    from slipway.pipelines.cli import display
 
     elsewhere: Any = remote(folder.read().platform)
     record = elsewhere.watch(folder, shown)
@@ -34,7 +34,7 @@ def watch_and_exit(folder: Any, shown: Console, *, as_json: bool, require_promot
 
 def exit_as_it_went(folder: Any, record: Any, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
     """Show how a run on another platform ended, and exit with the code that tells it."""
-    from slipway.pipelines import display
+    from slipway.pipelines.cli import display
 
     if as_json:
         sys.stdout.write(folder.record_file.read_text())
@@ -49,7 +49,7 @@ def exit_as_it_went(folder: Any, record: Any, shown: Console, *, as_json: bool, 
 
 def show_failure(record: Any) -> NoReturn:
     """Show why a run failed and the command that takes it further, and exit."""
-    from slipway.pipelines import display
+    from slipway.pipelines.cli import display
 
     error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
     command = display.next_command(record)

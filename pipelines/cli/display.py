@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from slipway.pipelines.runs import ROOT, RunRecord, StepRecord
+from slipway.pipelines.runs.record import ROOT, RunRecord, StepRecord
 
 if TYPE_CHECKING:
     from slipway.pipelines.doctor.check import Finding

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from kfp import dsl
 
-from slipway.pipelines.config import RunConfig
+from slipway.pipelines.config.config import RunConfig
 
 PROMOTE = "promote"
 

@@ -19,10 +19,10 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.settings import RegisterSettings
 from slipway.core.errors import UserError, nearest
 from slipway.core.yaml_loader import DEEPEST, NotYaml, load_yaml
-from slipway.pipelines.config_errors import explain_validation
+from slipway.pipelines.config.errors import explain_validation
+from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.hardware import parse as parse_hardware
-from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 from slipway.trainer.config import ModelSettings, Settings, TrainSettings
 from slipway.trainer.engines import table
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from slipway.core.errors import UserError
-from slipway.pipelines.commands.options import Json, Run
-from slipway.pipelines.commands.watching import current, watch_and_exit
+from slipway.pipelines.cli.options import Json, Run
+from slipway.pipelines.cli.terminal import EXIT_FAILED, console, error_console, user_errors
+from slipway.pipelines.cli.watching import current, watch_and_exit
 from slipway.pipelines.platforms import remote
-from slipway.pipelines.terminal import EXIT_FAILED, console, error_console, user_errors
 
 
 @user_errors
@@ -27,7 +27,8 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show a run's steps, result and error."""
-    from slipway.pipelines import display, runs
+    from slipway.pipelines.cli import display
+    from slipway.pipelines.runs import record as runs
 
     folder = runs.find(run_id)
     if follow and remote(folder.read().platform):
@@ -48,7 +49,8 @@ def status(
 @user_errors
 def list_(as_json: Json = False) -> None:
     """List all runs, newest first."""
-    from slipway.pipelines import display, runs
+    from slipway.pipelines.cli import display
+    from slipway.pipelines.runs import record as runs
 
     records = []
     for folder in runs.folders():
@@ -72,7 +74,7 @@ def logs(
     raw: Annotated[bool, typer.Option("--raw", help="Every line, also the libraries' start-up messages.")] = False,
 ) -> None:
     """Print a run's logs."""
-    from slipway.pipelines import runs
+    from slipway.pipelines.runs import record as runs
 
     folder = runs.find(run_id)
     try:
@@ -83,11 +85,11 @@ def logs(
 
 
 def _log_lines(folder: Any, step: str | None, *, follow: bool, raw: bool) -> Any:
-    from slipway.pipelines import log_reader
+    from slipway.pipelines.runs import logs
 
     if elsewhere := remote(folder.read().platform):
         return elsewhere.log_lines(folder, step, follow=follow, raw=raw)
-    return log_reader.read(folder, step, follow=follow, raw=raw)
+    return logs.read(folder, step, follow=follow, raw=raw)
 
 
 @user_errors
@@ -99,7 +101,8 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain why a run failed: step, replica, traceback and fix. Exits with 1 for a failed run."""
-    from slipway.pipelines import display, runs
+    from slipway.pipelines.cli import display
+    from slipway.pipelines.runs import record as runs
 
     folder = runs.find(run_id)
     record = current(folder)
@@ -117,7 +120,7 @@ def explain(
 @user_errors
 def cancel(run_id: Run = "latest") -> None:
     """Stop a run. Finished steps are kept, and run --resume continues it."""
-    from slipway.pipelines import runs
+    from slipway.pipelines.runs import record as runs
 
     folder = runs.find(run_id)
     if elsewhere := remote(folder.read().platform):
