@@ -14,7 +14,7 @@ from slipway.core.errors import ERROR_PREFIX
 from slipway.trainer import __main__ as worker
 from slipway.trainer.distributed.signals import StopRequest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 PROGRAM = """
 import logging, sys

@@ -43,7 +43,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, engine: str, 
 
 
 def test_every_package_of_an_extra_is_known_by_a_module_of_its_own() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     of_module = metadata.packages_distributions()
     for extra, requirements in project["optional-dependencies"].items():
         if extra == "development":

@@ -16,7 +16,7 @@ from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import RunRecord
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.kubeflow import FakeKubeflow
-from tests.pipelines.kubeflow.conftest import IMAGE, configuration
+from tests.pipelines.platforms.kubeflow.conftest import IMAGE, configuration
 
 
 class Events:

@@ -12,7 +12,7 @@ from slipway.core.errors import UserError
 from slipway.pipelines.hardware import parse
 from slipway.pipelines.migrate import migrate
 
-COMPATIBILITY = Path(__file__).with_name("gpu_compatibility.csv")
+COMPATIBILITY = Path(__file__).parents[1] / "gpu_compatibility.csv"
 
 
 def compatibility():

@@ -15,7 +15,7 @@ from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import AGENTS, BUCKET, REPOSITORY, RUNNER, take_away
 from tests.fakes.vertex.script import Failure
-from tests.pipelines.vertex.conftest import Slipway
+from tests.pipelines.platforms.vertex.conftest import Slipway
 
 RUN = ("run", "-c", "run.yaml", "--target", "vertex", "--hardware", "l4x4*2")
 TRAIN = "custom-training-job"

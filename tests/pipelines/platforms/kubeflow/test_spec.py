@@ -19,7 +19,7 @@ from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.launch import parameters_of
-from tests.pipelines.kubeflow.conftest import DIGITS, configuration
+from tests.pipelines.platforms.kubeflow.conftest import DIGITS, configuration
 
 
 def compiled(folder: Path, config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:

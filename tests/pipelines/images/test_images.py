@@ -207,7 +207,7 @@ def test_the_users_own_modules_are_found(project: FakeGoogle, tmp_path: Path, mo
     (tmp_path / "nets/__init__.py").touch()
     (tmp_path / "pictures.py").touch()
     monkeypatch.chdir(tmp_path)
-    values = load(Path(__file__).parents[2] / "configs/digits.yaml").model_dump(by_alias=True)
+    values = load(Path(__file__).parents[3] / "configs/digits.yaml").model_dump(by_alias=True)
     values["model"]["builder"] = "nets.small:build"
     values["data"]["source"] = "pictures:examples"
     found = own_code(RunConfig.model_validate(values))

@@ -368,7 +368,7 @@ def test_flags_that_can_not_be_read(flags, words):
 
 
 def test_what_the_docs_show_is_printed():
-    page = (Path(__file__).parents[2] / "docs/from-ai-platform-training.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/from-ai-platform-training.md").read_text()
     [text] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     flags = page.partition("slipway migrate -o run.yaml -- ")[2].partition("\nchanged")[0]
     shown = []

@@ -23,7 +23,7 @@ from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed import rendezvous
 from slipway.trainer.distributed.cluster import Cluster
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def free_addresses(count: int) -> list[str]:

@@ -15,7 +15,7 @@ from google.protobuf import json_format
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.google import FakeGoogle
 from tests.fakes.ready import BUCKET, RUNNER, make_ready, vertex_settings
-from tests.pipelines.vertex.conftest import CONFIGURATION, Slipway
+from tests.pipelines.platforms.vertex.conftest import CONFIGURATION, Slipway
 
 RUN = ("run", "-c", "run.yaml", "--target", "vertex")
 # By digest, or the exact release of Google's own launcher: neither is ever moved.

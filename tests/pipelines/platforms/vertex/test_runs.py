@@ -13,7 +13,7 @@ from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import BUCKET
 from tests.fakes.vertex.script import Failure
-from tests.pipelines.vertex.conftest import Slipway
+from tests.pipelines.platforms.vertex.conftest import Slipway
 
 RUN = ("run", "-c", "run.yaml", "--target", "vertex")
 TRAIN = "custom-training-job"
