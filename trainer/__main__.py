@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except PeerLost as error:
-        logger.error("another replica is gone (its log says why); this one can not go on alone: %s", error)
+        logger.error("another replica is gone (its log says why); this one cannot go on alone: %s", error)
         return PEER_LOST_EXIT_CODE
     except Exception as error:
         if (told := bad_image(error) or full_disk(error)) is not None:
@@ -205,7 +205,7 @@ def _check_replicas(job: JobConfig, cluster: Cluster) -> None:
             setting="plan.replicas",
             value=planned,
             nearest=str(cluster.replicas),
-            mend="plan the training for the hardware that it runs on",
+            fix="plan the training for the hardware that it runs on",
         )
 
 

@@ -70,7 +70,7 @@ class ModelSettings(Settings):
                 value=builder,
                 allowed="an importable module:function, such as slipway.trainer.models.digits:build",
                 nearest=near,
-                mend=f"--set model.builder={near}",
+                fix=f"--set model.builder={near}",
             )
         return builder
 
@@ -157,25 +157,25 @@ class ScheduleSettings(Settings):
             falling = "linear, cosine, exponential or piecewise"
             raise _contradiction(
                 "A constant learning rate has no final one.", "schedule.final", self.final, f"with the shape {falling}",
-                nearest=None, mend="--set train.schedule.shape=cosine",
+                nearest=None, fix="--set train.schedule.shape=cosine",
             )  # fmt: skip
         if self.shape == "exponential" and not self.final:
             raise _contradiction(
                 "An exponential curve needs a final learning rate above 0: it never reaches 0.",
                 "schedule.final", self.final, "above 0, such as a hundredth of train.learning_rate",
-                nearest=None, mend="--set train.schedule.final=VALUE, or train.schedule.shape=cosine, which ends in 0",
+                nearest=None, fix="--set train.schedule.final=VALUE, or train.schedule.shape=cosine, which ends in 0",
             )  # fmt: skip
         if (self.shape == "piecewise") != bool(self.milestones):
             raise _contradiction(
                 "Milestones belong to a piecewise learning rate, and such a one needs them.",
                 "schedule.milestones", [each.model_dump(exclude_none=True) for each in self.milestones],
                 "one or more with the shape piecewise, none with another", nearest=None,
-                mend="--set train.schedule.shape=piecewise --set train.schedule.milestones='[{epochs: 30}]'",
+                fix="--set train.schedule.shape=piecewise --set train.schedule.milestones='[{epochs: 30}]'",
             )  # fmt: skip
         if self.shape != "piecewise" and self.factor is not None:
             raise _contradiction(
                 f"A {self.shape} learning rate is not multiplied by anything.", "schedule.factor", self.factor,
-                "with the shape piecewise", nearest=None, mend="--set train.schedule.shape=piecewise",
+                "with the shape piecewise", nearest=None, fix="--set train.schedule.shape=piecewise",
             )  # fmt: skip
         return self
 
@@ -255,30 +255,30 @@ class TrainSettings(Settings):
             raise _contradiction(
                 "Arguments are for a training module of your own, and there is none.",
                 "arguments", " ".join(self.arguments), "together with train.module", nearest=None,
-                mend="--set train.module=MODULE; the network's arguments are model.arguments",
+                fix="--set train.module=MODULE; the network's arguments are model.arguments",
             )  # fmt: skip
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
             name = "momentum" if self.momentum else "nesterov"
             raise _contradiction(
                 f"{self.optimizer} has a momentum of its own.", name, getattr(self, name), "with the optimizer sgd",
-                nearest="sgd", mend=f"--set train.optimizer=sgd, or leave train.{name} out",
+                nearest="sgd", fix=f"--set train.optimizer=sgd, or leave train.{name} out",
             )  # fmt: skip
         if self.nesterov and not self.momentum:
             raise _contradiction(
                 "Nesterov's variant needs a momentum.", "momentum", self.momentum, "above 0 and below 1",
-                nearest="0.9", mend="--set train.momentum=0.9",
+                nearest="0.9", fix="--set train.momentum=0.9",
             )  # fmt: skip
         if self.optimizer == "adam" and self.weight_decay:
             raise _contradiction(
                 "adam has no weight decay; adamw is adam with one.", "weight_decay", self.weight_decay,
-                "with the optimizers adamw and sgd", nearest="adamw", mend="--set train.optimizer=adamw",
+                "with the optimizers adamw and sgd", nearest="adamw", fix="--set train.optimizer=adamw",
             )  # fmt: skip
         final = self.schedule.final
         if final is not None and final >= self.learning_rate:
             raise _contradiction(
                 "The learning rate is to fall, and its final value is not below its peak.", "schedule.final", final,
                 f"below train.learning_rate = {self.learning_rate:g}", nearest=f"{self.learning_rate / 100:g}",
-                mend=f"--set train.schedule.final={self.learning_rate / 100:g}",
+                fix=f"--set train.schedule.final={self.learning_rate / 100:g}",
             )  # fmt: skip
         return self
 
@@ -289,7 +289,7 @@ class TrainSettings(Settings):
                 raise _contradiction(
                     f"train.{name} is for Slipway's own training loop; {self.module} takes its settings as arguments.",
                     name, getattr(self, name), "train.module, train.arguments and train.restarts only", nearest=None,
-                    mend=f"take train.{name} out, and put it into train.arguments in the way that {self.module} knows",
+                    fix=f"take train.{name} out, and put it into train.arguments in the way that {self.module} knows",
                 )  # fmt: skip
 
     @property
@@ -322,11 +322,9 @@ def _check_one_duration(settings: Duration | TrainSettings) -> None:
         raise ValueError(f"exactly one of epochs, steps and examples says how long; found {found}")
 
 
-def _contradiction(
-    message: str, setting: str, value: Any, allowed: str, *, nearest: str | None, mend: str
-) -> UserError:
+def _contradiction(message: str, setting: str, value: Any, allowed: str, *, nearest: str | None, fix: str) -> UserError:
     """The error of a setting of the section `train` that does not go with another."""
-    return UserError(message, setting=f"train.{setting}", value=value, allowed=allowed, nearest=nearest, mend=mend)
+    return UserError(message, setting=f"train.{setting}", value=value, allowed=allowed, nearest=nearest, fix=fix)
 
 
 class Plan(Settings):

@@ -29,7 +29,7 @@ def check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:
         value=job.train.learning_rate,
         allowed="one at which the loss stays finite",
         nearest=f"{lower:g}",
-        mend=f"--set train.learning_rate={lower:g}; else look for divisions and logarithms in the network",
+        fix=f"--set train.learning_rate={lower:g}; else look for divisions and logarithms in the network",
     )
 
 
@@ -46,12 +46,12 @@ def too_large(error: OutOfMemory, job: JobConfig, devices: int) -> UserError:
     if error.fits is None:
         return UserError(
             message, setting="train.batch_size", value=batch, allowed=f"less than {batch}",
-            mend=f"--set train.accumulation={2 * job.train.accumulation}, or a smaller train.batch_size",
+            fix=f"--set train.accumulation={2 * job.train.accumulation}, or a smaller train.batch_size",
         )  # fmt: skip
     if error.fits == 0:
         return UserError(
             message, setting="model.builder", value=job.model.builder, allowed="a network that one example fits in",
-            mend="a smaller network or smaller images (data.image_size), or a device with more memory",
+            fix="a smaller network or smaller images (data.image_size), or a device with more memory",
         )  # fmt: skip
     parts = next(count for count in range(1, share + 1) if share % count == 0 and share // count <= error.fits)
     largest = error.fits * devices
@@ -61,7 +61,7 @@ def too_large(error: OutOfMemory, job: JobConfig, devices: int) -> UserError:
         value=batch,
         allowed=f"at most {largest} examples, or in parts of at most {error.fits} a device",
         nearest=str(largest),
-        mend=f"--set train.accumulation={parts} keeps the batch, in parts; or --set train.batch_size={largest}",
+        fix=f"--set train.accumulation={parts} keeps the batch, in parts; or --set train.batch_size={largest}",
     )
 
 
@@ -70,14 +70,14 @@ _BAD_IMAGE = re.compile(r"Invalid (?:PNG|JPEG|GIF|BMP)[^.\n]*")
 
 
 def bad_image(error: Exception) -> UserError | None:
-    """The error of an image that can not be decoded, where that is what `error` says."""
+    """The error of an image that cannot be decoded, where that is what `error` says."""
     found = _BAD_IMAGE.search(str(error))
     if found is None:
         return None
     return UserError(
-        f"An image of the data set can not be decoded ({found[0]}): when the set was prepared, not every image was "
+        f"An image of the data set cannot be decoded ({found[0]}): when the set was prepared, not every image was "
         "decoded, but only its header looked at.",
-        mend="--set data.check=decode, which prepares a set without such images",
+        fix="--set data.check=decode, which prepares a set without such images",
     )
 
 
@@ -87,5 +87,5 @@ def full_disk(error: Exception) -> UserError | None:
         return None
     return UserError(
         f"No space is left on the disk: {str(error).strip().splitlines()[0]}",
-        mend="free disk space there, then slipway run --resume latest",
+        fix="free disk space there, then slipway run --resume latest",
     )

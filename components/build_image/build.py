@@ -86,7 +86,7 @@ def ensure(request: ImageRequest, registry: Registry, build: Build) -> BuiltImag
             f"{request.uri} was built, but the registry does not have it.",
             setting="repository",
             value=request.repository,
-            mend="see the build's log",
+            fix="see the build's log",
         )
     return BuiltImage(built, reused=False)
 

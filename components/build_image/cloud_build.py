@@ -78,11 +78,11 @@ class CloudBuild:
             if status_of(error) not in (403, 404):
                 raise
             raise UserError(
-                f"The source can not be put into gs://{self.bucket}: {error}",
+                f"The source cannot be put into gs://{self.bucket}: {error}",
                 setting="vertex.bucket",
                 value=f"gs://{self.bucket}",
                 allowed="a bucket on which you have roles/storage.objectUser",
-                mend="slipway setup --apply",
+                fix="slipway setup --apply",
             ) from None
         return Source(bucket=self.bucket, name=blob.name, generation=str(blob.generation))
 
@@ -204,7 +204,7 @@ class CloudBuild:
             setting="vertex.build.service_account",
             value=self.service_account,
             allowed="an account that you may act as; and roles/cloudbuild.builds.editor for yourself",
-            mend="slipway setup --apply",
+            fix="slipway setup --apply",
         )
 
     def _failure(self, build: dict[str, Any]) -> Exception:
@@ -217,6 +217,6 @@ class CloudBuild:
                 value=self.service_account,
                 allowed=f"{self.account()} needs roles/artifactregistry.writer on the repository and "
                 f"roles/storage.objectUser on gs://{self.bucket}",
-                mend="slipway setup --apply",
+                fix="slipway setup --apply",
             )
         return WorkFailed(sentence)

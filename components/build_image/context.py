@@ -97,7 +97,7 @@ def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Pat
                 f"git tracks nothing of {path}, so no image can hold it.",
                 setting="model.builder or data.source" if name in (own or {}) else None,
                 value=name if name in (own or {}) else None,
-                mend=f"git add {path}",
+                fix=f"git add {path}",
             )
         base_folder = path if path.is_dir() else path.parent
         prefix = f"code/{name}/" if path.is_dir() else "code/"
@@ -120,7 +120,7 @@ def revision(source: Path) -> str:
 def _needed(source: Path, name: str) -> ContextFile:
     found = _git_files(source / name, "--cached")
     if not found:
-        raise UserError(f"git does not track {name}, which every image needs.", mend=f"git add {name}")
+        raise UserError(f"git does not track {name}, which every image needs.", fix=f"git add {name}")
     return found[0]
 
 
@@ -142,10 +142,10 @@ def _git(folder: Path, *arguments: str) -> str:
     try:
         answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise UserError("git is not installed: images hold the files that it tracks.", mend="install git") from None
+        raise UserError("git is not installed: images hold the files that it tracks.", fix="install git") from None
     if answer.returncode:
         raise UserError(
             f"{folder} is not in a git checkout: images hold the files that git tracks.",
-            mend=f"git -C {folder} init && git -C {folder} add . && git -C {folder} commit",
+            fix=f"git -C {folder} init && git -C {folder} add . && git -C {folder} commit",
         )
     return answer.stdout

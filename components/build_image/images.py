@@ -57,7 +57,7 @@ def image_kind(source: Path, role: str, accelerator: str, engine: str = "tensorf
             value=engine,
             allowed=", ".join(known),
             nearest=nearest(name, known),
-            mend=f"write requirements/{name}.in, then make lock; or choose other hardware",
+            fix=f"write requirements/{name}.in, then make lock; or choose other hardware",
         )
     user = ROOT_USER if accelerator == "tpu" else ANY_USER
     return ImageKind(name, CODE[role], {"REQUIREMENTS": name, "RUN_AS": user})

@@ -55,7 +55,7 @@ def build(
             value=builder,
             allowed=", ".join(BUILD),
             nearest=there[0] if there else None,
-            mend=f"--builder {there[0]}" if there else f"install {builder}, or --builder cloud-build",
+            fix=f"--builder {there[0]}" if there else f"install {builder}, or --builder cloud-build",
         )
     with tempfile.TemporaryDirectory(prefix="slipway-build-") as folder, _secrets() as secrets:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as opened:

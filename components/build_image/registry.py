@@ -31,7 +31,7 @@ class Registry(Protocol):
         """The digest ("sha256:…") of repository/name:tag, or None where there is no such image.
 
         Raises:
-            UserError: The registry can not be asked.
+            UserError: The registry cannot be asked.
         """
 
 
@@ -77,16 +77,16 @@ class ArtifactRegistry:
                 f"There is no repository {repository}.",
                 setting="vertex.build.repository",
                 value=repository.rpartition("/")[2],
-                mend="slipway setup --apply makes it",
+                fix="slipway setup --apply makes it",
             ) from None
 
     def _no_rights(self, repository: str, error: Exception) -> UserError:
         return UserError(
-            f"The images in {repository} can not be looked at: {error}",
+            f"The images in {repository} cannot be looked at: {error}",
             setting="vertex.build.repository",
             value=repository.rpartition("/")[2],
             allowed="a repository on which you have roles/artifactregistry.reader",
-            mend="slipway setup --apply",
+            fix="slipway setup --apply",
         )
 
 
@@ -132,10 +132,10 @@ class HttpRegistry:
         port = host.partition(":")[2] or "80"
         start = f"docker run --detach --publish 127.0.0.1:{port}:5000 docker.io/library/registry:2"
         return UserError(
-            f"The registry {host} can not be asked for images: {why}.",
+            f"The registry {host} cannot be asked for images: {why}.",
             setting=self._setting,
             value=repository,
-            mend=start if is_loopback(host) else f"docker login {host}",
+            fix=start if is_loopback(host) else f"docker login {host}",
         )
 
 

@@ -60,7 +60,7 @@ class Connection:
             raise UserError(
                 f"There are no credentials for Google Cloud: {_first_sentence(error)}.",
                 setting="GOOGLE_APPLICATION_CREDENTIALS",
-                mend=LOG_IN,
+                fix=LOG_IN,
             ) from None
         if isinstance(credentials, Credentials) and not credentials.quota_project_id:
             # A person's calls are counted against a project, which several APIs want to be told.
@@ -81,7 +81,7 @@ class Connection:
             retried(lambda: self.credentials.refresh(google.auth.transport.requests.Request()))
         except exceptions.RefreshError as error:
             raise UserError(
-                f"The credentials for Google Cloud are refused: {_first_sentence(error)}.", mend=LOG_IN
+                f"The credentials for Google Cloud are refused: {_first_sentence(error)}.", fix=LOG_IN
             ) from None
         return str(getattr(self.credentials, "service_account_email", ""))
 

@@ -1,4 +1,4 @@
-"""What Google's services say when a run can not be or has failed: each known sentence, what it means, what mends it.
+"""What Google's services say when a run cannot be or has failed: each known sentence, what it means, what fixes it.
 
 The service's own words come through API errors, job errors and log lines alike, so one list serves the submission, the
 doctor and `slipway explain`.
@@ -16,7 +16,7 @@ from slipway.core.errors import UserError
 
 @dataclass(frozen=True)
 class KnownError:
-    """One error. `sentence` and `mend` are filled in with the pattern's named groups and the run's own values.
+    """One error. `sentence` and `fix` are filled in with the pattern's named groups and the run's own values.
 
     `cause` says in a few words when it comes, for the table in the docs.
     """
@@ -25,21 +25,21 @@ class KnownError:
     cause: str
     pattern: re.Pattern[str]
     sentence: str
-    mend: str
+    fix: str
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """A known error as it was found: its name, what it means here, what mends it, and the service's own words."""
+    """A known error as it was found: its name, what it means here, what fixes it, and the service's own words."""
 
     name: str
     sentence: str
-    mend: str
+    fix: str
     words: str
 
 
-def _known(name: str, cause: str, pattern: str, sentence: str, mend: str) -> KnownError:
-    return KnownError(name, cause, re.compile(pattern, re.DOTALL), sentence, mend)
+def _known(name: str, cause: str, pattern: str, sentence: str, fix: str) -> KnownError:
+    return KnownError(name, cause, re.compile(pattern, re.DOTALL), sentence, fix)
 
 
 QUOTA_PAGE = "https://console.cloud.google.com/iam-admin/quotas?project={project}"
@@ -197,7 +197,7 @@ def recognise(text: str, facts: Mapping[str, Any] | None = None) -> Recognised |
             groups = {name.rstrip("2"): value for name, value in match.groupdict().items() if value}
             told = {name: str(value) for name, value in (facts or {}).items() if value}
             values = {**UNKNOWN, **told, "where": told.get("region", UNKNOWN["where"]), **groups}
-            return Recognised(known.name, known.sentence.format_map(values), known.mend.format_map(values), match[0])
+            return Recognised(known.name, known.sentence.format_map(values), known.fix.format_map(values), match[0])
     return None
 
 
@@ -207,7 +207,7 @@ def first_recognised(texts: Iterable[str], facts: Mapping[str, Any] | None = Non
 
 
 def as_user_error(error: BaseException, doing: str, facts: Mapping[str, Any] | None = None) -> UserError:
-    """An error of one of Google's clients as one sentence with its mend.
+    """An error of one of Google's clients as one sentence with its fix.
 
     Args:
         error: What the client raised.
@@ -217,5 +217,5 @@ def as_user_error(error: BaseException, doing: str, facts: Mapping[str, Any] | N
     words = getattr(error, "message", None) or getattr(error, "reason", None) or str(error)
     found = recognise(str(words), facts)
     if found is None:
-        return UserError(f"{doing}: {' '.join(str(words).split())}", mend="slipway doctor --target vertex")
-    return UserError(f"{doing}: {found.sentence}", mend=found.mend)
+        return UserError(f"{doing}: {' '.join(str(words).split())}", fix="slipway doctor --target vertex")
+    return UserError(f"{doing}: {found.sentence}", fix=found.fix)

@@ -38,7 +38,7 @@ def finished(
         if time.monotonic() > until:
             raise UserError(
                 f"Google has not finished to {what} after {deadline:.0f} s.",
-                mend="run the same command again: it goes on where this one stopped",
+                fix="run the same command again: it goes on where this one stopped",
             )
         time.sleep(wait)
         wait = min(2 * wait, LONGEST_WAIT_SECONDS * first / FIRST_WAIT_SECONDS)

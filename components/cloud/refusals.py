@@ -1,4 +1,4 @@
-"""What a call to Google failed with, as a sentence with its mend."""
+"""What a call to Google failed with, as a sentence with its fix."""
 
 from __future__ import annotations
 
@@ -73,21 +73,21 @@ def refusal(error: BaseException, connection: Connection, what: str) -> UserErro
         service = SERVICE.search(text)
         name = service[1] if service else "SERVICE.googleapis.com"
         return UserError(
-            f"The API {name} is not enabled in {connection.project}, so Slipway can not {what}.",
+            f"The API {name} is not enabled in {connection.project}, so Slipway cannot {what}.",
             setting="vertex.project",
             value=connection.project,
-            mend=f"slipway setup --apply, or gcloud services enable {name} --project={connection.project}",
+            fix=f"slipway setup --apply, or gcloud services enable {name} --project={connection.project}",
         )
     if status_of(error) == 403:
         return _forbidden(text, connection, what)
     if status_of(error) == 401:
-        return UserError(f"The credentials for Google Cloud are refused: {text}.", mend=LOG_IN)
+        return UserError(f"The credentials for Google Cloud are refused: {text}.", fix=LOG_IN)
     if is_transient(error):
         return UserError(
             f"Google did not let Slipway {what}, though it was tried again and again: {text}.",
-            mend="try again in a few minutes; https://status.cloud.google.com says what is known to be broken",
+            fix="try again in a few minutes; https://status.cloud.google.com says what is known to be broken",
         )
-    return UserError(f"Slipway can not {what}: {text}.", mend="slipway doctor --target vertex")
+    return UserError(f"Slipway cannot {what}: {text}.", fix="slipway doctor --target vertex")
 
 
 def member_of(connection: Connection) -> str:
@@ -106,7 +106,7 @@ def _forbidden(text: str, connection: Connection, what: str) -> UserError:
         f"{connection.caller or 'The account that you are logged in with'} may not {what}{missing}.",
         setting="vertex.project",
         value=connection.project,
-        mend=f"an owner grants it: gcloud projects add-iam-policy-binding {connection.project} "
+        fix=f"an owner grants it: gcloud projects add-iam-policy-binding {connection.project} "
         f"--member={member_of(connection)} --role={role}"
         if role
         else f"gcloud projects get-iam-policy {connection.project} shows who may what; ask an owner",

@@ -60,7 +60,7 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
 
     Raises:
         UserError: The data set has no test split or a damaged shard; a model does not load, is not for this data
-            set's classes, or gives no usable probabilities; an image can not be decoded.
+            set's classes, or gives no usable probabilities; an image cannot be decoded.
     """
     description = manifest.read(data)
     split = _test_split(description, data)
@@ -102,11 +102,11 @@ def _test_split(description: Manifest, data: Path) -> Split:
     if split is None or not split.examples:
         found = "is empty" if split else "does not exist"
         raise UserError(
-            f"The data set in {data} can not be evaluated on: its split {SPLIT!r} {found}.",
+            f"The data set in {data} cannot be evaluated on: its split {SPLIT!r} {found}.",
             setting="data.split",
             value=", ".join(f"{name}: {part.examples}" for name, part in description.splits.items()),
             allowed="a test split of at least one example",
-            mend=f"add a folder {SPLIT!r} to the source, or set data.split.{SPLIT} above 0 for a source without splits",
+            fix=f"add a folder {SPLIT!r} to the source, or set data.split.{SPLIT} above 0 for a source without splits",
         )
     for shard in split.shards:
         manifest.verify_shard(data / shard.file, shard)

@@ -114,11 +114,11 @@ class ServedModel:
             if not self._is_champion:
                 raise
             raise UserError(
-                f"The champion in {self._folder} can not be run here. {error.message}",
+                f"The champion in {self._folder} cannot be run here. {error.message}",
                 setting="evaluate.champion",
                 value="registered",
                 allowed="registered, none",
-                mend=f"--set evaluate.champion=none to go without it, or {error.mend}",
+                fix=f"--set evaluate.champion=none to go without it, or {error.fix}",
             ) from None
         except serving.NotServable as reason:
             raise self._problem(f"does not load: {reason}") from None
@@ -159,17 +159,17 @@ class ServedModel:
         return Predictions(labels, ordered, self._target[best], probabilities[np.arange(len(best)), best])
 
     def _blame(self, batch: Batch, error: Exception) -> UserError:
-        """The error for a batch that fails: an image that can not be decoded, or the model."""
+        """The error for a batch that fails: an image that cannot be decoded, or the model."""
         passes = list(self._alone(batch))
         failing = [key.decode(errors="replace") for key, ok in zip(batch.keys, passes, strict=True) if not ok]
         if not failing or (len(failing) == len(batch.keys) > 1):
             return self._problem(f"does not run: {_sentence(error)}")
         more = f" ({len(failing) - 1} more in its batch)" if len(failing) > 1 else ""
         return UserError(
-            f"The image {failing[0]} of the test split can not be decoded{more}: {_sentence(error)}.",
+            f"The image {failing[0]} of the test split cannot be decoded{more}: {_sentence(error)}.",
             setting="data.check",
             value=self._data.settings.get("check"),
-            mend=f"mend or remove {failing[0]} in {self._data.source}; data.check=decode finds such images early",
+            fix=f"fix or remove {failing[0]} in {self._data.source}; data.check=decode finds such images early",
         )
 
     def _alone(self, batch: Batch) -> Iterator[bool]:
@@ -188,11 +188,11 @@ class ServedModel:
                 setting="evaluate.champion",
                 value="registered",
                 allowed="registered, none",
-                mend=f"--set evaluate.champion=none to go without it, or restore {self._folder}",
+                fix=f"--set evaluate.champion=none to go without it, or restore {self._folder}",
             )
         return UserError(
             f"The model in {self._folder} {what}.",
-            mend="train it again on this data set: slipway run, without --resume",
+            fix="train it again on this data set: slipway run, without --resume",
         )
 
 

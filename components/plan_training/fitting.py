@@ -45,11 +45,11 @@ def largest_batch(
     fitting = memory // each // workers * workers * parts
     if not fitting:
         raise UserError(
-            f"This machine can not rehearse the model: an example takes about {each / 2**20:,.0f} MiB, "
+            f"This machine cannot rehearse the model: an example takes about {each / 2**20:,.0f} MiB, "
             f"and {workers} devices have {memory / 2**20:,.0f} MiB together.",
             setting="model.builder",
             value=model.builder,
-            mend="rehearse on a machine with more memory, or with fewer replicas",
+            fix="rehearse on a machine with more memory, or with fewer replicas",
         )
     return int(fitting)
 

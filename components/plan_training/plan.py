@@ -56,7 +56,7 @@ def plan_training(
             which is said aloud. 0: nothing is fitted.
 
     Raises:
-        UserError: The engine can not do what the settings ask for, or the batch, the shards or the examples can not be
+        UserError: The engine cannot do what the settings ask for, or the batch, the shards or the examples cannot be
             shared among the replicas.
     """
     if train.module is not None:
@@ -124,9 +124,7 @@ def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings)
             value=batch,
             allowed=f"at most {largest}" if largest else f"a training split of at least {workers} examples",
             nearest=str(largest) if largest else None,
-            mend=f"--set train.batch_size={largest}"
-            if largest
-            else f"use fewer replicas than {replicas}, or more data",
+            fix=f"--set train.batch_size={largest}" if largest else f"use fewer replicas than {replicas}, or more data",
         )
     readers = table.readers(train.engine, replicas, devices)
     if shards < readers:
@@ -137,7 +135,7 @@ def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings)
             value=f"{readers} {what}",
             allowed=f"at most {shards} {what} for this data set",
             nearest=f"{shards} {what}",
-            mend=f"use {shards} {what} or fewer, or let prepare_data write the set for {readers} {what}",
+            fix=f"use {shards} {what} or fewer, or let prepare_data write the set for {readers} {what}",
         )
     steps_per_epoch = examples // batch
     return Plan(

@@ -25,7 +25,7 @@ def save_images(settings: DataSettings, folder: Path) -> int:
             f"{folder} exists already.",
             setting="FOLDER",
             value=str(folder),
-            mend=f"slipway run --set data.source=images:{folder}, or name another folder",
+            fix=f"slipway run --set data.source=images:{folder}, or name another folder",
         )
     reference = settings.source.removeprefix("tfds:")
     source = open_tfds(reference, settings, None)
@@ -57,5 +57,5 @@ def _unsuitable(settings: DataSettings, reason: str) -> UserError:
         f"{settings.source} cannot be saved as a folder of images: {reason}.",
         setting="data.source",
         value=settings.source,
-        mend=f"--set data.source={settings.source} reads it without a folder",
+        fix=f"--set data.source={settings.source} reads it without a folder",
     )

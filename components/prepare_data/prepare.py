@@ -99,10 +99,10 @@ def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing
 
 
 def refuse_unlisted(listing: Listing, settings: DataSettings) -> None:
-    """Refuse a source of which more can not even be listed than the settings allow.
+    """Refuse a source of which more cannot even be listed than the settings allow.
 
     Raises:
-        UserError: It names the first of what can not be used.
+        UserError: It names the first of what cannot be used.
     """
     unusable = listing.ignored.unusable_count
     if unusable:

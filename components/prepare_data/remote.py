@@ -70,7 +70,7 @@ class RemoteFiles:
             with open_remote(self._root / os.fsdecode(key)) as file:
                 data: bytes = file.read()
         except OSError as error:  # Beam's own errors are of this kind, without a number
-            raise Unusable(f"it can not be read: {error}") from None
+            raise Unusable(f"it cannot be read: {error}") from None
         if len(data) != size:
             raise Unusable(f"it has {len(data):,} bytes, {size:,} when it was listed")
         return data

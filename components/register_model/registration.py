@@ -36,7 +36,7 @@ def register(
     """Register the model in the folder `source`; see the component for the arguments.
 
     Raises:
-        UserError: There is no model in `source`, or the registry can not take it.
+        UserError: There is no model in `source`, or the registry cannot take it.
         ValueError: The verdict is not to promote, or the champion's folder is no version of this model.
     """
     _check_promoted(verdict)
@@ -135,6 +135,6 @@ def _description(source: Path) -> dict[str, Any]:
         raise UserError(
             f"There is no trained model in {source} to register: {SAVED_MODEL_FILE} (or {PROGRAM_FILE}) or model.json "
             "is missing or damaged.",
-            mend="train it again: slipway run, without --resume",
+            fix="train it again: slipway run, without --resume",
         )
     return description

@@ -65,7 +65,7 @@ class Registry:
         """A model's versions, oldest first.
 
         Raises:
-            UserError: A version's metadata can not be read.
+            UserError: A version's metadata cannot be read.
         """
         return [self._version(model, number) for number in self._numbers(model)]
 
@@ -92,7 +92,7 @@ class Registry:
                 the version is registered, and the alias stays where it is.
 
         Raises:
-            UserError: The disk is full or can not be written to, or the alias names no version; nothing is left of
+            UserError: The disk is full or cannot be written to, or the alias names no version; nothing is left of
                 the version then.
         """
         with self._writing(model):
@@ -164,11 +164,11 @@ class Registry:
             full = error.errno in FULL
             what = "its disk is full" if full else (error.strerror or str(error))
             raise UserError(
-                f"The model can not be registered in {folder}: {what}.",
+                f"The model cannot be registered in {folder}: {what}.",
                 setting="register.registry",
                 value=str(self.root),
                 allowed="a folder that can be written to, with room for a copy of the model",
-                mend=("free space there" if full else f"make {folder} writable")
+                fix=("free space there" if full else f"make {folder} writable")
                 + ", or --set register.registry=FOLDER; then slipway run --resume latest",
             ) from error
 
@@ -183,7 +183,7 @@ class Registry:
                 f"The registered version {folder} cannot be read: its {METADATA} is missing or damaged.",
                 setting="register.registry",
                 value=str(self.root),
-                mend=f"restore {folder}, or remove the version: rm -r {folder}",
+                fix=f"restore {folder}, or remove the version: rm -r {folder}",
             )
         return Version(model, number, folder, metadata)
 
@@ -204,7 +204,7 @@ class Registry:
             setting="evaluate.champion",
             value="registered",
             allowed=", ".join(f"version {existing}" for existing in numbers) or "no version is registered",
-            mend=f"{'; '.join(repairs)}, or go without a champion: --set evaluate.champion=none",
+            fix=f"{'; '.join(repairs)}, or go without a champion: --set evaluate.champion=none",
         )
 
     def _alias_number(self, model: str) -> int | None:

@@ -84,7 +84,7 @@ def _without_place(line: Line) -> Outcome:
     return Outcome(
         line,
         "failed",
-        UserError(f"{resource} is not there to be granted a role on.", mend="see why above, then the same again"),
+        UserError(f"{resource} is not there to be granted a role on.", fix="see why above, then the same again"),
     )
 
 
@@ -194,7 +194,7 @@ def _bucket(connection: Connection, bucket: Bucket) -> None:
                 f"The bucket name {bucket.name} is taken by someone else: names are shared by all of Google Cloud.",
                 setting="vertex.bucket",
                 value=str(bucket),
-                mend=f"--set vertex.bucket=gs://A_NAME_OF_YOUR_OWN, such as gs://{connection.project}-slipway",
+                fix=f"--set vertex.bucket=gs://A_NAME_OF_YOUR_OWN, such as gs://{connection.project}-slipway",
             ) from error
 
 

@@ -44,12 +44,12 @@ INCLUDED_IN = {
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that should be, and how it is. `mend` is for what setup itself can not do."""
+    """One thing that should be, and how it is. `fix` is for what setup itself cannot do."""
 
     item: Item
     status: Status
     found: str
-    mend: str | None = None
+    fix: str | None = None
 
     @property
     def kind(self) -> str:
@@ -58,13 +58,13 @@ class Line:
 
     @property
     def later(self) -> bool:
-        """Whether Google makes it with the first job, where setup can not."""
+        """Whether Google makes it with the first job, where setup cannot."""
         return bool(getattr(self.item, "later", False))
 
     def as_dict(self) -> dict[str, Any]:
         """The line as plain values, for programs."""
         fields = {"kind": self.kind, "what": str(self.item), "status": self.status, "found": self.found}
-        return {**fields, "reason": self.item.reason, "mend": self.mend}
+        return {**fields, "reason": self.item.reason, "fix": self.fix}
 
 
 def difference(settings: AccessSettings, found: Found) -> list[Line]:
@@ -82,7 +82,7 @@ def blocking(lines: Iterable[Line]) -> list[Line]:
 
 def _line(item: Item, settings: AccessSettings, found: Found) -> Line:
     if isinstance(item, Api) and found.enabled is None:
-        return Line(item, "unseen", "which APIs are enabled can not be seen: serviceusage.services.get is missing")
+        return Line(item, "unseen", "which APIs are enabled cannot be seen: serviceusage.services.get is missing")
     if isinstance(item, Api):
         enabled = item.name in (found.enabled or ())
         return Line(item, "there", "enabled") if enabled else Line(item, "missing", "to be enabled")
@@ -104,7 +104,7 @@ def _identity(item: Identity, found: Found) -> Line:
         return Line(item, "there", "named in a policy")
     unread = next((t.error for r, t in found.things.items() if r.kind == "project" and t.policy is None), None)
     if unread is not None and (found.enabled is None or item.service in found.enabled):
-        return Line(item, "unseen", unread.message, unread.mend)
+        return Line(item, "unseen", unread.message, unread.fix)
     return Line(item, "missing", "named in no policy: to be made, if it is not there")
 
 
@@ -123,13 +123,11 @@ def _bucket(item: Bucket, found: Found) -> Line:
     if thing.facts["number"] != found.number:
         return Line(item, "wrong", "it belongs to another project", "--set vertex.bucket=gs://A_NAME_OF_YOUR_OWN")
     if kind != "region" or place != item.region:
-        mend = (
-            f"--set vertex.bucket=gs://A_NEW_NAME: a bucket can not be moved; setup makes the new one in {item.region}"
-        )
-        return Line(item, "wrong", f"it is in the {kind} {place}, the jobs are in {item.region}", mend)
+        fix = f"--set vertex.bucket=gs://A_NEW_NAME: a bucket cannot be moved; setup makes the new one in {item.region}"
+        return Line(item, "wrong", f"it is in the {kind} {place}, the jobs are in {item.region}", fix)
     if not thing.facts["uniform"]:
-        mend = f"gcloud storage buckets update {item} --uniform-bucket-level-access"
-        return Line(item, "wrong", "its objects may have access lists of their own, which roles do not rule", mend)
+        fix = f"gcloud storage buckets update {item} --uniform-bucket-level-access"
+        return Line(item, "wrong", "its objects may have access lists of their own, which roles do not rule", fix)
     return Line(item, "there", f"in {place}, with uniform access")
 
 
@@ -142,16 +140,16 @@ def _thing(item: Account | Repository, resource: Resource, settings: AccessSetti
         if kind != "DOCKER":
             return Line(item, "wrong", f"it holds {kind}, not images", "--set vertex.image=… in a Docker repository")
         if thing.facts.get("disabled"):
-            mend = f"gcloud iam service-accounts enable {item}"
-            return Line(item, "wrong", "it is disabled", mend)
+            fix = f"gcloud iam service-accounts enable {item}"
+            return Line(item, "wrong", "it is disabled", fix)
         return Line(item, "there", "exists")
     full = policies.account_name(resource.name) if resource.kind == "account" else resource.name
     owner = full.split("/")[1]
     if owner not in (settings.project, str(found.number)):
         return Line(item, "wrong", f"it does not exist in {owner}, which is another project", "make it there")
     if resource.kind == "account" and not resource.name.endswith(policies.ACCOUNT_DOMAIN):
-        mend = f"--set vertex.service_account=slipway@{settings.project}{policies.ACCOUNT_DOMAIN}"
-        return Line(item, "wrong", "it does not exist, and only Google makes it", mend)
+        fix = f"--set vertex.service_account=slipway@{settings.project}{policies.ACCOUNT_DOMAIN}"
+        return Line(item, "wrong", "it does not exist, and only Google makes it", fix)
     return Line(item, "missing", "to be made")
 
 
@@ -184,4 +182,4 @@ def _condition(policy: policies.Policy | None, item: Binding) -> str | None:
 
 
 def _unseen(item: Item, error: UserError | None) -> Line:
-    return Line(item, "unseen", error.message if error else "it can not be seen", error.mend if error else None)
+    return Line(item, "unseen", error.message if error else "it cannot be seen", error.fix if error else None)

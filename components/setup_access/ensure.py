@@ -57,7 +57,7 @@ def lacking(lines: list[Line]) -> UserError:
     found = "is missing" if first.status == "missing" else f"is not as it should be: {first.found}"
     return UserError(
         f"{first.item} {found}{more}. It is needed because: {first.item.reason}.",
-        mend=first.mend or COMMAND,
+        fix=first.fix or COMMAND,
     )
 
 
@@ -79,5 +79,5 @@ def check_own_rights(settings: AccessSettings) -> None:
             f"{connection.caller} may not use the bucket gs://{settings.bucket}: it lacks {', '.join(missing)}.",
             setting="vertex.bucket",
             value=f"gs://{settings.bucket}",
-            mend=COMMAND,
+            fix=COMMAND,
         )

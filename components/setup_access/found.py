@@ -1,4 +1,4 @@
-"""What is: read from Google, nothing changed. What can not be read is said so and hides nothing else."""
+"""What is: read from Google, nothing changed. What cannot be read is said so and hides nothing else."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def services(connection: Connection, names: list[str]) -> tuple[int, frozenset[s
     """The project's number, and which of the APIs are enabled; None where the caller may not see that.
 
     Raises:
-        UserError: There is no such project, or it can not be seen.
+        UserError: There is no such project, or it cannot be seen.
     """
     parent = f"projects/{connection.project}"
     # Checked first, so that a refusal can name who was refused.
@@ -124,7 +124,7 @@ def _number(connection: Connection) -> int:
             setting="vertex.project",
             value=connection.project,
             allowed="the id of a project that you may use",
-            mend="gcloud projects list shows yours: --set vertex.project=PROJECT",
+            fix="gcloud projects list shows yours: --set vertex.project=PROJECT",
         ) from error
 
 

@@ -52,7 +52,7 @@ def run_local_cluster(
         What was restarted, when and why.
 
     Raises:
-        UserError: A replica refused something that the user can mend.
+        UserError: A replica refused something that the user can fix.
         WorkFailed: A replica failed, or was killed too often, with its name and traceback. The others were ended.
     """
     policy = Restarts(restarts or RestartSettings(), output / "checkpoints")

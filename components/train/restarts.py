@@ -75,7 +75,7 @@ class Restarts:
 
 
 def raise_error_of_user_code(workers: Sequence[Worker], ended: Sequence[Worker]) -> None:
-    """Raise what no restart would mend: a mistake that a replica reported, or an error that ended one."""
+    """Raise what no restart would fix: a mistake that a replica reported, or an error that ended one."""
     for worker in workers:
         if (mistake := worker.user_error()) is not None:
             raise mistake

@@ -44,7 +44,7 @@ def compile_(
     if output.suffix not in (".yaml", ".yml", ".json"):
         raise UserError(
             "A pipeline spec is YAML or JSON.", setting="-o", value=str(output), allowed="*.yaml, *.yml, *.json",
-            mend=f"-o {output.with_suffix('.yaml')}",
+            fix=f"-o {output.with_suffix('.yaml')}",
         )  # fmt: skip
     check_folder_of(output)
     if target is Target.vertex:

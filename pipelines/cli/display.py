@@ -208,7 +208,7 @@ def summary(record: RunRecord) -> Group:
 
 
 def rehearsal_summary(record: RunRecord, hardware: Hardware, optimizer: str) -> Group:
-    """What a rehearsal that went well has proven, and what it can not."""
+    """What a rehearsal that went well has proven, and what it cannot."""
     from slipway.pipelines.hardware.memory import device_bytes, fits_memory
 
     plan, trained = record.step("plan_training").outputs, record.step("train").outputs
@@ -237,7 +237,7 @@ def rehearsal_summary(record: RunRecord, hardware: Hardware, optimizer: str) -> 
 
 
 def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
-    """Why a run failed and what mends it, as one screen of text."""
+    """Why a run failed and what fixes it, as one screen of text."""
     if record.error is None:
         return f"The run {record.run_id} has not failed. Its status: {record.status}."
     error = record.error
@@ -248,8 +248,8 @@ def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
         lines.append(f"  job: {error.job}")
     if with_traceback and error.traceback:
         lines += ["", *(f"  {line}" for line in error.traceback.rstrip().splitlines()[-24:]), ""]
-    if error.mend:
-        lines.append(f"  mend: {error.mend}")
+    if error.fix:
+        lines.append(f"  fix: {error.fix}")
     return "\n".join(lines)
 
 
@@ -289,7 +289,7 @@ def next_command(record: RunRecord) -> str | None:
 
     None where the configuration has to change and the error does not say to what.
     """
-    fix = (record.error.mend if record.error else None) or ""
+    fix = (record.error.fix if record.error else None) or ""
     cause = record.error.setting if record.error else None
     resume = f"slipway run --resume {record.run_id}"
     option = re.search(r"--(set|hardware) ('[^']*'|\S*[^\s,;.:])", fix)
@@ -320,7 +320,7 @@ def run_table(records: list[RunRecord]) -> Table:
 
 
 def findings_table(findings: list[Finding]) -> Table:
-    """What the doctor found, a row a check, with the mend below what failed."""
+    """What the doctor found, a row a check, with the fix below what failed."""
     marks = {"pass": "[green]✓[/]", "fail": "[red]✗[/]", "skipped": "[dim]–[/]"}
     table = Table.grid(padding=(0, 2))
     for finding in findings:
@@ -328,8 +328,8 @@ def findings_table(findings: list[Finding]) -> Table:
         if finding.status == "skipped":
             text = f"[dim]skipped: {text}[/]"
         table.add_row(marks[finding.status], finding.check, text)
-        if finding.mend:
-            table.add_row("", "", f"mend: {escape(finding.mend)}")
+        if finding.fix:
+            table.add_row("", "", f"fix: {escape(finding.fix)}")
     return table
 
 

@@ -130,7 +130,7 @@ def cancel(run_id: Run = "latest") -> None:
             return
     record = folder.read()
     if record.status != "running" or record.process is None:
-        raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", mend="slipway list")
+        raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", fix="slipway list")
     os.kill(record.process.pid, signal.SIGTERM)
     os.kill(record.process.pid, signal.SIGCONT)  # it may have been suspended with Ctrl-Z
     while folder.read().status == "running":

@@ -71,11 +71,11 @@ def configuration_path(file: Path | None, config: Path | None) -> Path:
             setting="CONFIG",
             value=str(file),
             allowed="the path of a run configuration, a YAML file",
-            mend=f"--set {file}",
+            fix=f"--set {file}",
         )
     if file is not None and config is not None:
         raise UserError(
             f"The configuration is given twice, as {file} and as -c {config}.",
-            mend=f"leave {file} or -c {config} out",
+            fix=f"leave {file} or -c {config} out",
         )
     return file or config or DEFAULT_CONFIGURATION

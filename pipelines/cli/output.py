@@ -18,5 +18,5 @@ def check_folder_of(output: Path) -> None:
             f"The folder {output.parent} does not exist.",
             setting="-o",
             value=str(output),
-            mend=f"mkdir -p {output.parent}",
+            fix=f"mkdir -p {output.parent}",
         )

@@ -61,7 +61,7 @@ def run(
     if resume:
         if given := file or config:
             raise UserError(
-                "A resumed run has its own configuration.", setting="-c", value=str(given), mend="leave it out"
+                "A resumed run has its own configuration.", setting="-c", value=str(given), fix="leave it out"
             )
         folder = runs.find(resume)
         record = _resumable(current(folder), changed=bool(overrides))
@@ -105,11 +105,11 @@ def rehearse(
     path = configuration_path(file, config)
     if module := load(path, overrides or (), hardware).train.module:
         raise UserError(
-            "A training module of your own can not be shortened to a few steps.",
+            "A training module of your own cannot be shortened to a few steps.",
             setting="train.module",
             value=module,
             allowed="in a run; a rehearsal is for Slipway's trainer",
-            mend="slipway run with the same options, and train.arguments that make the module stop early",
+            fix="slipway run with the same options, and train.arguments that make the module stop early",
         )
     few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
     configuration = load(path, [*(overrides or ()), *few], hardware)
@@ -124,9 +124,9 @@ def rehearse(
 def _resumable(record: Any, *, changed: bool) -> Any:
     """The record of a run that can continue: one that has not succeeded, or that gets another gate or registry."""
     if record.status == "running":
-        raise UserError(f"The run {record.run_id} is still running.", mend=f"slipway status {record.run_id}")
+        raise UserError(f"The run {record.run_id} is still running.", fix=f"slipway status {record.run_id}")
     if record.status == "succeeded" and (record.rehearsal or not changed):
-        raise UserError(f"The run {record.run_id} has succeeded: nothing is left to do.", mend="slipway run")
+        raise UserError(f"The run {record.run_id} has succeeded: nothing is left to do.", fix="slipway run")
     return record
 
 
@@ -149,7 +149,7 @@ def _resumed_configuration(folder: Any, record: Any, overrides: list[str], hardw
             setting=fixed[0].partition(" ")[0],
             value=fixed[0].partition(" ")[2],
             allowed="evaluate.*, register.* and train.restarts.*, which do not affect the weights",
-            mend=new_run_with(record, " ".join(fixed)),
+            fix=new_run_with(record, " ".join(fixed)),
         )
     configuration = load(folder.configuration_file, overrides)
     if overrides:

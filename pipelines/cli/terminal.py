@@ -92,7 +92,7 @@ class Commands(TyperGroup):
         except click.ClickException as error:
             near = next(iter(getattr(error, "possibilities", None) or ()), None)
             command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "slipway"
-            mistake = UserError(error.format_message(), nearest=near, mend=f"{command} --help")
+            mistake = UserError(error.format_message(), nearest=near, fix=f"{command} --help")
             show_error(mistake, as_json=True)
             code = error.exit_code
         except click.Abort:

@@ -53,6 +53,6 @@ def show_failure(record: Any) -> NoReturn:
 
     error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
     command = display.next_command(record)
-    if command and (record.error is None or command not in (record.error.mend or "")):
+    if command and (record.error is None or command not in (record.error.fix or "")):
         error_console.print(f"  then: {command}", highlight=False, soft_wrap=True)
     raise typer.Exit(EXIT_FAILED)

@@ -79,7 +79,7 @@ class VertexSettings(Settings):
         for key, value in labels.items():
             if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
                 raise UserError(
-                    f"{key}: {value} can not be a label.",
+                    f"{key}: {value} cannot be a label.",
                     setting="vertex.labels",
                     value=f"{key}: {value}",
                     allowed="up to 63 lower-case letters, digits, dashes and underscores; a key begins with a letter",
@@ -138,7 +138,7 @@ class RunConfig(Settings):
                 setting="model.builder",
                 value=None,
                 allowed="an importable module:function; or train.module, a training module of your own",
-                mend="--set model.builder=slipway.trainer.models.digits:build, or one of your own",
+                fix="--set model.builder=slipway.trainer.models.digits:build, or one of your own",
             )
         if self.train.module is not None and self.model is not None:
             raise UserError(
@@ -146,7 +146,7 @@ class RunConfig(Settings):
                 setting="model.builder",
                 value=self.model.builder,
                 allowed="model or train.module, not both",
-                mend="take the section model out; what the module should know goes into train.arguments",
+                fix="take the section model out; what the module should know goes into train.arguments",
             )
         return self
 
@@ -217,7 +217,7 @@ def no_place_on_vertex() -> UserError:
         setting="vertex",
         value=None,
         allowed="project, region and bucket",
-        mend="add a section vertex: with these keys to the configuration",
+        fix="add a section vertex: with these keys to the configuration",
     )
 
 
@@ -232,7 +232,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = load_yaml(path.read_text(), str(path))
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not text in UTF-8.", mend=f"give -c a YAML file, not {path}") from None
+        raise UserError(f"{path} is not text in UTF-8.", fix=f"give -c a YAML file, not {path}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no settings.", allowed="a mapping such as configs/digits.yaml")
     return values
@@ -251,7 +251,7 @@ def _no_configuration(path: Path) -> UserError:
         value=str(path),
         allowed=", ".join(map(str, files)) or "the path of a run configuration, a YAML file",
         nearest=near,
-        mend=f"-c {near}" if near else "-c FILE, with the path of your run configuration",
+        fix=f"-c {near}" if near else "-c FILE, with the path of your run configuration",
     )
 
 
@@ -272,7 +272,7 @@ def _key_and_value(override: str) -> tuple[str, str]:
             f"--set requires key=value; got {override!r}.",
             setting="--set",
             value=override,
-            mend=f"--set {key or 'KEY'}={value or 'VALUE'}, without spaces around =",
+            fix=f"--set {key or 'KEY'}={value or 'VALUE'}, without spaces around =",
         )
     if key.count(".") > DEEPEST:
         raise UserError(f"--set {override[:40]}…: it nests more than {DEEPEST} levels deep.", setting="--set")

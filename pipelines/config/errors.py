@@ -141,7 +141,7 @@ def _explain(place: _Place, problem: dict[str, Any]) -> UserError:
             f"{place.source} does not set {place.setting}{place.others}.",
             setting=place.setting,
             value=None,
-            mend=f"--set {place.setting}=VALUE, or add it to {place.where}",
+            fix=f"--set {place.setting}=VALUE, or add it to {place.where}",
         )
     nested = problem.get("ctx", {}).get("error")
     text = str(nested) if nested is not None else str(problem["msg"])
@@ -159,7 +159,7 @@ def _explain(place: _Place, problem: dict[str, Any]) -> UserError:
         value=value,
         allowed=allowed,
         nearest=near,
-        mend=place.fix(near),
+        fix=place.fix(near),
     )
 
 
@@ -194,10 +194,10 @@ def _unknown_key(place: _Place, value: Any) -> UserError:
     full = ".".join([*parents, near]) if near else _elsewhere(place.model, alias)
     given, _, text = (place.override or "").partition("=")
     if full and f"{given}.".startswith(f"{place.setting}."):
-        mend = f"--set {shlex.quote(f'{full}{given[len(place.setting) :]}={text}')}"
+        fix = f"--set {shlex.quote(f'{full}{given[len(place.setting) :]}={text}')}"
     else:
-        mend = f"write {full} instead of {place.setting}" if full else f"remove {place.setting}"
-        mend += "" if place.override else f" in {place.where}"
+        fix = f"write {full} instead of {place.setting}" if full else f"remove {place.setting}"
+        fix += "" if place.override else f" in {place.where}"
     return UserError(
         f"{place.source}: {place.setting} is not a setting{place.others}."
         if place.override
@@ -206,7 +206,7 @@ def _unknown_key(place: _Place, value: Any) -> UserError:
         value=value,
         allowed=", ".join(known),
         nearest=full,
-        mend=mend,
+        fix=fix,
     )
 
 
@@ -224,7 +224,7 @@ def _missing_section(place: _Place, section: type[BaseModel], value: Any) -> Use
         value=value,
         allowed=f"a section with {', '.join([*(f'{name} (required)' for name in required), *others])}",
         nearest=first if meant else None,
-        mend=fix if first else f"remove {place.setting} from {place.where}",
+        fix=fix if first else f"remove {place.setting} from {place.where}",
     )
 
 
@@ -238,7 +238,7 @@ def _wrong_length(place: _Place, length: int, value: Any) -> UserError:
         value=value,
         allowed=f"a list of {length} values",
         nearest=near,
-        mend=place.fix(near),
+        fix=place.fix(near),
     )
 
 

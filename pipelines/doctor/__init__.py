@@ -1,4 +1,4 @@
-"""The doctor: every check, its finding, its mend."""
+"""The doctor: every check, its finding, its fix."""
 
 from __future__ import annotations
 

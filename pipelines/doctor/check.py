@@ -1,4 +1,4 @@
-"""What a check is: it looks at one thing, says what it found, and how to mend it."""
+"""What a check is: it looks at one thing, says what it found, and how to fix it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Finding:
     check: str
     status: Literal["pass", "fail", "skipped"]
     found: str
-    mend: str | None = None
+    fix: str | None = None
     error: UserError | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The finding as plain values, for programs."""
         error = self.error.as_dict() if self.error else None
-        return {"check": self.check, "status": self.status, "found": self.found, "mend": self.mend, "error": error}
+        return {"check": self.check, "status": self.status, "found": self.found, "fix": self.fix, "error": error}
 
 
 class NotConcernedError(Exception):
@@ -52,7 +52,7 @@ class Check(Protocol):
         """What was found, in a few words.
 
         Raises:
-            UserError: It would not work, with the mend.
+            UserError: It would not work, with the fix.
             NotConcernedError: There is nothing to look at.
         """
 
@@ -64,7 +64,7 @@ def examine(check: Check, subject: Subject) -> Finding:
     except NotConcernedError as reason:
         return Finding(check.name, "skipped", str(reason))
     except UserError as error:
-        return Finding(check.name, "fail", error.message, error.mend, error)
+        return Finding(check.name, "fail", error.message, error.fix, error)
     except ModuleNotFoundError as error:
         if missing_extra(error) is None:
             raise

@@ -92,7 +92,7 @@ class View:
         return self._caller()
 
     def services(self) -> tuple[int, frozenset[str] | None]:
-        """The project's number and the APIs that are enabled, None where that can not be seen.
+        """The project's number and the APIs that are enabled, None where that cannot be seen.
 
         Raises:
             UserError: There is no such project.
@@ -103,7 +103,7 @@ class View:
     @property
     def number(self) -> int:
         """The project's number."""
-        return self._after(self.services, "the project can not be seen")[0]
+        return self._after(self.services, "the project cannot be seen")[0]
 
     @property
     def found(self) -> Found:
@@ -200,12 +200,12 @@ def _examine(check: Check, view: View, subject: Subject) -> Finding:
         return examine(check, subject)
     except Exception as error:
         problem = refusal(error, view.connection, f"look at the {check.name}")
-        return Finding(check.name, "fail", problem.message, problem.mend, problem)
+        return Finding(check.name, "fail", problem.message, problem.fix, problem)
 
 
 def _late(check: Check, seconds: float) -> Finding:
     error = UserError(
         f"Google has not answered within {seconds:.0f} s.",
-        mend="try again; behind a proxy or a private network, vertex.endpoints says where the services are",
+        fix="try again; behind a proxy or a private network, vertex.endpoints says where the services are",
     )
-    return Finding(check.name, "fail", error.message, error.mend, error)
+    return Finding(check.name, "fail", error.message, error.fix, error)

@@ -28,6 +28,6 @@ class TrainingEngine:
                 value=train.engine,
                 allowed="pytorch on CPUs, on any number of GPUs, on TPUs of one chip; jax on all",
                 nearest="jax",
-                mend="--set train.engine=jax",
+                fix="--set train.engine=jax",
             )
         return train.engine

@@ -33,7 +33,7 @@ class Image(CloudCheck):
                 f"There is no image {image}.",
                 setting="vertex.image",
                 value=image,
-                mend="slipway build --target vertex makes one; without vertex.image a run does so itself",
+                fix="slipway build --target vertex makes one; without vertex.image a run does so itself",
             )
         return image
 

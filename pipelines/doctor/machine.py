@@ -35,7 +35,7 @@ class PythonVersion:
             raise UserError(
                 f"Python {platform.python_version()} is too old.",
                 allowed="Python 3.11 or later",
-                mend="make install PYTHON=python3.11",
+                fix="make install PYTHON=python3.11",
             )
         return f"Python {platform.python_version()}"
 
@@ -55,7 +55,7 @@ class Disk:
             raise UserError(
                 f"There is little room: {text}.",
                 allowed=f"at least {LEAST_FREE_BYTES / 1024**3:.0f} GiB",
-                mend="free some space, or put the data sets elsewhere: --set data.store=FOLDER",
+                fix="free some space, or put the data sets elsewhere: --set data.store=FOLDER",
             )
         return text
 
@@ -78,7 +78,7 @@ class Cores:
                 value=subject.config.hardware,
                 allowed=f"up to {4 * cores} replicas on this machine",
                 nearest=f"cpu*{4 * cores}",
-                mend=f"--hardware 'cpu*{4 * cores}'",
+                fix=f"--hardware 'cpu*{4 * cores}'",
             )
         return f"{cores} cores for {replicas} replica{'s' if replicas > 1 else ''}"
 
@@ -100,7 +100,7 @@ class Accelerators:
         if answer.returncode or not names:
             raise UserError(
                 f"nvidia-smi is installed and finds no GPU: {(answer.stderr or answer.stdout).strip()[:200]}",
-                mend="see that the driver is loaded: nvidia-smi",
+                fix="see that the driver is loaded: nvidia-smi",
             )
         return ", ".join(names)
 
@@ -116,7 +116,7 @@ class Packages:
             if _version(first) and _version(second):
                 raise UserError(
                     f"{first} and {second} are both installed: {reason}.",
-                    mend=f"pip uninstall {first} {second}, then make install",
+                    fix=f"pip uninstall {first} {second}, then make install",
                 )
         installed.verify_extra("training")
         if subject.target == "vertex":

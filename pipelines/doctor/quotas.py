@@ -43,7 +43,7 @@ class HardwareQuota(CloudCheck):
             if others
             else "no region of the catalogue has enough yet",
             nearest=near,
-            mend=f"--set vertex.region={near} with a bucket there, or {ask}" if near else ask,
+            fix=f"--set vertex.region={near} with a bucket there, or {ask}" if near else ask,
         )
 
     def _others(self, hardware: Hardware, limits: dict[str, int], needed: int) -> list[str]:
@@ -73,7 +73,7 @@ class ScheduleQuota(CloudCheck):
         if active >= limit:
             raise UserError(
                 f"{active} schedules are active in {region}, and {metric} allows {limit}.",
-                mend=f"slipway schedule pause NAME, or ask for more at {PAGE.format(project=self.view.vertex.project)}",
+                fix=f"slipway schedule pause NAME, or ask for more at {PAGE.format(project=self.view.vertex.project)}",
             )
         return f"{active} of {limit} active in {region}"
 

@@ -39,7 +39,7 @@ class ModelBuilder:
                 value=builder,
                 allowed="an importable module:function",
                 nearest=f"{near}:{function}" if near else None,
-                mend=f"--set model.builder={near or 'MODULE'}:{function}, with its folder on PYTHONPATH",
+                fix=f"--set model.builder={near or 'MODULE'}:{function}, with its folder on PYTHONPATH",
             )
         names = _names(source)
         if names is not None and function not in names:
@@ -50,7 +50,7 @@ class ModelBuilder:
                 value=builder,
                 allowed=", ".join(f"{module}:{name}" for name in sorted(names) if not name.startswith("_")),
                 nearest=f"{module}:{near}" if near else None,
-                mend=f"--set model.builder={module}:{near or 'FUNCTION'}",
+                fix=f"--set model.builder={module}:{near or 'FUNCTION'}",
             )
         signature = _signature(source, function)
         if signature is not None:
@@ -69,7 +69,7 @@ def _training_module(module: str, folder: Path) -> str:
             value=module,
             allowed="a module that can be run as python -m MODULE",
             nearest=near,
-            mend=f"--set train.module={near or 'MODULE'}, started from the folder that holds it",
+            fix=f"--set train.module={near or 'MODULE'}, started from the folder that holds it",
         )
     return f"{module} in {source}"
 
@@ -244,7 +244,7 @@ class HardwareChoice:
                     value=config.hardware,
                     allowed="cpu, cpu*2 …",
                     nearest="cpu",
-                    mend=f"slipway rehearse --hardware '{config.hardware}' tries the layout; --hardware cpu trains",
+                    fix=f"slipway rehearse --hardware '{config.hardware}' tries the layout; --hardware cpu trains",
                 )
             return str(hardware)
         if subject.target == "kubeflow":

@@ -49,7 +49,7 @@ class CloudCheck:
             reason = bad[0].item.reason
             raise UserError(
                 f"Not there: {'; '.join(texts[:SHOWN])}{more}. {reason[0].upper()}{reason[1:]}.",
-                mend=bad[0].mend or COMMAND,
+                fix=bad[0].fix or COMMAND,
             )
         return lines
 
@@ -87,7 +87,7 @@ class Apis(CloudCheck):
         if missing:
             raise UserError(
                 f"Not enabled: {', '.join(missing)}.",
-                mend=f"{COMMAND}, or gcloud services enable {' '.join(missing)} --project={self.view.vertex.project}",
+                fix=f"{COMMAND}, or gcloud services enable {' '.join(missing)} --project={self.view.vertex.project}",
             )
         return f"{len(lines)} enabled"
 
@@ -131,9 +131,9 @@ class RunAsAccount(CloudCheck):
             raise self._wrong(f"The account {account} is disabled.", f"gcloud iam service-accounts enable {account}")
         return f"{account}, jobs may run as it"
 
-    def _wrong(self, message: str, mend: str) -> UserError:
+    def _wrong(self, message: str, fix: str) -> UserError:
         value = self.view.vertex.service_account
-        return UserError(message, setting="vertex.service_account", value=value, mend=mend)
+        return UserError(message, setting="vertex.service_account", value=value, fix=fix)
 
 
 class OwnRights(CloudCheck):
@@ -152,7 +152,7 @@ class OwnRights(CloudCheck):
         if missing:
             raise UserError(
                 f"{self.view.caller() or 'Your account'} lacks {', '.join(sorted(missing))}.",
-                mend=f"gcloud projects add-iam-policy-binding {connection.project} --member={member_of(connection)} "
+                fix=f"gcloud projects add-iam-policy-binding {connection.project} --member={member_of(connection)} "
                 "--role=roles/aiplatform.user",
             )
         return "may submit and follow runs"
@@ -173,7 +173,7 @@ class BucketPlace(CloudCheck):
                 f"The bucket {line.item} does not exist.",
                 setting="vertex.bucket",
                 value=str(line.item),
-                mend=f"{COMMAND} makes it in {self.view.vertex.region}",
+                fix=f"{COMMAND} makes it in {self.view.vertex.region}",
             )
         if thing.facts:
             location = str(thing.facts["location"])
@@ -182,7 +182,7 @@ class BucketPlace(CloudCheck):
                     f"The bucket {line.item} belongs to another project.",
                     setting="vertex.bucket",
                     value=str(line.item),
-                    mend=line.mend,
+                    fix=line.fix,
                 )
             validate_for(subject.config.parsed_hardware, region=self.view.vertex.region, bucket_location=location)
         return f"{line.item}, {line.found}"
@@ -262,6 +262,6 @@ class FirstJob(CloudCheck):
         if missing:
             raise UserError(
                 f"No job has run in {region} yet, and {missing[0].item} does not exist: the first one would fail.",
-                mend=COMMAND,
+                fix=COMMAND,
             )
         return f"this will be the first in {region}; the service agents are there"

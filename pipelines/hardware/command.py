@@ -166,7 +166,7 @@ def listing(
             value=region,
             allowed=", ".join(catalogue.regions()),
             nearest=near,
-            mend=f"--region {near}",
+            fix=f"--region {near}",
         )
     if engine is not None and engine not in ENGINES:
         near = nearest(engine, ENGINES) or ENGINES[0]
@@ -176,7 +176,7 @@ def listing(
             value=engine,
             allowed=spoken(ENGINES),
             nearest=near,
-            mend=f"--engine {near}",
+            fix=f"--engine {near}",
         )
     kinds = [_cpu_kind(), *(_accelerator_kind(row) for row in catalogue.accelerators)]
     kinds = [kind for kind in kinds if _passes(kind, region, engine)]
@@ -209,7 +209,7 @@ def _only(
             value=accelerator,
             allowed=", ".join(known),
             nearest=near,
-            mend=f"--accelerator {near or 'cpu'}",
+            fix=f"--accelerator {near or 'cpu'}",
         )
     return [found]
 

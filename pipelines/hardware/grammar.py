@@ -95,7 +95,7 @@ def _unknown_option(word: str, request: Request) -> Refusal:
     accelerator = read_base(word).accelerator if word else None
     if accelerator and load().accelerator(accelerator):
         return Refusal(
-            f"{request.accelerator or 'cpu'} and {accelerator} can not be mixed: a run's replicas share every batch "
+            f"{request.accelerator or 'cpu'} and {accelerator} cannot be mixed: a run's replicas share every batch "
             "evenly, so they are all alike.",
             allowed="one kind of accelerator",
             candidates=[request, read_base(word)],
@@ -171,7 +171,7 @@ REFUSED_KEYS = {
     "parameter_server_count": "replicas share their gradients by all-reduce, so there are no parameter servers, and a "
     "TPU job could have none",
     "gpu_partition_size": "a replica trains on whole GPUs",
-    "disable_retries": "the pipeline's training step can not pass it on",
+    "disable_retries": "the pipeline's training step cannot pass it on",
 }
 
 
@@ -239,11 +239,11 @@ def _read_word(key: str, word: str) -> dict[str, Any]:
 def _unknown_key(key: Any, value: Any) -> Refusal:
     if key in REFUSED_KEYS:
         return Refusal(
-            f"hardware.{key} can not be set: {REFUSED_KEYS[key]}.",
+            f"hardware.{key} cannot be set: {REFUSED_KEYS[key]}.",
             setting=f"hardware.{key}",
             value=value,
             allowed=", ".join(["choice", *KEYS]),
-            mend=f"remove {key}",
+            fix=f"remove {key}",
         )
     near = nearest(str(key), [*KEYS, "choice"])
     return Refusal(
@@ -252,18 +252,18 @@ def _unknown_key(key: Any, value: Any) -> Refusal:
         value=value,
         allowed=", ".join(["choice", *KEYS]),
         nearest=near,
-        mend=f"write {near} instead of {key}" if near else f"remove {key}",
+        fix=f"write {near} instead of {key}" if near else f"remove {key}",
     )
 
 
 def _wrong(key: str, value: Any, allowed: str, *, near: str | None = None) -> Refusal:
     return Refusal(
-        f"hardware.{key} can not be {value!r}.",
+        f"hardware.{key} cannot be {value!r}.",
         setting=f"hardware.{key}",
         value=value,
         allowed=allowed,
         nearest=near,
-        mend=f"set {key} to {near or allowed}",
+        fix=f"set {key} to {near or allowed}",
     )
 
 

@@ -64,14 +64,14 @@ def fits_memory(
     part = "the machine" if row is None else f"a {'core' if row.cores_per_chip > 1 else 'chip'} of {row.title}"
     near = next((str(other) for other in _larger(hardware, engine) if (device_bytes(other) or 0) >= need.total), None)
     without_state = need.total - need.optimizer <= available and need.optimizer > 0
-    mends = [f"--hardware '{near}'"] if near else ["a smaller model"]
+    fixes = [f"--hardware '{near}'"] if near else ["a smaller model"]
     raise UserError(
-        f"The model can not fit: {need}, and {part} has {_gib(available)}. Activations come on top.",
+        f"The model cannot fit: {need}, and {part} has {_gib(available)}. Activations come on top.",
         setting="hardware",
         value=str(hardware),
         allowed=f"at least {_gib(need.total)} a device",
         nearest=near,
-        mend=" or ".join([*mends, *(["--set train.optimizer=sgd, which keeps no state"] if without_state else [])]),
+        fix=" or ".join([*fixes, *(["--set train.optimizer=sgd, which keeps no state"] if without_state else [])]),
     )
 
 

@@ -34,9 +34,9 @@ def explain(refusal: Refusal, given: Any) -> UserError:
     """The refusal as the user's mistake, with the first of its candidates that works."""
     near = refusal.nearest or next((str(hardware) for hardware in working(refusal.candidates)), None)
     value = refusal.value if refusal.value is not None else given
-    mend = refusal.mend or (f"--hardware '{near}'" if near else "slipway hardware lists what there is")
+    fix = refusal.fix or (f"--hardware '{near}'" if near else "slipway hardware lists what there is")
     return UserError(
-        refusal.message, setting=refusal.setting, value=value, allowed=refusal.allowed, nearest=near, mend=mend
+        refusal.message, setting=refusal.setting, value=value, allowed=refusal.allowed, nearest=near, fix=fix
     )
 
 

@@ -66,7 +66,7 @@ def check_region(hardware: Hardware, region: str, engine: str | None = None) -> 
             value=region,
             allowed="a region, such as us-central1",
             nearest=near,
-            mend=f"--set vertex.region={near or 'us-central1'}",
+            fix=f"--set vertex.region={near or 'us-central1'}",
         )
     regions = hardware.regions
     if regions is None or region in regions:
@@ -80,7 +80,7 @@ def check_region(hardware: Hardware, region: str, engine: str | None = None) -> 
         value=region,
         allowed=", ".join(regions),
         nearest=near,
-        mend=f"--set vertex.region={near}" + (f", or --hardware '{there}' in {region}" if there else ""),
+        fix=f"--set vertex.region={near}" + (f", or --hardware '{there}' in {region}" if there else ""),
     )
 
 
@@ -106,7 +106,7 @@ def check_reservation_zone(hardware: Hardware, region: str) -> None:
                 value=str(hardware),
                 allowed=f"a reservation in a zone of {region}",
                 nearest=there,
-                mend=f"--set vertex.region={there}, or reserve in {region}",
+                fix=f"--set vertex.region={there}, or reserve in {region}",
             )
 
 
@@ -120,7 +120,7 @@ def check_engine(hardware: Hardware, engine: str, region: str | None = None) -> 
             value=engine,
             allowed=", ".join(ENGINES),
             nearest=near,
-            mend=f"--set train.engine={near or ENGINES[0]}",
+            fix=f"--set train.engine={near or ENGINES[0]}",
         )
     row = hardware.accelerator_row
     if row is None or engine in row.engines:
@@ -134,7 +134,7 @@ def check_engine(hardware: Hardware, engine: str, region: str | None = None) -> 
         value=engine,
         allowed=" or ".join(row.engines),
         nearest=near,
-        mend=f"--hardware '{near}', or --set train.engine={row.engines[0]}",
+        fix=f"--hardware '{near}', or --set train.engine={row.engines[0]}",
     )
 
 
@@ -150,7 +150,7 @@ def check_python(hardware: Hardware, engine: str | None = None) -> None:
         value=str(hardware),
         allowed=f"other accelerators, or an image of your own with Python {row.python} (vertex.image)",
         nearest=near,
-        mend=f"--hardware '{near}', or --set vertex.image=IMAGE",
+        fix=f"--hardware '{near}', or --set vertex.image=IMAGE",
     )
 
 
@@ -199,7 +199,7 @@ def check_bucket(location: str, region: str | None) -> None:
             value=location,
             allowed=f"a bucket in {region}" if region else "a bucket in the job's region",
             nearest=region,
-            mend=_create_bucket(region),
+            fix=_create_bucket(region),
         )
     if region is not None and place != region:
         raise UserError(
@@ -208,7 +208,7 @@ def check_bucket(location: str, region: str | None) -> None:
             value=location,
             allowed=f"a bucket in {region}",
             nearest=region,
-            mend=f"{_create_bucket(region)}, or --set vertex.region={place}",
+            fix=f"{_create_bucket(region)}, or --set vertex.region={place}",
         )
 
 
@@ -225,7 +225,7 @@ def check_image(image: str, today: date) -> None:
             setting="vertex.image",
             value=image,
             allowed=own,
-            mend="--set vertex.image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE@DIGEST",
+            fix="--set vertex.image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE@DIGEST",
         )
     found = PREBUILT_IMAGE.fullmatch(image)
     end = image_ends().get(found[1]) if found else None
@@ -236,5 +236,5 @@ def check_image(image: str, today: date) -> None:
         setting="vertex.image",
         value=image,
         allowed=own,
-        mend="--set vertex.image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE@DIGEST",
+        fix="--set vertex.image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE@DIGEST",
     )

@@ -15,7 +15,7 @@ class Refusal(Exception):
         message: One sentence: what is wrong and why.
         allowed: What would be accepted, in words.
         candidates: Requests to try, the nearest first; the first that works is named to the user.
-        mend: What mends it, where no candidate does.
+        fix: What fixes it, where no candidate does.
         setting: The setting, where it is not the whole of ``hardware``.
         value: Its value; without it the choice as given.
         nearest: The valid value, where it is not a whole choice.
@@ -27,7 +27,7 @@ class Refusal(Exception):
         *,
         allowed: str,
         candidates: Iterable[Request] = (),
-        mend: str | None = None,
+        fix: str | None = None,
         setting: str = "hardware",
         value: Any = None,
         nearest: str | None = None,
@@ -36,7 +36,7 @@ class Refusal(Exception):
         self.message = message
         self.allowed = allowed
         self.candidates = list(candidates)
-        self.mend = mend
+        self.fix = fix
         self.setting = setting
         self.value = value
         self.nearest = nearest

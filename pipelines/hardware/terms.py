@@ -85,7 +85,7 @@ def check_times(request: Request) -> None:
     """The timeout is within what a task may take; a wait is for FLEX_START only."""
     if request.timeout is not None and not 1 <= request.timeout <= WEEK:
         raise Refusal(
-            f"A training job can not run for {write_time(request.timeout)}: a pipeline's task, and FLEX_START, end "
+            f"A training job cannot run for {write_time(request.timeout)}: a pipeline's task, and FLEX_START, end "
             "after 7 days.",
             allowed="1s to 7d",
             candidates=[replace(request, timeout=WEEK if request.timeout else None)],
@@ -98,7 +98,7 @@ def check_times(request: Request) -> None:
         )
     if request.wait is not None and request.wait > LONGEST_WAIT:
         raise Refusal(
-            f"A job can not wait for {write_time(request.wait)}.",
+            f"A job cannot wait for {write_time(request.wait)}.",
             allowed=f"0s (without end) to {write_time(LONGEST_WAIT)}",
             candidates=[replace(request, wait=LONGEST_WAIT)],
         )

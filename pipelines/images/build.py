@@ -21,7 +21,7 @@ def build_images(
     """The URIs of a run's images by what they are for; by digest where they are pushed.
 
     Raises:
-        UserError: The user can mend it, a failed build among it.
+        UserError: The user can fix it, a failed build among it.
     """
     if builder is not None and builder not in BUILDERS:
         raise UserError(
@@ -38,7 +38,7 @@ def build_images(
             return {"steps": local_image(config, "cpu", log, say, builder)[0]}
         images = ensure_images(config, log, say, builder)
     except WorkFailed as error:
-        raise UserError(error.message, mend="see the builder's output above") from None
+        raise UserError(error.message, fix="see the builder's output above") from None
     return images.by_role()
 
 
@@ -48,7 +48,7 @@ def local_image(
     """The image that steps run in with `--runner docker`, by digest, and whether it was there.
 
     Raises:
-        UserError: The registry can not be reached, the builder is not installed, files are not tracked.
+        UserError: The registry cannot be reached, the builder is not installed, files are not tracked.
         WorkFailed: The build failed.
     """
     settings = config.containers
@@ -68,7 +68,7 @@ def _on_this_machine(config: RunConfig, target: str, builder: str | None, log: T
             "Cloud Build pushes what it builds.",
             setting="--no-push",
             value=True,
-            mend="--builder docker, or leave --no-push out",
+            fix="--builder docker, or leave --no-push out",
         )
     if target == "local":
         settings = config.containers

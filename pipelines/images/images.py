@@ -128,7 +128,7 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
         builder: Instead of vertex.build.builder.
 
     Raises:
-        UserError: Something that the user can mend: rights, a repository that is not there, files not tracked.
+        UserError: Something that the user can fix: rights, a repository that is not there, files not tracked.
         WorkFailed: A build failed.
     """
     settings = _vertex(config)
@@ -218,7 +218,7 @@ def _service(settings: VertexSettings) -> CloudBuildSettings:
 
 
 def check_builder(settings: VertexSettings, builder: str) -> None:
-    """Raise UserError where a builder can not push to the repository."""
+    """Raise UserError where a builder cannot push to the repository."""
     if builder == "cloud-build" and not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
         raise UserError(
             "Cloud Build pushes to Artifact Registry.",
@@ -226,7 +226,7 @@ def check_builder(settings: VertexSettings, builder: str) -> None:
             value=settings.build.repository,
             allowed="the name of a repository of Artifact Registry, or another builder",
             nearest="slipway",
-            mend="--builder docker",
+            fix="--builder docker",
         )
 
 

@@ -25,13 +25,13 @@ def migration_of(source: Path | None, arguments: Sequence[str] = ()) -> Migratio
             setting="migrate",
             value=str(source) if source else None,
             allowed="slipway migrate config.yaml, or slipway migrate -- JOB --scale-tier=BASIC_GPU …",
-            mend="slipway migrate config.yaml",
+            fix="slipway migrate config.yaml",
         )
     if source is None:
         return from_arguments(list(arguments))
     if not source.is_file():
         raise UserError(
-            f"There is no file {source}.", setting="migrate", value=str(source), mend="give the path of a config.yaml"
+            f"There is no file {source}.", setting="migrate", value=str(source), fix="give the path of a config.yaml"
         )
     try:
         return migrate(source.read_text(), source=str(source))
@@ -50,7 +50,7 @@ def save(migration: Migration, output: Path) -> None:
             f"{output} exists: it is not written over.",
             setting="-o",
             value=str(output),
-            mend="choose another name for -o",
+            fix="choose another name for -o",
         )
     check_folder_of(output)
     output.write_text(migration.yaml)

@@ -53,7 +53,7 @@ def read_flags(arguments: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
             after an argument `--` goes to the user's program.
 
     Raises:
-        UserError: An unknown flag, or one without its value; a --config that can not be read.
+        UserError: An unknown flag, or one without its value; a --config that cannot be read.
     """
     split = arguments.index("--") if "--" in arguments else len(arguments)
     own, program = list(arguments[:split]), list(arguments[split + 1 :])
@@ -84,7 +84,7 @@ def read_flags(arguments: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
             setting="gcloud",
             value=positional[1],
             allowed="one job id; the program's own arguments behind --",
-            mend=f"put -- before {positional[1]}",
+            fix=f"put -- before {positional[1]}",
         )
     if positional:
         job["jobId"] = positional[0]
@@ -115,12 +115,12 @@ def _collect(arguments: list[str]) -> tuple[dict[str, str], dict[str, bool], lis
                 value=argument,
                 allowed=", ".join(known),
                 nearest=near,
-                mend=f"write {near}, or put -- before the program's own arguments" if near else f"put -- before {name}",
+                fix=f"write {near}, or put -- before the program's own arguments" if near else f"put -- before {name}",
             )
         else:
             flags[name] = value if equals else next(rest, "")
             if not flags[name]:
-                raise UserError(f"{name} is without its value.", setting="gcloud", value=argument, mend=f"{name}=VALUE")
+                raise UserError(f"{name} is without its value.", setting="gcloud", value=argument, fix=f"{name}=VALUE")
     return flags, switches, positional
 
 
@@ -131,13 +131,13 @@ def _configuration(path: str | None) -> dict[str, Any]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(
-            f"There is no file {path}.", setting="--config", value=path, mend="give --config an existing file"
+            f"There is no file {path}.", setting="--config", value=path, fix="give --config an existing file"
         )
     try:
         text = file.read_text()
     except UnicodeDecodeError:
         raise UserError(
-            f"{path} is not text in UTF-8.", setting="--config", value=path, mend="give a YAML file"
+            f"{path} is not text in UTF-8.", setting="--config", value=path, fix="give a YAML file"
         ) from None
     job = dict(parse_text(text, path))
     if "trainingInput" not in job and "jobId" not in job:
@@ -167,7 +167,7 @@ def _pairs(flag: str, text: str) -> dict[str, str]:
             setting=flag,
             value=text,
             allowed="key=value,key=value",
-            mend=f"correct {flag}",
+            fix=f"correct {flag}",
         )
     return {key.strip(): value.strip() for key, _, value in pairs}
 

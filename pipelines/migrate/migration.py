@@ -16,7 +16,7 @@ from slipway.pipelines.migrate.successor import Notes, hardware_for, region_for
 from slipway.pipelines.migrate.writing import write
 
 NAME_LENGTH = 40
-# What stands in for what the old job can not say, so that the configuration runs as it is.
+# What stands in for what the old job cannot say, so that the configuration runs as it is.
 STAND_IN_DATA = {"source": "digits"}
 STAND_IN_MODEL = {"builder": "slipway.trainer.models.digits:build"}
 STAND_IN_EPOCHS = 10
@@ -57,7 +57,7 @@ def migrate(text: str, *, source: str) -> Migration:
     """The run configuration for an AI Platform Training job in YAML or JSON; `source` names it.
 
     Raises:
-        UserError: It can not be read, or the old service would have refused it.
+        UserError: It cannot be read, or the old service would have refused it.
     """
     return _migrate(read_job(parse_text(text, source)), source)
 
@@ -66,7 +66,7 @@ def from_arguments(arguments: list[str]) -> Migration:
     """The run configuration for the flags of `gcloud ai-platform jobs submit training`.
 
     Raises:
-        UserError: A flag can not be read, or the old service would have refused the job.
+        UserError: A flag cannot be read, or the old service would have refused the job.
     """
     values, told_gcloud = read_flags(arguments)
     job = read_job(values)

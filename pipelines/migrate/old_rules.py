@@ -92,7 +92,7 @@ def check_image(job: OldJob) -> None:
             "runtimeVersion",
             job.runtime_version,
             "masterConfig.imageUri or runtimeVersion",
-            mend="remove runtimeVersion",
+            fix="remove runtimeVersion",
         )
     for role, replica in job.replicas.items():
         if replica.arguments and job.arguments:
@@ -101,7 +101,7 @@ def check_image(job: OldJob) -> None:
                 f"{role}Config.containerArgs",
                 " ".join(replica.arguments),
                 "args or containerArgs",
-                mend="remove one of them",
+                fix="remove one of them",
             )
 
 
@@ -116,7 +116,7 @@ def check_tpu(job: OldJob) -> None:
                 f"{role}Type",
                 replica.machine,
                 "workerType: cloud_tpu",
-                mend=f"set workerType to cloud_tpu, and {role}Type to an ordinary machine",
+                fix=f"set workerType to cloud_tpu, and {role}Type to an ordinary machine",
             )
     if worker.machine != TPU_WORKER:
         return
@@ -251,7 +251,7 @@ def old_machine(replica: OldReplica) -> OldMachine:
 
 
 def _refused(
-    reason: str, key: str, value: Any, allowed: str, near: str | None = None, mend: str | None = None
+    reason: str, key: str, value: Any, allowed: str, near: str | None = None, fix: str | None = None
 ) -> UserError:
     return UserError(
         f"AI Platform Training would have refused this job: {reason}.",
@@ -259,5 +259,5 @@ def _refused(
         value=value,
         allowed=allowed,
         nearest=near,
-        mend=mend or (f"set {key} to {near}" if near else f"set {key}" if value is None else f"correct {key}"),
+        fix=fix or (f"set {key} to {near}" if near else f"set {key}" if value is None else f"correct {key}"),
     )

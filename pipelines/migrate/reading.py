@@ -114,7 +114,7 @@ class Section:
                     value=str(values[key]),
                     allowed=", ".join(known),
                     nearest=near,
-                    mend=f"write {near} instead of {key}" if near else f"remove {key}",
+                    fix=f"write {near} instead of {key}" if near else f"remove {key}",
                 )
 
     def name(self, key: str) -> str:
@@ -159,7 +159,7 @@ class Section:
             setting=self.name(key),
             value=str(self.values[key]),
             allowed=allowed,
-            mend=f"correct {key}",
+            fix=f"correct {key}",
         )
 
 
@@ -180,15 +180,15 @@ def parse_text(text: str, source: str) -> Mapping[str, Any]:
             )
         except json.JSONDecodeError as error:
             raise UserError(
-                f"{source}, line {error.lineno} is not JSON: {error.msg}.", mend=f"correct {source}"
+                f"{source}, line {error.lineno} is not JSON: {error.msg}.", fix=f"correct {source}"
             ) from None
         except RecursionError:
-            raise UserError(f"{source} nests too deep.", mend=f"correct {source}") from None
+            raise UserError(f"{source} nests too deep.", fix=f"correct {source}") from None
     else:
         values = load_yaml(text, source, typed=False)
     if not isinstance(values, Mapping):
         raise UserError(
-            f"{source} holds no settings.", allowed="trainingInput and what is in it", mend=f"correct {source}"
+            f"{source} holds no settings.", allowed="trainingInput and what is in it", fix=f"correct {source}"
         )
     return values
 
@@ -199,7 +199,7 @@ def _without_duplicates(source: str) -> Callable[[list[tuple[str, Any]]], dict[s
     def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, count in Counter(key for key, _ in pairs).items():
             if count > 1:
-                raise UserError(f"{source} sets {key} twice.", mend=f"remove one of the two in {source}")
+                raise UserError(f"{source} sets {key} twice.", fix=f"remove one of the two in {source}")
         return dict(pairs)
 
     return mapping

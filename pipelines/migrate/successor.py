@@ -45,7 +45,7 @@ def _of_tier(tier: str, notes: Notes) -> Hardware:
     assert row is not None  # the old rules let known tiers pass only
     if row.hardware is None:
         notes.decisions.append(
-            f"hardware: scaleTier {tier} was {row.meant}; which machines and how many can not be told for sure, so "
+            f"hardware: scaleTier {tier} was {row.meant}; which machines and how many cannot be told for sure, so "
             "`cpu` stands in for it. Choose, for instance cpu*5, or one machine with GPUs: slipway hardware."
         )
         notes.dropped.append(f"the parameter servers of scaleTier {tier}: replicas share gradients by all-reduce")
@@ -213,7 +213,7 @@ def _seconds(text: str, key: str) -> int:
             setting=f"trainingInput.scheduling.{key}",
             value=text,
             allowed="seconds, such as 7200s",
-            mend=f"set {key} to 7200s",
+            fix=f"set {key} to 7200s",
         )
     return int(match[1]) * UNITS[match[3] or "s"] + (match[2] is not None and float(match[2]) > 0)
 

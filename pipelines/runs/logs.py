@@ -84,7 +84,7 @@ def check_step(folder: RunFolder, step: str | None, *also: str) -> list[str]:
             value=step,
             allowed=", ".join(names),
             nearest=near,
-            mend=f"slipway logs {folder.run_id}" + (f" --step {near}" if near else ""),
+            fix=f"slipway logs {folder.run_id}" + (f" --step {near}" if near else ""),
         )
     return names
 

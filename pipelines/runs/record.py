@@ -41,7 +41,7 @@ class StepRecord(BaseModel):
 
 
 class ErrorRecord(BaseModel):
-    """Why a run failed: in which step, in one sentence, and what mends it; the traceback of what raised, if any.
+    """Why a run failed: in which step, in one sentence, and what fixes it; the traceback of what raised, if any.
 
     `setting` is the configuration's setting that caused it, if one did.
     `job` is the custom job that failed, `replica` the one in it (workerpool0-0), on Vertex AI.
@@ -51,7 +51,7 @@ class ErrorRecord(BaseModel):
     step: str | None
     message: str
     setting: str | None = None
-    mend: str | None = None
+    fix: str | None = None
     traceback: str | None = None
     job: str | None = None
     replica: str | None = None
@@ -165,13 +165,13 @@ class RunFolder:
         try:
             record = RunRecord.model_validate_json(self.record_file.read_bytes())
         except (OSError, ValidationError):
-            raise UserError(f"{self.path} holds no run record that can be read.", mend="slipway list") from None
+            raise UserError(f"{self.path} holds no run record that can be read.", fix="slipway list") from None
         if record.status == "running" and record.process is not None and not record.process.is_alive():
             record.status = "failed"
             record.error = ErrorRecord(
                 step=next((step.name for step in record.steps if step.status == "running"), None),
                 message="The run's process is gone: it was killed, or the machine was restarted.",
-                mend=f"slipway run --resume {record.run_id}",
+                fix=f"slipway run --resume {record.run_id}",
             )
         return record
 
@@ -232,7 +232,7 @@ def find(run_id: str, root: Path = ROOT) -> RunFolder:
         value=run_id,
         allowed="a run's id as `slipway list` shows it, or latest" if known else "there are no runs yet",
         nearest=near,
-        mend="slipway list" if known else "slipway run",
+        fix="slipway list" if known else "slipway run",
     )
 
 

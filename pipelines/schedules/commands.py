@@ -85,7 +85,7 @@ def delete(
     if doomed and not yes:
         if not is_terminal():
             raise UserError(
-                "Deleting asks first, and nobody is there to answer.", setting="--yes", value=False, mend="--yes"
+                "Deleting asks first, and nobody is there to answer.", setting="--yes", value=False, fix="--yes"
             )
         if not typer.confirm(f"Delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'}?", err=True):
             raise typer.Exit(EXIT_INTERRUPTED)

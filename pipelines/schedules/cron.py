@@ -162,11 +162,11 @@ def _field_error(field: Field, item: str, setting: str, whole: str) -> UserError
         near = "0 (Sunday)"
     elif item.isdigit():
         near = str(min(max(int(item), field.least), field.largest))
-    message = f"The field {field.name} of the cron expression can not be {item!r}."
+    message = f"The field {field.name} of the cron expression cannot be {item!r}."
     return _error(message, setting, whole, field.allowed, near)
 
 
 def _error(message: str, setting: str, value: str, allowed: str, near: str | None) -> UserError:
     return UserError(
-        message, setting=setting, value=value, allowed=allowed, nearest=near, mend='for instance cron: "0 3 * * *"'
+        message, setting=setting, value=value, allowed=allowed, nearest=near, fix='for instance cron: "0 3 * * *"'
     )

@@ -13,7 +13,7 @@ from slipway.pipelines.schedules.files import ScheduleFile
 # is gone by then.
 SETTLE = timedelta(minutes=2)
 NAME_PREFIX = "slipway/"
-# What a schedule can not lose again once it has it, so that it is made anew.
+# What a schedule cannot lose again once it has it, so that it is made anew.
 NOT_UNSET = {"end": "end_time", "max_runs": "max_run_count", "max_active_runs": "max_concurrent_active_run_count"}
 SHOWN_LETTERS = 48
 
@@ -70,7 +70,7 @@ def differences(want: Any, have: Any, paused: bool | None, now: datetime) -> lis
 
 
 def needs_new(have: Any, found: list[Difference]) -> bool:
-    """Whether the service can not change a schedule so: it has ended, or would lose what it can not lose."""
+    """Whether the service cannot change a schedule so: it has ended, or would lose what it cannot lose."""
     ended = have.state.name == "COMPLETED"
     return bool(found) and (ended or any(one.field in NOT_UNSET and one.file is None for one in found))
 

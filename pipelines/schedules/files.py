@@ -84,7 +84,7 @@ def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[ScheduleF
     """The schedules called `names`, all that there are without a name.
 
     Raises:
-        UserError: There is none of that name, or one that can not be.
+        UserError: There is none of that name, or one that cannot be.
     """
     paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder.is_dir() else {}
     if not paths:
@@ -92,7 +92,7 @@ def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[ScheduleF
             f"There are no schedules: {folder} has no YAML file.",
             setting="NAME",
             value=names[0] if names else None,
-            mend=f"write {folder}/NAME.yaml; see docs/schedules.md",
+            fix=f"write {folder}/NAME.yaml; see docs/schedules.md",
         )
     for name in names:
         if name not in paths:
@@ -103,7 +103,7 @@ def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[ScheduleF
                 value=name,
                 allowed=", ".join(paths),
                 nearest=near,
-                mend=f"slipway schedule diff {near}" if near else f"write {folder}/{name}.yaml",
+                fix=f"slipway schedule diff {near}" if near else f"write {folder}/{name}.yaml",
             )
     return [read(paths[name]) for name in names or paths]
 
@@ -112,7 +112,7 @@ def read(path: Path) -> ScheduleFile:
     """One schedule's file, checked.
 
     Raises:
-        UserError: Something in it can not be, or in the run's configuration.
+        UserError: Something in it cannot be, or in the run's configuration.
     """
     _check_name(path)
     settings = _settings(path)
@@ -128,7 +128,7 @@ def read(path: Path) -> ScheduleFile:
             setting="start",
             value=start.isoformat(),
             allowed=f"a time before end, {end.isoformat()}",
-            mend=f"correct start or end in {path}",
+            fix=f"correct start or end in {path}",
         )
     if not settings.configuration.is_file():
         raise UserError(
@@ -137,7 +137,7 @@ def read(path: Path) -> ScheduleFile:
             value=str(settings.configuration),
             allowed="the path of a run's configuration, from the folder that the command is given in",
             nearest=nearest(str(settings.configuration), map(str, Path("configs").glob("*.yaml"))),
-            mend=f"correct configuration in {path}",
+            fix=f"correct configuration in {path}",
         )
     config = load(settings.configuration, settings.set, settings.hardware)
     if config.vertex is None:
@@ -151,8 +151,8 @@ def _settings(path: Path) -> ScheduleSettings:
         return ScheduleSettings.model_validate(values)
     except ValidationError as error:
         problem = explain_validation(ScheduleSettings, error, str(path), values)
-        if str(problem.mend).startswith("--set"):  # which is a run's
-            problem.mend = f"{problem.setting}: {problem.nearest or 'VALUE'} in {path}"
+        if str(problem.fix).startswith("--set"):  # which is a run's
+            problem.fix = f"{problem.setting}: {problem.nearest or 'VALUE'} in {path}"
         raise problem from None
 
 
@@ -164,7 +164,7 @@ def _check_name(path: Path) -> None:
             value=path.stem,
             allowed="small letters, digits and -, beginning with a letter",
             nearest=re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()).strip("-0123456789") or None,
-            mend=f"rename {path}",
+            fix=f"rename {path}",
         )
 
 
@@ -178,7 +178,7 @@ def _zone(name: str, path: Path) -> ZoneInfo:
             value=name,
             allowed="a name of the IANA time zone database, such as Europe/Berlin",
             nearest=near,
-            mend=f"time_zone: {near or 'UTC'}",
+            fix=f"time_zone: {near or 'UTC'}",
         )
     return ZoneInfo(name)
 

@@ -91,7 +91,7 @@ class Schedules:
             f"The schedule {name} does not stay as it is made: somebody else applies another version of it.",
             setting="NAME",
             value=name,
-            mend=f"slipway schedule diff {name}, once the other has ended",
+            fix=f"slipway schedule diff {name}, once the other has ended",
         )
 
     def pause(self, schedule: str) -> None:
@@ -147,7 +147,7 @@ class Schedules:
         """One step towards `want`."""
         if needs_new(have, left):
             self.delete(have.name)
-            why = "it has ended" if have.state.name == "COMPLETED" else "Vertex AI can not take back a limit"
+            why = "it has ended" if have.state.name == "COMPLETED" else "Vertex AI cannot take back a limit"
             applied.done.append(f"deleted {_number(have)}, to be made anew: {why}")
             return
         mask = mask_of(left)

@@ -171,7 +171,7 @@ def doomed(name: str | None) -> list[Result]:
             value=name,
             allowed=", ".join([*(file.name for file in read_all()), *others]) or None,
             nearest=nearest(name, [*(file.name for file in read_all()), *others]) if name else None,
-            mend="slipway schedule diff",
+            fix="slipway schedule diff",
         )
     return found
 
@@ -239,7 +239,7 @@ def _steered(file: ScheduleFile, state: str, steer: Callable[[Schedules, Any], N
                 f"Vertex AI has no schedule {file.name} yet.",
                 setting="NAME",
                 value=file.name,
-                mend=f"slipway schedule apply {file.name}",
+                fix=f"slipway schedule apply {file.name}",
             )
         before = Result(file.name, found[0], file=file)
         if before.state == state:
@@ -250,7 +250,7 @@ def _steered(file: ScheduleFile, state: str, steer: Callable[[Schedules, Any], N
                 f"The schedule {file.name} has ended, after {before.runs} runs.",
                 setting="NAME",
                 value=file.name,
-                mend=f"set end or max_runs in {file.path}, then slipway schedule apply {file.name}",
+                fix=f"set end or max_runs in {file.path}, then slipway schedule apply {file.name}",
             )
         steer(schedules, found[0])
         after = Result(file.name, schedules.named(file.name)[0], file=file, done=[f"{before.state} → {state}"])
@@ -266,13 +266,13 @@ def _check_end(file: ScheduleFile) -> None:
             setting="end",
             value=file.end.isoformat(),
             allowed="a time to come, or none",
-            mend=f"correct end in {file.path}, or slipway schedule delete {file.name}",
+            fix=f"correct end in {file.path}, or slipway schedule delete {file.name}",
         )
 
 
 @contextlib.contextmanager
 def _refusals(config: RunConfig, doing: str) -> Iterator[None]:
-    """What Google's clients raise within, as one sentence with its mend."""
+    """What Google's clients raise within, as one sentence with its fix."""
     from google.api_core.exceptions import GoogleAPIError
 
     try:

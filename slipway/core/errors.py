@@ -1,6 +1,6 @@
 """The errors that a user can cause, and how they are shown.
 
-Every one names the setting, its value, what is allowed, the nearest valid value and what mends it. All packages
+Every one names the setting, its value, what is allowed, the nearest valid value and what fixes it. All packages
 raise this one class; the command line prints it without a traceback.
 """
 
@@ -18,7 +18,7 @@ ERROR_PREFIX = "slipway-error: "
 
 
 class UserError(Exception):
-    """A mistake that the user can mend.
+    """A mistake that the user can fix.
 
     Args:
         message: One sentence: what is wrong.
@@ -26,7 +26,7 @@ class UserError(Exception):
         value: What it was set to.
         allowed: What would be accepted, in words.
         nearest: The valid value nearest to what was given.
-        mend: The command or the change that mends it.
+        fix: The command or the change that fixes it.
         traceback: Of what the user's own code raised, where that was it.
     """
 
@@ -38,7 +38,7 @@ class UserError(Exception):
         value: Any = None,
         allowed: str | None = None,
         nearest: str | None = None,
-        mend: str | None = None,
+        fix: str | None = None,
         traceback: str | None = None,
     ) -> None:
         super().__init__(message)
@@ -47,14 +47,14 @@ class UserError(Exception):
         self.value = value
         self.allowed = allowed
         self.nearest = nearest
-        self.mend = mend
+        self.fix = fix
         self.traceback = traceback
 
     def __str__(self) -> str:
         lines = [self.message]
         if self.setting is not None:
             lines.append(f"  setting: {self.setting} = {self.value!r}")
-        for label, text in (("allowed", self.allowed), ("nearest", self.nearest), ("mend", self.mend)):
+        for label, text in (("allowed", self.allowed), ("nearest", self.nearest), ("fix", self.fix)):
             if text:
                 lines.append(f"  {label}: {text}")
         return "\n".join(lines)
@@ -68,7 +68,7 @@ class UserError(Exception):
             "value": value,
             "allowed": self.allowed,
             "nearest": self.nearest,
-            "mend": self.mend,
+            "fix": self.fix,
             "traceback": self.traceback,
         }
 
@@ -100,7 +100,7 @@ def system_error(error: BaseException) -> UserError | None:
     path = "" if error.filename is None else str(error.filename)
     path = path if len(path) < 200 else f"{path[:60]}… ({len(path)} characters)"
     message = f"{error.strerror}: {path}" if path else str(error.strerror)
-    return UserError(f"{message}.", mend=_SYSTEM_FIXES[error.errno])
+    return UserError(f"{message}.", fix=_SYSTEM_FIXES[error.errno])
 
 
 def report(error: UserError) -> None:

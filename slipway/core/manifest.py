@@ -51,7 +51,7 @@ class Checked(BaseModel):
     """How far the images were looked at before they were stored.
 
     `check` says it: all were decoded in full, or a sample of them, or of each only the header was read. Of the source's
-    `images` `decoded` were decoded in full; for `undecodable` of those only that showed that they can not be used.
+    `images` `decoded` were decoded in full; for `undecodable` of those only that showed that they cannot be used.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -104,13 +104,13 @@ def read(folder: Path) -> Manifest:
         UserError: There is none (the set is not complete), or it is not one that this version wrote.
     """
     path = folder / FILE_NAME
-    mend = f"rm -r {folder}, then run again: the data set is prepared anew"
+    fix = f"rm -r {folder}, then run again: the data set is prepared anew"
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise UserError(f"There is no complete data set in {folder}: {FILE_NAME} is missing.", mend=mend) from None
+        raise UserError(f"There is no complete data set in {folder}: {FILE_NAME} is missing.", fix=fix) from None
     except ValidationError as error:
-        raise UserError(f"{path} can not be read: {error.errors()[0]['msg']}.", mend=mend) from None
+        raise UserError(f"{path} cannot be read: {error.errors()[0]['msg']}.", fix=fix) from None
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
@@ -126,13 +126,13 @@ def verify(folder: Path, manifest: Manifest) -> None:
 
 def verify_shard(path: Path, shard: Shard) -> None:
     """Check one shard's presence, size and SHA-256; see `verify`."""
-    mend = f"rm -r {path.parent}, then run again: the data set is prepared anew"
+    fix = f"rm -r {path.parent}, then run again: the data set is prepared anew"
     if not path.is_file():
-        raise UserError(f"The shard {path} is missing.", mend=mend)
+        raise UserError(f"The shard {path} is missing.", fix=fix)
     size = path.stat().st_size
     if size != shard.bytes:
-        raise UserError(f"The shard {path} is damaged: it has {size} bytes, {shard.bytes} were written.", mend=mend)
+        raise UserError(f"The shard {path} is damaged: it has {size} bytes, {shard.bytes} were written.", fix=fix)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != shard.sha256:
-        raise UserError(f"The shard {path} is damaged: its SHA-256 is not the one that was written.", mend=mend)
+        raise UserError(f"The shard {path} is damaged: its SHA-256 is not the one that was written.", fix=fix)

@@ -51,7 +51,7 @@ def places(environment: Mapping[str, str]) -> Places:
     if missing:
         raise UserError(
             f"The job has no place for what it makes: {' and '.join(missing)} not set.",
-            mend="give the job a base output directory, or set the variables to folders",
+            fix="give the job a base output directory, or set the variables to folders",
         )
     model, checkpoints, logs = (local_path(environment[name]) for name in names)
     return Places(model, checkpoints, logs)

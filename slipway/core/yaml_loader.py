@@ -63,7 +63,7 @@ class _Limits(yaml.parser.Parser, yaml.composer.Composer):
                 lines_of_both = f"lines {first} and {line}" if line != first else f"line {line}"
                 raise UserError(
                     f"{self.where} sets {name} twice, in {lines_of_both}.",
-                    mend=f"remove one of the two in {self.where}",
+                    fix=f"remove one of the two in {self.where}",
                 )
             lines[key.tag, key.value] = line
         return node
@@ -76,7 +76,7 @@ class _Limits(yaml.parser.Parser, yaml.composer.Composer):
 
     def _refused(self, event: Any, reason: str) -> UserError:
         place = f"{self.where}, line {event.start_mark.line + 1}"
-        return UserError(f"{place}: {reason}.", mend=f"correct {place}")
+        return UserError(f"{place}: {reason}.", fix=f"correct {place}")
 
 
 class _Typed(_Limits, yaml.SafeLoader):
@@ -107,4 +107,4 @@ def load_yaml(text: str, where: str, *, typed: bool = True) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed"
-        raise NotYaml(f"{where}{line} is not YAML: {problem}.", mend=f"correct {where}{line}") from None
+        raise NotYaml(f"{where}{line} is not YAML: {problem}.", fix=f"correct {where}{line}") from None

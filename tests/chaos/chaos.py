@@ -333,7 +333,7 @@ def _differences(calm: Path, attacked: Path) -> list[str]:
 
 
 def _lost_checkpoints(output: Path, ended: Ended, struck: list[Struck], steps: int) -> list[str]:
-    """What was once saved and not gone on from, or can not be read at the end."""
+    """What was once saved and not gone on from, or cannot be read at the end."""
     problems = []
     tries = RESTART.split(ended.log)
     expected = [0, *(restart.step for restart in ended.restarts)]

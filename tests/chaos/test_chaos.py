@@ -43,7 +43,7 @@ def test_a_plan_has_all_kills_follows_from_its_seed_and_can_be_carried_out(seed:
     assert sum(len(strike.victims) for strike in strikes) == 20
     assert all(len({rank for rank, _ in strike.victims}) == len(strike.victims) for strike in strikes)
     parts = [strike.part for strike in strikes if strike.when == "training"]
-    assert parts == sorted(parts), "the run can not go back for an earlier moment"
+    assert parts == sorted(parts), "the run cannot go back for an earlier moment"
     assert [strike.when for strike in strikes[-2:]] == ["saved", "exported"]
     assert {strike.when for strike in strikes[:-2]} == {"training", "starting"}
 

@@ -37,7 +37,7 @@ def test_a_finished_step_reports_its_outputs(tmp_path):
 
 
 def test_a_users_mistake_is_one_screen_and_one_line_for_programs(tmp_path):
-    code, events, log = run_step(tmp_path, "raise UserError('Bad.', setting='a.b', value=3, mend='do it')")
+    code, events, log = run_step(tmp_path, "raise UserError('Bad.', setting='a.b', value=3, fix='do it')")
     assert code == 1
     assert events[-1]["event"] == "failed"
     assert "Traceback" not in log
@@ -88,7 +88,7 @@ def test_a_closed_terminal_does_not_stop_what_nohup_started(tmp_path):
 def test_what_the_operating_system_refuses_is_a_users_mistake(tmp_path):
     _, events, log = run_step(tmp_path, "raise OSError(28, os.strerror(28), '/data/shard')")
     assert events[-1]["error"]["message"] == "No space left on device: /data/shard."
-    assert "free disk space" in events[-1]["error"]["mend"]
+    assert "free disk space" in events[-1]["error"]["fix"]
     assert "Traceback" in log
 
 
@@ -104,5 +104,5 @@ def test_a_step_that_cannot_say_how_it_ended_has_failed(tmp_path, body):
 
 @pytest.mark.parametrize("value", [3, None, "text", 1.5, True])
 def test_errors_round_trip(value):
-    error = UserError("Bad.", setting="s", value=value, allowed="a", nearest="n", mend="m")
+    error = UserError("Bad.", setting="s", value=value, allowed="a", nearest="n", fix="m")
     assert UserError.from_dict(json.loads(json.dumps(error.as_dict()))).as_dict() == error.as_dict()

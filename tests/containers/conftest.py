@@ -1,4 +1,4 @@
-"""Real containers, once for all tests; where that can not be, what is missing is said and the tests are skipped."""
+"""Real containers, once for all tests; where that cannot be, what is missing is said and the tests are skipped."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ runtime = "crun"
 
 
 def missing(folder: Path) -> str | None:
-    """Why container tests can not run here, and what would help; None where they can."""
+    """Why container tests cannot run here, and what would help; None where they can."""
     if platform.system() != "Linux" or os.getuid() != 0:
         return "container tests need Linux and root (mount namespaces)"
     absent = [name for name in PROGRAMS if shutil.which(name) is None]

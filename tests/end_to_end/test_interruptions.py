@@ -127,4 +127,4 @@ def test_a_killed_command_line_takes_its_run_along(space):
     wait_for(lambda: not processes_of(space.path), seconds=30)
     status = json.loads(space.slipway("status", "--json").stdout)
     assert status["status"] == "failed"
-    assert status["error"]["mend"] == f"slipway run --resume {status['run_id']}"
+    assert status["error"]["fix"] == f"slipway run --resume {status['run_id']}"

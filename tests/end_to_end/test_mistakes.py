@@ -1,4 +1,4 @@
-"""What users get wrong: one screen with the mend, the right exit code, nothing left half-written."""
+"""What users get wrong: one screen with the fix, the right exit code, nothing left half-written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refused(result: subprocess.CompletedProcess[str], code: int, *words: str) ->
 
 
 BEFORE_ANYTHING = {
-    "no such configuration": (("-c", "configs/digit.yaml"), ("configs/digits.yaml", "mend: -c configs/digits.yaml")),
+    "no such configuration": (("-c", "configs/digit.yaml"), ("configs/digits.yaml", "fix: -c configs/digits.yaml")),
     "unknown key": (("--set", "train.batchsize=3"), ("train.batchsize", "train.batch_size")),
     "wrong type": (("--set", "train.batch_size=lots"), ("train.batch_size", "integer")),
     "unknown source": (("--set", "data.source=digist"), ("data.source", "digits")),
@@ -83,7 +83,7 @@ def failed_in(workspace: Workspace, step: str) -> None:
     record = workspace.record()
     assert record["status"] == "failed"
     assert record["error"]["step"] == step
-    assert record["error"]["mend"]
+    assert record["error"]["fix"]
     assert record["error"]["traceback"] is None
     assert steps(record)[step]["status"] == "failed"
 
@@ -112,7 +112,7 @@ def test_an_image_that_only_its_header_vouched_for_ends_training_on_one_screen(t
         content = bytearray(path.read_bytes())
         content[-20] ^= 0xFF  # in the compressed pixels
         path.write_bytes(content)
-    refused(run_on(workspace, pictures, "--set", "data.check=header"), 1, "can not be decoded", "data.check=decode")
+    refused(run_on(workspace, pictures, "--set", "data.check=header"), 1, "cannot be decoded", "data.check=decode")
     failed_in(workspace, "train")
 
 
@@ -124,7 +124,7 @@ def test_an_image_that_only_its_header_vouched_for_ends_training_on_one_screen(t
     ],
     ids=["a class with one image", "several sizes"],
 )
-def test_data_that_can_not_be_used_is_refused(tmp_path: Path, pictures: Path, spoil, words):
+def test_data_that_cannot_be_used_is_refused(tmp_path: Path, pictures: Path, spoil, words):
     workspace = Workspace(tmp_path)
     spoil(pictures)
     refused(run_on(workspace, pictures), 1, *words)
@@ -210,7 +210,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path):
     store.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", store], capture_output=True)
     if mounted.returncode:
-        pytest.skip("a tmpfs can not be mounted here")
+        pytest.skip("a tmpfs cannot be mounted here")
     try:
         workspace = Workspace(tmp_path)
         result = workspace.slipway("run", "--set", f"data.store={store}")

@@ -44,7 +44,7 @@ def test_its_failure_is_told_with_its_traceback(workspace: Workspace):
     assert "own_training.py" in result.stderr
 
 
-def test_what_it_can_not_have_is_refused_before_anything_starts(workspace: Workspace):
+def test_what_it_cannot_have_is_refused_before_anything_starts(workspace: Workspace):
     before = workspace.runs()
     for option, told in (
         ("train.module=own_trainig", "nearest: own_training"),
@@ -56,5 +56,5 @@ def test_what_it_can_not_have_is_refused_before_anything_starts(workspace: Works
         assert told in result.stderr
     result = workspace.slipway("rehearse", "-c", "own.yaml")
     assert result.returncode == 2
-    assert "can not be shortened" in result.stderr
+    assert "cannot be shortened" in result.stderr
     assert workspace.runs() == before

@@ -87,7 +87,7 @@ class Faults:
             self._strike(method, self.share / 2)
 
     def after(self, method: str) -> None:
-        """Raise what is to go wrong when the work is done: the caller can not know that it was."""
+        """Raise what is to go wrong when the work is done: the caller cannot know that it was."""
         with self._lock:
             self._strike(method, self.share / 2)
 

@@ -30,7 +30,7 @@ def matcher(text: str) -> Callable[[Mapping[str, Any]], bool]:
     """Whether something, as a mapping, passes the filter.
 
     Raises:
-        ServiceError: The filter can not be parsed.
+        ServiceError: The filter cannot be parsed.
     """
     terms: list[tuple[list[str], str, list[str]]] = []
     position = 0

@@ -192,7 +192,7 @@ def _specification(given: dict[str, Any]) -> PipelineSpec:
             raise ServiceError(400, f"Invalid input error: Unknown platform {platform}.")
         for label, pod in json_format.MessageToDict(single)["deploymentSpec"]["executors"].items():
             if label not in executors or set(pod) - POD_SETTINGS:
-                raise ServiceError(400, f"Invalid input error: The platform spec of {label} can not be read.")
+                raise ServiceError(400, f"Invalid input error: The platform spec of {label} cannot be read.")
     return specification
 
 

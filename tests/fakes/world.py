@@ -81,7 +81,7 @@ class World:
 
     def read_policy(self, resource: str, version: int) -> dict[str, Any]:
         """A resource's policy as a caller of that policy version sees it: before 3 there are no conditions, and a
-        conditional binding's role has a name that can not be granted."""
+        conditional binding's role has a name that cannot be granted."""
         policy = self.policy(resource)
         if version >= 3:
             return policy

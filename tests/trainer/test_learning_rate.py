@@ -95,7 +95,7 @@ def test_settings_that_contradict_each_other_are_refused(train: dict[str, Any], 
         TrainSettings(**{"steps": 10, "learning_rate": 0.4} | train)
     assert caught.value.setting == setting
     assert caught.value.allowed
-    assert caught.value.mend
+    assert caught.value.fix
 
 
 def test_a_warm_up_of_two_units_is_refused() -> None:

@@ -483,7 +483,7 @@ def test_best_weights_that_could_not_be_saved_are_saved_later(
 
 
 @pytest.mark.parametrize(
-    ("fits", "setting", "mend"),
+    ("fits", "setting", "fix"),
     [
         (5, "train.batch_size", "train.accumulation=4 "),  # 16 examples a device: in 4 parts of 4
         (None, "train.batch_size", "train.accumulation=2,"),
@@ -491,7 +491,7 @@ def test_best_weights_that_could_not_be_saved_are_saved_later(
     ],
 )
 def test_too_little_memory_names_what_would_fit(
-    tmp_path: Path, make_job: Any, fits: int | None, setting: str, mend: str
+    tmp_path: Path, make_job: Any, fits: int | None, setting: str, fix: str
 ) -> None:
     engine = CountingEngine()
 
@@ -503,7 +503,7 @@ def test_too_little_memory_names_what_would_fit(
     with pytest.raises(UserError, match="OOM when allocating") as caught:
         Run(config, tmp_path, engine).train()
     assert caught.value.setting == setting
-    assert mend in str(caught.value.mend)
+    assert fix in str(caught.value.fix)
     if fits:
         assert caught.value.nearest == str(fits * 4)
 

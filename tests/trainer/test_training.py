@@ -267,7 +267,7 @@ def test_too_little_memory_is_told_on_one_screen_with_what_fits(
     assert "Traceback" not in end.errors
     assert "does not hold a step of 8 examples: OOM when allocating" in end.user_error["message"]
     assert end.user_error["nearest"] == "3"
-    assert "train.accumulation=4 " in end.user_error["mend"]
+    assert "train.accumulation=4 " in end.user_error["fix"]
 
 
 def test_it_ends_early_and_exports_the_best_weights(tiny: Path, tmp_path: Path, workers: Any, make_job: Any) -> None:

@@ -67,7 +67,7 @@ def no_validation(train: TrainSettings) -> UserError:
         setting=setting,
         value=value,
         allowed="with a data set that has a validation split",
-        mend=f"let prepare_data make one (data.split.validation), or leave {setting} out",
+        fix=f"let prepare_data make one (data.split.validation), or leave {setting} out",
     )
 
 
@@ -101,6 +101,6 @@ class BestWeights:
             logger.warning("the best weights, of step %d, could not be saved: the last ones are exported", step)
             return False
         if not there or found is None:
-            raise RuntimeError(f"the chief has the best weights, of step {step}, which this replica can not read")
+            raise RuntimeError(f"the chief has the best weights, of step {step}, which this replica cannot read")
         engine.load_state(found.state)
         return True

@@ -95,7 +95,7 @@ def resume(
     if checkpoint is None:
         checkpoint = checkpoints.newest(at_most=step)
     if checkpoint is None or checkpoint.step != step:
-        raise RuntimeError(f"the chief goes on from step {step}, whose checkpoint this replica can not read")
+        raise RuntimeError(f"the chief goes on from step {step}, whose checkpoint this replica cannot read")
     _check_form(checkpoint, identity)
     _check(checkpoint, identity, steps)
     engine.load_state(checkpoint.state)
@@ -116,7 +116,7 @@ def _check_form(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:
             f"The checkpoint of step {checkpoint.step} was written by another version of Slipway: its {name} {what} "
             f"{key}.",
             allowed="a checkpoint that this version wrote",
-            mend="go on with the version that wrote it, or start anew in an empty checkpoint folder",
+            fix="go on with the version that wrote it, or start anew in an empty checkpoint folder",
         )
 
 
@@ -130,11 +130,11 @@ def _check(checkpoint: Checkpoint, identity: dict[str, Any], steps: int) -> None
                 value=value,
                 allowed="the setting that the checkpoint was made with",
                 nearest=str(saved[setting]),
-                mend="go back to that setting, or start anew in an empty checkpoint folder",
+                fix="go back to that setting, or start anew in an empty checkpoint folder",
             )
     if checkpoint.step > steps:
         raise UserError(
             f"The checkpoint to go on from is at step {checkpoint.step}, past this run's last step {steps}.",
             allowed=f"a run of at least {checkpoint.step} steps",
-            mend="train for longer (train.epochs, train.steps or train.examples), or start anew in an empty folder",
+            fix="train for longer (train.epochs, train.steps or train.examples), or start anew in an empty folder",
         )

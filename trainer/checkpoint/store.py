@@ -2,7 +2,7 @@
 
 `step-00000120/` holds `state.npz`, the arrays, and `checkpoint.json`, written last: the arrays' checksum and what the
 loop must know. `latest` names the newest complete folder and is replaced atomically. So wherever a process is killed,
-the folder that `latest` names is whole. No folder is ever renamed, since a mounted bucket can not do that atomically.
+the folder that `latest` names is whole. No folder is ever renamed, since a mounted bucket cannot do that atomically.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Checkpoints:
         self._keep = keep
 
     def save(self, checkpoint: Checkpoint) -> bool:
-        """Write it, point to it, remove those beyond `keep`. False, with a warning, where it can not be written."""
+        """Write it, point to it, remove those beyond `keep`. False, with a warning, where it cannot be written."""
         folder = self._folder / _name(checkpoint.step)
         try:
             shutil.rmtree(folder, ignore_errors=True)

@@ -65,5 +65,5 @@ def refuse_empty(share: Share) -> None:
             f"The training split's {count} shards leave none for worker {share.rank} of {share.workers}.",
             setting="hardware",
             allowed=f"at most {count} replicas for this data set",
-            mend="use fewer replicas, or prepare the data set for more",
+            fix="use fewer replicas, or prepare the data set for more",
         )

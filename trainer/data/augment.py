@@ -19,12 +19,12 @@ def verify(settings: AugmentSettings, image_shape: tuple[int, int, int]) -> None
     most = min(image_shape[:2]) // 2
     if settings.shift > most:
         raise UserError(
-            f"Images of {image_shape[0]} x {image_shape[1]} pixels can not be moved by up to {settings.shift}.",
+            f"Images of {image_shape[0]} x {image_shape[1]} pixels cannot be moved by up to {settings.shift}.",
             setting="train.augment.shift",
             value=settings.shift,
             allowed=f"at most {most} pixels, half of the images' smaller side",
             nearest=str(most),
-            mend=f"--set train.augment.shift={most}",
+            fix=f"--set train.augment.shift={most}",
         )
 
 

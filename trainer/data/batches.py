@@ -16,23 +16,23 @@ def check_shared_evenly(train: TrainSettings, replicas: int, devices: int) -> No
     if batch % workers:
         near = max(workers, round(batch / workers) * workers)
         raise UserError(
-            f"A batch of {batch} examples can not be shared evenly by {_layout(replicas, devices)}.",
+            f"A batch of {batch} examples cannot be shared evenly by {_layout(replicas, devices)}.",
             setting="train.batch_size",
             value=batch,
             allowed=f"a multiple of {workers}",
             nearest=str(near),
-            mend=f"--set train.batch_size={near}",
+            fix=f"--set train.batch_size={near}",
         )
     share = batch // workers
     if share % parts:
         near = min((count for count in range(1, share + 1) if share % count == 0), key=lambda count: abs(count - parts))
         raise UserError(
-            f"A device's {share} examples of a step can not be worked through in {parts} equal parts.",
+            f"A device's {share} examples of a step cannot be worked through in {parts} equal parts.",
             setting="train.accumulation",
             value=parts,
             allowed=f"a divisor of {share}" + (f", train.batch_size by {workers} devices" if workers > 1 else ""),
             nearest=str(near),
-            mend=f"--set train.accumulation={near}",
+            fix=f"--set train.accumulation={near}",
         )
 
 

@@ -36,6 +36,6 @@ def class_weights(train: TrainSettings, manifest: Manifest) -> NDArray[np.float3
                 value=settings[name],
                 allowed=", ".join(manifest.classes[:20]) + (", …" if len(manifest.classes) > 20 else ""),
                 nearest=near,
-                mend=f"write {near} in place of {name}" if near else f"leave {name} out",
+                fix=f"write {near} in place of {name}" if near else f"leave {name} out",
             )
     return np.array([settings.get(name, 1.0) for name in manifest.classes], np.float32)

@@ -135,7 +135,7 @@ class StreamTraining:
         """All of the worker's encoded records once, shuffled; `number` counts the passes since the run began."""
         paths = self.share.paths("train")
         # This runs while a graph is traced, whose own seed this sets: the order is to follow from ours alone, and
-        # TensorFlow can not compare a seed that it is given as a tensor with the graph's where that one is 0.
+        # TensorFlow cannot compare a seed that it is given as a tensor with the graph's where that one is 0.
         tf.random.set_seed(self.seed + 1)
         seed = (number * self.share.workers + self.share.rank) * 2
         records = (

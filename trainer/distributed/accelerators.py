@@ -97,7 +97,7 @@ def _node_name(text: str) -> str:
             setting="TPU_CONFIG",
             value=text,
             allowed='JSON like {"project": "p", "zone": "us-central1-b", "tpu_node_name": "node"}',
-            mend="unset TPU_CONFIG, unless this is a TPU VM",
+            fix="unset TPU_CONFIG, unless this is a TPU VM",
         ) from None
 
 
@@ -132,7 +132,7 @@ def wait_for_tpu(
                     f"There was no {name.removeprefix('the ')} within {seconds:g} s: {reason}.",
                     setting=TPU_SECONDS_VARIABLE,
                     value=seconds,
-                    mend=f"see whether the TPU is provisioned in the Google Cloud console; if it only needs longer, "
+                    fix=f"see whether the TPU is provisioned in the Google Cloud console; if it only needs longer, "
                     f"set {TPU_SECONDS_VARIABLE}",
                 ) from error
             if now >= report_at:

@@ -119,7 +119,7 @@ def _from_torchrun(environment: Mapping[str, str], accelerators: Accelerators) -
             setting="RANK",
             value=environment["RANK"],
             allowed=f"numbers that belong together in {', '.join(_TORCHRUN_VARIABLES)}, as torchrun sets them",
-            mend="start the worker with torchrun, or unset RANK",
+            fix="start the worker with torchrun, or unset RANK",
         ) from None
     tasks = tuple(Task("worker", index, "" if index else address) for index in range(size))
     return Cluster(tasks, rank, TORCHRUN, accelerators, local_rank, together)

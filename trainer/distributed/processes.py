@@ -58,7 +58,7 @@ def run(job: JobConfig, cluster: Cluster, processes: int, stop: StopRequest) -> 
     Whatever ends this one ends them. What the first prints is printed; what another has printed, only when it failed.
 
     Raises:
-        UserError: They can not share a batch evenly.
+        UserError: They cannot share a batch evenly.
     """
     check_shared_evenly(job.train, cluster.replicas, processes)
     plan = job.plan.model_copy(update={"processes": processes})

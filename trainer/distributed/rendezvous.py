@@ -57,7 +57,7 @@ class Connection:
         self._rest = b""
 
     def send(self, line: str) -> None:
-        """Send a line; a connection that can not take it is found broken when it is read."""
+        """Send a line; a connection that cannot take it is found broken when it is read."""
         with contextlib.suppress(OSError):
             self.socket.send(line.encode() + b"\n")
 
@@ -131,7 +131,7 @@ class _Patience:
                 f"Not all replicas came within {self._seconds:g} s; missing: {names}.",
                 setting=PEER_SECONDS_VARIABLE,
                 value=self._seconds,
-                mend=f"see that replica's log for why it did not start; if it only needs longer, set "
+                fix=f"see that replica's log for why it did not start; if it only needs longer, set "
                 f"{PEER_SECONDS_VARIABLE}",
             )
         if now >= self._report_at:
@@ -223,8 +223,8 @@ def _listening(task: Task) -> Iterator[socket.socket]:
             listener.bind(("127.0.0.1" if host in ("127.0.0.1", "localhost") else "", port))
         except OSError as error:
             raise UserError(
-                f"This replica's port {port} can not be listened on: {error.strerror}.",
-                mend="end the program that holds the port (an earlier run?)",
+                f"This replica's port {port} cannot be listened on: {error.strerror}.",
+                fix="end the program that holds the port (an earlier run?)",
             ) from None
         listener.listen(128)
         listener.setblocking(False)

@@ -26,7 +26,7 @@ State = dict[str, NDArray[Any]]
 
 
 class PeerLost(Exception):
-    """Another replica is gone; nothing is wrong with this one, but it can not go on alone."""
+    """Another replica is gone; nothing is wrong with this one, but it cannot go on alone."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StepFigures:
     """What a call's steps gave, float64 [steps]: mean loss and accuracy over the global batch, before its update.
 
     The loss is what is minimized: class weights and regularizers are in it. `waited` are the seconds of the call in
-    which the steps waited for input; None where that can not be told.
+    which the steps waited for input; None where that cannot be told.
     """
 
     losses: NDArray[np.float64]
@@ -70,7 +70,7 @@ class Work:
     `device` is the name of one of them as its maker gives it ("NVIDIA H100 80GB HBM3", "TPU v5 lite", "CPU"), `devices`
     how many the whole job has, `precision` what they compute in, `step_flops` the floating-point operations of one
     step on all of them together (a multiplication and an addition are two), counted from the network's own forward and
-    backward computation; None where the engine can not count them.
+    backward computation; None where the engine cannot count them.
     """
 
     device: str

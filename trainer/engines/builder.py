@@ -96,7 +96,7 @@ def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: i
             setting="model.arguments" if settings.arguments else "model.builder",
             value=settings.arguments or settings.builder,
             allowed=_CONTRACT,
-            mend="fix the function, or choose other model.arguments",
+            fix="fix the function, or choose other model.arguments",
         ) from origin(error)
 
 
@@ -121,7 +121,7 @@ def load(builder: str) -> Callable[..., Any]:
             value=builder,
             allowed='"module:function", the module importable from the working directory or installed',
             nearest=_nearest_module(module_name, function_name),
-            mend="correct the module's name, or start from the folder that holds it",
+            fix="correct the module's name, or start from the folder that holds it",
         ) from None
     except Exception as error:
         raise _import_failed(builder, module_name, error) from origin(error)
@@ -135,7 +135,7 @@ def load(builder: str) -> Callable[..., Any]:
             value=builder,
             allowed=", ".join(f"{module_name}:{name}" for name in names) or _CONTRACT,
             nearest=f"{module_name}:{close}" if close else None,
-            mend="correct the function's name",
+            fix="correct the function's name",
         )
     return function
 
@@ -145,7 +145,7 @@ def _import_failed(builder: str, module_name: str, error: Exception) -> UserErro
         f"The module {module_name} cannot be imported: it {what_happened(error)}",
         setting="model.builder",
         value=builder,
-        mend="fix the module, or install what it needs",
+        fix="fix the module, or install what it needs",
     )
 
 
@@ -167,7 +167,7 @@ def check_signature(signature: inspect.Signature, settings: ModelSettings) -> No
                 setting="model.builder",
                 value=settings.builder,
                 allowed=_CONTRACT,
-                mend=f"def {settings.builder.partition(':')[2]}(image_shape, classes): …",
+                fix=f"def {settings.builder.partition(':')[2]}(image_shape, classes): …",
             ) from None
         names = [name for name in list(signature.parameters)[2:] if not name.startswith("_")]
         unknown = [name for name in settings.arguments if name not in signature.parameters]
@@ -177,7 +177,7 @@ def check_signature(signature: inspect.Signature, settings: ModelSettings) -> No
             value=settings.arguments,
             allowed=f"arguments by the names {', '.join(names)}" if names else "no arguments",
             nearest=nearest(unknown[0], names) if unknown else None,
-            mend="correct model.arguments",
+            fix="correct model.arguments",
         ) from None
 
 

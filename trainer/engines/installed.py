@@ -57,7 +57,7 @@ def verify(engine: str) -> None:
             setting="train.engine",
             value=engine,
             allowed=f"installed here: {', '.join(there)}" if there else "none is installed here",
-            mend=f"pip install 'slipway[{needs.extra}]'",
+            fix=f"pip install 'slipway[{needs.extra}]'",
         )
 
 
@@ -97,7 +97,7 @@ def _not_installed(modules: list[str], package: str) -> UserError:
     one = len(modules) == 1
     return UserError(
         f"The Python package{'' if one else 's'} {', '.join(modules)} {'is' if one else 'are'} not installed.",
-        mend=f"pip install {package}",
+        fix=f"pip install {package}",
     )
 
 

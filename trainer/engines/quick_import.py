@@ -45,7 +45,7 @@ def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None
     if engine == "pytorch":
         import_triton()
     if library != "tensorflow":
-        importlib.import_module(library)  # first: JAX itself can not do without SciPy
+        importlib.import_module(library)  # first: JAX itself cannot do without SciPy
     with _hidden(_OPTIONAL), _uncollected():
         importlib.import_module("tensorflow")
         if keras:

@@ -1,4 +1,4 @@
-"""What each engine can not do. An option that an engine would ignore is refused, before anything is started."""
+"""What each engine cannot do. An option that an engine would ignore is refused, before anything is started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipway.trainer.config import TrainSettings
 
 @dataclass(frozen=True)
 class Unable:
-    """A setting of the section `train` that an engine can not follow where `asked` is true of its value."""
+    """A setting of the section `train` that an engine cannot follow where `asked` is true of its value."""
 
     setting: str
     asked: Callable[[Any], bool]
@@ -44,7 +44,7 @@ def refuse(train: TrainSettings) -> None:
     """Check that the engine can do all that the settings ask for.
 
     Raises:
-        UserError: It can not.
+        UserError: It cannot.
     """
     for row in UNABLE[train.engine]:
         value: Any = train
@@ -57,5 +57,5 @@ def refuse(train: TrainSettings) -> None:
                 value=value if isinstance(value, str | int | float | bool) else str(value),
                 allowed=row.allowed,
                 nearest=row.nearest,
-                mend=f"--set train.{row.setting}={row.nearest}" if row.nearest else "--set train.engine=tensorflow",
+                fix=f"--set train.{row.setting}={row.nearest}" if row.nearest else "--set train.engine=tensorflow",
             )

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 class Metrics:
     """The history in `folder`, from which everything after `step` is dropped first.
 
-    A resumed run starts from its checkpoint's step and writes again what came after it. TensorBoard's files can not
+    A resumed run starts from its checkpoint's step and writes again what came after it. TensorBoard's files cannot
     lose lines, so they are written anew from those that are kept.
     """
 

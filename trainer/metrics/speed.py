@@ -12,7 +12,7 @@ from slipway.trainer.metrics.peaks import share_of_peak
 class Speed:
     """Steps and seconds inside of engine calls since the epoch began: no warm-up, no validation, no saving.
 
-    `waited` are the seconds of these in which steps waited for input; None where the engine can not tell.
+    `waited` are the seconds of these in which steps waited for input; None where the engine cannot tell.
     """
 
     steps: int = 0

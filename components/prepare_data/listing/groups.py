@@ -71,7 +71,7 @@ class PatternReader:
                 setting="data.group_by",
                 value=self._text,
                 allowed="a regular expression that is found in the name of every example",
-                mend="change the pattern, or rename the file",
+                fix="change the pattern, or rename the file",
             )
         return found[1].encode("utf-8", "surrogateescape")
 
@@ -181,7 +181,7 @@ class Bundles:
             setting="data.group_by",
             value=self._settings.group_by,
             allowed="groups that are in one split each",
-            mend="move the examples of the group to one split, or remove data.group_by",
+            fix="move the examples of the group to one split, or remove data.group_by",
         )
 
 

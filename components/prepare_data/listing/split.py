@@ -94,17 +94,17 @@ def _too_few(label: str, count: int, shares: Mapping[str, float], split: str | N
         f"The class {label!r} has {images}{where}; each of {listed} needs one of them.",
         setting="data.source",
         allowed=f"at least {len(names)} images a class",
-        mend=f"add images to the class {label!r}, or remove its folder",
+        fix=f"add images to the class {label!r}, or remove its folder",
     )
 
 
-def check_every_class(classes: list[str], present: Mapping[str, Collection[str]], mend: str) -> None:
+def check_every_class(classes: list[str], present: Mapping[str, Collection[str]], fix: str) -> None:
     """Refuse a class that one of the splits has no example of.
 
     Args:
         classes: All classes.
         present: The classes that each split has examples of.
-        mend: What mends it, with places for the class's and the split's name.
+        fix: What fixes it, with places for the class's and the split's name.
     """
     for name in SPLITS:
         for label in classes:
@@ -113,5 +113,5 @@ def check_every_class(classes: list[str], present: Mapping[str, Collection[str]]
                     f"The class {label!r} has no image for the split {name}.",
                     setting="data.source",
                     allowed="every class has images in every split",
-                    mend=mend.format(label=repr(label), split=name),
+                    fix=fix.format(label=repr(label), split=name),
                 )

@@ -143,7 +143,7 @@ class Store:
 
 @contextlib.contextmanager
 def store_errors_named(store: Store, needed: int) -> Iterator[None]:
-    """Turn the errors of a store that is full or can not be written into a `UserError`.
+    """Turn the errors of a store that is full or cannot be written into a `UserError`.
 
     Args:
         store: Where is written.
@@ -156,16 +156,16 @@ def store_errors_named(store: Store, needed: int) -> Iterator[None]:
             raise no_room(store, needed) from None
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
             raise UserError(
-                f"The data set can not be written to {store.folder}: {error.strerror}"
+                f"The data set cannot be written to {store.folder}: {error.strerror}"
                 + (f" ({error.filename})." if error.filename else "."),
                 setting="data.store",
-                mend="set data.store to a folder that you can write to",
+                fix="set data.store to a folder that you can write to",
             ) from None
         raise
 
 
 def require_room(store: Store, folder: Path, needed: int) -> None:
-    """Refuse to begin what the disk can not hold."""
+    """Refuse to begin what the disk cannot hold."""
     if shutil.disk_usage(folder).free < needed:
         raise no_room(store, needed)
 
@@ -179,7 +179,7 @@ def no_room(store: Store, needed: int) -> UserError:
         f"There is no room for the data set in {store.folder}: {size}, {_megabytes(free)} are free.",
         setting="data.store",
         value=str(store.folder.parent),
-        mend="free space there, or set data.store to a folder on a larger disk",
+        fix="free space there, or set data.store to a folder on a larger disk",
     )
 
 

@@ -33,7 +33,7 @@ def open_source(settings: DataSettings) -> Source:
     """The source that the setting data.source names.
 
     Raises:
-        UserError: There is no such kind of source, or it can not be opened, or it has no columns to group by.
+        UserError: There is no such kind of source, or it cannot be opened, or it has no columns to group by.
     """
     reference, group_by = settings.source, settings.group_by
     kind, _, place = reference.partition(":")
@@ -91,7 +91,7 @@ def _refuse_features(settings: DataSettings, column: str | None) -> None:
         if value is not None:
             raise UserError(
                 f"The source {settings.source} has no features but images and labels.", setting=name, value=value,
-                mend=f"remove {name}, or list the images in a CSV file with their features",
+                fix=f"remove {name}, or list the images in a CSV file with their features",
             )  # fmt: skip
     if column is not None:
         raise UserError(
@@ -111,7 +111,7 @@ def _no_source(reference: str) -> UserError:
         value=reference,
         allowed=" or ".join((*FORMS.values(), MODULE)),
         nearest=_as_written(near, place) if near else None,
-        mend=_looks_like_folder(reference, bool(colon)),
+        fix=_looks_like_folder(reference, bool(colon)),
     )
 
 
@@ -122,7 +122,7 @@ def _as_written(kind: str, place: str) -> str:
 
 
 def _looks_like_folder(reference: str, has_colon: bool) -> str | None:
-    """What mends a reference that is a bare path."""
+    """What fixes a reference that is a bare path."""
     if not has_colon and re.search(r"[/\\.~]", reference):
         return f"a folder of images is written images:{reference}"
     return None

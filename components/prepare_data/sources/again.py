@@ -72,5 +72,5 @@ class Again:
             setting="data.source",
             value=reference,
             allowed="a function that gives the same examples in the same order whenever and wherever it is called",
-            mend="seed what is random, sort what comes from sets and folders, leave out times",
+            fix="seed what is random, sort what comes from sets and folders, leave out times",
         )

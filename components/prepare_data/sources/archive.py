@@ -42,7 +42,7 @@ class ArchiveSource(Plain):
     """The source `images:FILE.tar`, `.tar.gz`, `.tgz` or `.zip`.
 
     Raises:
-        UserError: The file can not be read.
+        UserError: The file cannot be read.
     """
 
     def __init__(self, place: str, reference: str) -> None:
@@ -93,7 +93,7 @@ class ArchiveSource(Plain):
                 f"The entry {os.fsdecode(member.name)!r} of {self.path} leads out of the archive.",
                 setting="data.source",
                 value=self.reference,
-                mend="make the archive anew, from within the folder that it holds",
+                fix="make the archive anew, from within the folder that it holds",
             )
         folder, _, name = key.rpartition(b"/")
         if any(part.startswith(b".") for part in key.split(b"/")):
@@ -105,7 +105,7 @@ class ArchiveSource(Plain):
 
     def _unreadable(self, reason: str | None) -> UserError:
         return UserError(
-            f"The archive {self.path} can not be read: {reason or 'it is damaged'}.",
+            f"The archive {self.path} cannot be read: {reason or 'it is damaged'}.",
             setting="data.source",
             value=self.reference,
         )

@@ -26,7 +26,7 @@ def further_kinds(settings: DataSettings) -> dict[str, Kind]:
             setting="data.features",
             value=described,
             allowed=features.ALLOWED,
-            mend="--set 'data.features={age: integer, weight: number}'",
+            fix="--set 'data.features={age: integer, weight: number}'",
         )
     found: dict[str, Kind] = {}
     for name, text in described.items():

@@ -1,7 +1,7 @@
 """A CSV file that lists images: the path of each, its class, and perhaps its split. Read as a stream.
 
 Its other columns are further features, text unless data.features names another kind. They are kept in a file while the
-list is read, as a row can not be found again by its number.
+list is read, as a row cannot be found again by its number.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ManifestSource:
         group_column: The column that says which examples have to stay together.
 
     Raises:
-        UserError: The file can not be read, or has other columns.
+        UserError: The file cannot be read, or has other columns.
     """
 
     def __init__(self, place: str, settings: DataSettings, group_column: str | None) -> None:
@@ -70,7 +70,7 @@ class ManifestSource:
             with self.path.open("rb") as file:
                 _, _, self._further = self._columns(self._rows(file))
         except OSError as error:
-            raise self._mistake(f"{self.path} can not be read: {error.strerror}.") from None
+            raise self._mistake(f"{self.path} cannot be read: {error.strerror}.") from None
         self._kinds = {name: self._described.get(name, Kind("text")) for name in self._further}
         self.features = {stored_name(name): kind.description for name, kind in self._kinds.items()}
         self.class_names: dict[str, list[str]] = {}
@@ -116,8 +116,8 @@ class ManifestSource:
         if missing:
             more = f"; and {missing_count - len(missing):,} more" if missing_count > len(missing) else ""
             raise self._mistake(
-                f"{missing_count:,} of the images that {part} lists can not be read: {'; '.join(missing)}{more}.",
-                mend="correct the paths, or remove the lines",
+                f"{missing_count:,} of the images that {part} lists cannot be read: {'; '.join(missing)}{more}.",
+                fix="correct the paths, or remove the lines",
             )
 
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
@@ -150,7 +150,7 @@ class ManifestSource:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
                 raise self._mistake(
-                    f"Line {number} of {self.path} is not text in UTF-8.", mend="save the file as UTF-8"
+                    f"Line {number} of {self.path} is not text in UTF-8.", fix="save the file as UTF-8"
                 ) from None
             if "\0" in text:
                 raise self._mistake(f"Line {number} of {self.path} holds a zero byte.")
@@ -196,7 +196,7 @@ class ManifestSource:
                 raise self._mistake(
                     f"Line 1 of {self.path} names a column that is not known: {name!r}.",
                     near[0],
-                    mend=f"rename it, or, if it is a feature of its own, say so: --set data.features.{name}=text",
+                    fix=f"rename it, or, if it is a feature of its own, say so: --set data.features.{name}=text",
                 )
         for name, kind in self._described.items():
             if name not in further:
@@ -218,14 +218,14 @@ class ManifestSource:
                     paths = [os.fsencode(posixpath.normpath(local_path(path))) for path in kind.from_text(text)]
                     for path in paths:
                         if isinstance(status := _status(self.path.parent, path), str):
-                            raise Unusable(f"{readable(path)} can not be read: {status}")
+                            raise Unusable(f"{readable(path)} cannot be read: {status}")
                     feature = bytes_feature(paths)
                 else:
                     feature = kind.encode(kind.from_text(text))
             except Unusable as reason:
                 raise self._mistake(
                     f"Line {line} of {self.path} has no {kind} in the column {name}: {reason}.",
-                    mend=f"correct the line, or set data.features.{name} to another kind",
+                    fix=f"correct the line, or set data.features.{name} to another kind",
                 ) from None
             found.append((stored_name(name).encode(), feature))
         return found
@@ -236,7 +236,7 @@ class ManifestSource:
             if not value:
                 raise self._mistake(f"Line {line} of {self.path} has no {use}.")
         if not values["label"].isprintable():
-            raise self._mistake(f"Line {line} of {self.path} has a label that can not be printed: {values['label']!r}.")
+            raise self._mistake(f"Line {line} of {self.path} has a label that cannot be printed: {values['label']!r}.")
         split = None
         if "split" in values:
             split = SPLIT_FOLDERS.get(values["split"].lower())
@@ -259,9 +259,9 @@ class ManifestSource:
         )
 
     def _mistake(
-        self, message: str, near: str | None = None, *, allowed: str = COLUMNS, mend: str | None = None
+        self, message: str, near: str | None = None, *, allowed: str = COLUMNS, fix: str | None = None
     ) -> UserError:
-        return UserError(message, setting="data.source", value=self.reference, allowed=allowed, nearest=near, mend=mend)
+        return UserError(message, setting="data.source", value=self.reference, allowed=allowed, nearest=near, fix=fix)
 
 
 def _status(root: Path, key: bytes) -> os.stat_result | str:
@@ -269,7 +269,7 @@ def _status(root: Path, key: bytes) -> os.stat_result | str:
     try:
         status = os.stat(os.path.join(os.fsencode(root), key))  # noqa: PTH116, PTH118
     except OSError as error:
-        return error.strerror or "it can not be read"
+        return error.strerror or "it cannot be read"
     return status if stat.S_ISREG(status.st_mode) else "it is no file"
 
 
@@ -311,4 +311,4 @@ def _content(path: bytes) -> bytes:
         check_bytes(file.stat().st_size)
         return file.read_bytes()
     except OSError as error:
-        raise Unusable(f"{readable(path)} can not be read: {error.strerror}") from None
+        raise Unusable(f"{readable(path)} cannot be read: {error.strerror}") from None

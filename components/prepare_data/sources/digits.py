@@ -35,7 +35,7 @@ class DigitsSource(Plain):
                 "The digits come with scikit-learn, which is not installed.",
                 setting="data.source",
                 value="digits",
-                mend="pip install scikit-learn",
+                fix="pip install scikit-learn",
             )
         self.path = Path(package.submodule_search_locations[0]) / FILE
 

@@ -92,7 +92,7 @@ class ImagesSource(Plain):
                 setting="data.source",
                 value=self.reference,
                 allowed=LAYOUT,
-                mend="add images to the folder, or remove it",
+                fix="add images to the folder, or remove it",
             )
 
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
@@ -117,7 +117,7 @@ class ImagesSource(Plain):
             return os.scandir(os.fsencode(path))
         except OSError as error:
             raise UserError(
-                f"The folder {path} can not be read: {error.strerror}.", setting="data.source", value=self.reference
+                f"The folder {path} cannot be read: {error.strerror}.", setting="data.source", value=self.reference
             ) from None
 
     def _check_folder(self) -> None:
@@ -143,7 +143,7 @@ class ImagesSource(Plain):
                     setting="data.source",
                     value=self.reference,
                     allowed=LAYOUT,
-                    mend="add class folders to it, or remove it: then a part of train becomes it",
+                    fix="add class folders to it, or remove it: then a part of train becomes it",
                 )
 
     def _pass_over(self, file: os.DirEntry[bytes], part: ClassFolder, prefix: bytes, ignored: Ignored) -> None:
@@ -156,7 +156,7 @@ class ImagesSource(Plain):
             setting="data.source",
             value=self.reference,
             allowed=LAYOUT,
-            mend="move its images up, or name the folder whose folders are the classes or splits",
+            fix="move its images up, or name the folder whose folders are the classes or splits",
         )
 
 
@@ -181,12 +181,12 @@ class FileReader(PlainReader):
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise Unusable(f"it can not be read: {error.strerror}") from None
+            raise Unusable(f"it cannot be read: {error.strerror}") from None
         if len(data) != size:
             raise UserError(
                 f"{os.fsdecode(self._root + key)} changed while the data set was prepared.",
                 setting="data.source",
-                mend="run again when nothing writes into the source",
+                fix="run again when nothing writes into the source",
             )
         return data
 

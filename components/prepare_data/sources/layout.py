@@ -14,7 +14,7 @@ SPLIT_FOLDERS = {
     "valid": "validation",
     "test": "test",
 }
-# Files with these endings are examples; those with the endings of formats that can not be used are named as
+# Files with these endings are examples; those with the endings of formats that cannot be used are named as
 # unusable instead of being passed over.
 ENDINGS = frozenset((b"png", b"jpg", b"jpeg", b"gif", b"bmp", b"webp", b"tif", b"tiff", b"heic", b"avif"))
 LAYOUT = "class/*.png|jpg|jpeg or split/class/*.png|jpg|jpeg, with the splits train, validation and test"
@@ -49,7 +49,7 @@ def split_folders(top: Iterable[str], where: object, reference: str) -> dict[str
 
 
 def check_class_folders(folders: Iterable[str], where: object, reference: str) -> None:
-    """Refuse a tree without class folders, and names that can not be shown."""
+    """Refuse a tree without class folders, and names that cannot be shown."""
     folders = list(folders)
     if not folders:
         raise UserError(
@@ -58,10 +58,10 @@ def check_class_folders(folders: Iterable[str], where: object, reference: str) -
     for folder in folders:
         if not folder.isprintable():
             raise UserError(
-                f"The class folder {folder!r} in {where} has a name that can not be printed.",
+                f"The class folder {folder!r} in {where} has a name that cannot be printed.",
                 setting="data.source",
                 value=reference,
-                mend="rename the folder",
+                fix="rename the folder",
             )
 
 

@@ -21,7 +21,7 @@ POSSIBLE_LENGTH = re.compile(rb"(?=.{5}\0\0\0)", re.DOTALL)
 
 
 class Found(NamedTuple):
-    """A record: where it begins, its message, and, where that can not be used, why (then the message is empty)."""
+    """A record: where it begins, its message, and, where that cannot be used, why (then the message is empty)."""
 
     place: int
     message: bytes
@@ -94,7 +94,7 @@ class RecordFiles:
             raise UserError(
                 f"{self._paths[number]} changed while the data set was prepared.",
                 setting="data.source",
-                mend="run again when nothing writes into the source",
+                fix="run again when nothing writes into the source",
             )
         return message
 

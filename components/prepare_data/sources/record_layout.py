@@ -88,7 +88,7 @@ class RecordLayout:
         if self.label_is == "text" and isinstance(label, bytes):
             text = label.decode("utf-8", "replace")
             if not text or not text.isprintable():
-                raise Unusable(f"its label {text!r} can not be printed")
+                raise Unusable(f"its label {text!r} cannot be printed")
             return text
         if self.label_is == "text" or not isinstance(label, int):
             raise Unusable(f"its label {label!r} is {'no text' if self.label_is == 'text' else 'no integer'}")
@@ -134,7 +134,7 @@ def read_features(settings: DataSettings, beside: Path | None) -> Features:
     """The features that data.features describes, else those of `features.json` in the folder `beside`.
 
     Raises:
-        UserError: There is no description, or it can not be read.
+        UserError: There is no description, or it cannot be read.
     """
     if isinstance(settings.features, Mapping):
         return _ours(settings.features, "data.features")
@@ -147,7 +147,7 @@ def read_features(settings: DataSettings, beside: Path | None) -> Features:
             setting="data.features",
             value=settings.features,
             allowed=FORM,
-            mend="set data.features to a file, or to a mapping such as {image: image, label: {classes: [cat, dog]}}",
+            fix="set data.features to a file, or to a mapping such as {image: image, label: {classes: [cat, dog]}}",
         )
     try:
         content = load_yaml(path.read_text(encoding="utf-8"), str(path))
@@ -207,7 +207,7 @@ def class_label(count: int) -> dict[str, Any]:
 
 def _unreadable(path: Path, reason: str, settings: DataSettings) -> UserError:
     return UserError(
-        f"The features file {path} can not be read: {reason}.",
+        f"The features file {path} cannot be read: {reason}.",
         setting="data.features",
         value=settings.features,
         allowed=FORM,
@@ -264,12 +264,12 @@ def _choose(
         return named
     listed = ", ".join(f"{name}: {kind}" for name, kind in list(kinds_found.items())[:12])
     raise UserError(
-        f"The feature {named!r} can not be the {use}: the features are {listed}."
+        f"The feature {named!r} cannot be the {use}: the features are {listed}."
         if named
         else f"Which feature is the {use} is not clear: the features are {listed}.",
         setting=f"data.{use}",
         value=named,
         allowed=" or ".join(candidates) or f"a feature of the kind {' or '.join(possible)}, of which there is none",
         nearest=nearest(named, candidates) if named else None,
-        mend=f"--set data.{use}={candidates[0]}" if candidates else None,
+        fix=f"--set data.{use}={candidates[0]}" if candidates else None,
     )

@@ -33,7 +33,7 @@ class Ignored:
         count: How many files are no examples.
         names: The names of the first of them.
         unusable_count: How many examples are so damaged that nothing of them can be listed; they count for
-            data.skip_corrupt, as those do that can not be used for what is found when they are read.
+            data.skip_corrupt, as those do that cannot be used for what is found when they are read.
         unusable: The keys of the first of them, and why.
         unusable_digest: Follows from all of them.
     """
@@ -75,7 +75,7 @@ class Reader(Protocol):
         """The example's encoded image.
 
         Raises:
-            Unusable: It can not be read.
+            Unusable: It cannot be read.
             UserError: The source changed since it was listed.
         """
         ...

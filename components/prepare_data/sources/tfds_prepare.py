@@ -59,7 +59,7 @@ def prepare(reference: str, data_dir: str, *, try_gcs: bool) -> str:
             f"Could not download {reference} from {host}: {_first_cause(error)}.",
             setting="data.source",
             value=f"tfds:{reference}",
-            mend=f"check the network, or, on a machine that has one: slipway data get {reference}\n"
+            fix=f"check the network, or, on a machine that has one: slipway data get {reference}\n"
             f"    then copy the folder {name} here: --set data.source=images:{name}",
         ) from None
     return str(builder.data_dir)

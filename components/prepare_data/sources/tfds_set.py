@@ -38,7 +38,7 @@ def open_tfds(reference: str, settings: DataSettings, group_column: str | None) 
     """The source `tfds:NAME[/CONFIG][:VERSION]`, prepared by TFDS now if it is not there.
 
     Raises:
-        UserError: There is no such set, or it can not be prepared, or has other splits than are wanted.
+        UserError: There is no such set, or it cannot be prepared, or has other splits than are wanted.
     """
     root = data_dir(settings)
     folder = find_set(reference, settings)
@@ -95,7 +95,7 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
     """Let TensorFlow Datasets prepare the set; its folder or gs:// URI.
 
     Raises:
-        UserError: It can not.
+        UserError: It cannot.
     """
     command = [sys.executable, "-m", "slipway.components.prepare_data.sources.tfds_prepare", reference, root]
     command += ["--try-gcs"] if settings.tfds.try_gcs else []
@@ -129,7 +129,7 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
         f"TensorFlow Datasets cannot prepare {reference}: {last or f'exit code {process.returncode}'}",
         setting="data.source",
         value=settings.source,
-        mend="read what it printed, above"
+        fix="read what it printed, above"
         + ("" if settings.tfds.try_gcs else ", or try the bucket of prepared sets: --set data.tfds.try_gcs=true"),
     )
 
@@ -142,7 +142,7 @@ def _files(folder: Path, info: dict[str, Any], settings: DataSettings) -> Iterat
             setting="data.source",
             value=settings.source,
             allowed="sets in TFDS's file format tfrecord",
-            mend="prepare it with tfds.builder(…, file_format='tfrecord') in another data_dir, and name that in "
+            fix="prepare it with tfds.builder(…, file_format='tfrecord') in another data_dir, and name that in "
             "data.tfds.data_dir",
         )
     wanted = _wanted_splits([split["name"] for split in info["splits"]], settings)
@@ -166,7 +166,7 @@ def _files(folder: Path, info: dict[str, Any], settings: DataSettings) -> Iterat
                     f"The set in {folder} is not complete: {name} is missing.",
                     setting="data.source",
                     value=settings.source,
-                    mend=f"rm -r {folder}, then run again: TensorFlow Datasets prepares it anew",
+                    fix=f"rm -r {folder}, then run again: TensorFlow Datasets prepares it anew",
                 )
             yield RecordFile(folder / name, f"{split['name']}/{number:05d}", wanted[split["name"]], length)
 
@@ -192,6 +192,6 @@ def _wanted_splits(there: list[str], settings: DataSettings) -> dict[str, str]:
             setting="data.tfds.splits",
             value=None,
             allowed="which splits to take, and what each is: train, validation or test",
-            mend=f"--set 'data.tfds.splits={{{known or f'{strange[0]}: train'}}}'",
+            fix=f"--set 'data.tfds.splits={{{known or f'{strange[0]}: train'}}}'",
         )
     return {name: SPLIT_FOLDERS[name] for name in there}

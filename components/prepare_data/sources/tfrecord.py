@@ -64,10 +64,10 @@ class TfrecordSource:
             with file.path.open("rb") as opened:
                 if opened.read(2) == GZIP_START:
                     raise UserError(
-                        f"{file.path} is compressed as a whole: records in it can not be read one by one.",
+                        f"{file.path} is compressed as a whole: records in it cannot be read one by one.",
                         setting="data.source",
                         value=reference,
-                        mend=f"unpack it: gzip -dc {file.path} > {file.path}.unpacked",
+                        fix=f"unpack it: gzip -dc {file.path} > {file.path}.unpacked",
                     )
 
     def classes(self, found: Iterable[str]) -> list[str]:
@@ -93,7 +93,7 @@ class TfrecordSource:
                     f"The key {readable(twice[0])} is there twice: examples {twice[1]:,} and {twice[2]:,}.",
                     setting="data.source",
                     value=self.reference,
-                    mend=f"make every {self._layout.key} different, or leave it out of the features file",
+                    fix=f"make every {self._layout.key} different, or leave it out of the features file",
                 )
 
     def _of_file(self, number: int, ignored: Ignored) -> Iterator[Entry]:
@@ -136,7 +136,7 @@ class TfrecordSource:
                 else "The files hold no usable example.",
                 setting="data.source",
                 value=self.reference,
-                mend="add records to the files, or leave them out",
+                fix="add records to the files, or leave them out",
             )
         if present != {None} and "train" not in present:
             raise UserError(

@@ -75,7 +75,7 @@ def label_of(value: Any) -> str:
         raise Unusable("it has no label" if value is None else f"its label {value!r} is neither text nor an integer")
     text = str(value)
     if not text or not text.isprintable():
-        raise Unusable(f"its label {text!r} can not be printed")
+        raise Unusable(f"its label {text!r} cannot be printed")
     return text
 
 

@@ -168,7 +168,7 @@ class ModuleSource:
             found = f"has {', '.join(map(str, first))}" if has else f"is a {type(first).__name__}"
             raise self._mistake(
                 f"The first example of {self.reference} is no dict with {self._image} and {self._label}: it {found}.",
-                mend="set data.image and data.label if the two are called otherwise",
+                fix="set data.image and data.label if the two are called otherwise",
             )
         found_kinds: dict[str, Kind] = {}
         for name, value in first.items():
@@ -179,7 +179,7 @@ class ModuleSource:
             except Unusable as reason:
                 raise self._mistake(
                     f"The feature {name} of the first example has no kind: {reason}.",
-                    mend=f"leave it out, or describe it: --set data.features.{name}=KIND",
+                    fix=f"leave it out, or describe it: --set data.features.{name}=KIND",
                 ) from None
         if described:
             missing = next(iter(described))
@@ -224,8 +224,8 @@ class ModuleSource:
         found = values(feature)
         return found[0] if len(found) == 1 and isinstance(found[0], bytes) else repr(found).encode()
 
-    def _mistake(self, message: str, mend: str | None = None) -> UserError:
-        return UserError(message, setting="data.source", value=self.reference, allowed=CONTRACT, mend=mend)
+    def _mistake(self, message: str, fix: str | None = None) -> UserError:
+        return UserError(message, setting="data.source", value=self.reference, allowed=CONTRACT, fix=fix)
 
 
 class ModuleReader:

@@ -4,7 +4,7 @@ Two depths: the header (and that the file has its end), or all of it. A PNG is d
 which finds all that libpng would (checksums, cut or surplus data, filters) several times faster than making pixels;
 what is interlaced, which is rare, goes through Pillow. A JPEG's segments are followed to its end, which Pillow does
 without and TensorFlow does not; then its entropy-coded data is decoded whole by libjpeg, through Pillow, as a gray
-image of an eighth of the size: only the arithmetic that makes pixels of coefficients, which can not fail, is saved.
+image of an eighth of the size: only the arithmetic that makes pixels of coefficients, which cannot fail, is saved.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def decode(data: bytes, look: Look) -> None:
     """Decode the image.
 
     Raises:
-        Unusable: It can not be decoded.
+        Unusable: It cannot be decoded.
     """
     if look.encoding == "jpeg":
         _follow_segments(data)
@@ -245,7 +245,7 @@ def _check_rows(compressed: bytes | memoryview, row: int, height: int) -> None:
         # The stream's own end, with its checksum, comes after the last row.
         surplus = inflater.decompress(inflater.unconsumed_tail, 1)
     except zlib.error:
-        raise Unusable("its pixels can not be inflated") from None
+        raise Unusable("its pixels cannot be inflated") from None
     if surplus:
         raise Unusable("it has more pixels than its header says")
     if len(rows) != row * height or not inflater.eof:
@@ -264,4 +264,4 @@ def _decode_with_pillow(data: bytes, look: Look) -> None:
                 image.draft("L", (max(look.width // 8, 1), max(look.height // 8, 1)))
             image.load()
     except Exception as error:  # Pillow raises nearly anything on damaged images
-        raise Unusable(f"it can not be decoded: {error}") from None
+        raise Unusable(f"it cannot be decoded: {error}") from None

@@ -139,5 +139,5 @@ def refuse_copies(copies: Iterable[Copy]) -> None:
         setting="data.duplicates",
         value="refuse",
         allowed="refuse: no image in two splits; drop: one split's copy stays, test's first; keep: all stay",
-        mend="remove the copies, or set data.duplicates to drop",
+        fix="remove the copies, or set data.duplicates to drop",
     )

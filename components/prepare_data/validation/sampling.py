@@ -48,7 +48,7 @@ def sentence(checked: Checked) -> str:
     if checked.undecodable:
         share = 100 * checked.undecodable / checked.decoded
         found = (
-            f"{checked.undecodable:,} of which ({share:.3g} %) can not be, though their headers are good: "
+            f"{checked.undecodable:,} of which ({share:.3g} %) cannot be, though their headers are good: "
             "expect about the same share of the others"
         )
     return (

@@ -1,4 +1,4 @@
-"""The images that are left out: those that can not be used, of which there is a limit, and copies."""
+"""The images that are left out: those that cannot be used, of which there is a limit, and copies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LeftOutImages:
 
     Attributes:
         decoded: How many images were decoded in full before some were left out, as what stays is not decoded again.
-        undecodable: For how many of them only that showed that they can not be used.
+        undecodable: For how many of them only that showed that they cannot be used.
         reasons: Why each is left out, by key.
         copies: Of those, the ones that are usable, but in another split too: the split that does without.
     """
@@ -45,7 +45,7 @@ class LeftOutImages:
 
     @property
     def unusable(self) -> frozenset[bytes]:
-        """The keys of the images that can not be used."""
+        """The keys of the images that cannot be used."""
         return frozenset(self.reasons.keys() - self.copies.keys())
 
     def count(self, tally: Tally) -> None:
@@ -54,7 +54,7 @@ class LeftOutImages:
         self.undecodable += tally.undecodable
 
     def add(self, found: list[tuple[bytes, str]]) -> None:
-        """Leave out more images that can not be used. As they change the splits, copies are to be found anew."""
+        """Leave out more images that cannot be used. As they change the splits, copies are to be found anew."""
         for key in self.copies:
             del self.reasons[key]
         self.copies.clear()
@@ -79,10 +79,10 @@ class LeftOutImages:
 
 
 def refuse_too_many(count: int, total: int, found: list[tuple[bytes, str]], settings: DataSettings) -> None:
-    """Refuse when a larger share of the images can not be used than the settings allow.
+    """Refuse when a larger share of the images cannot be used than the settings allow.
 
     Args:
-        count: How many can not be used.
+        count: How many cannot be used.
         total: How many there are.
         found: Keys and reasons of some of them.
         settings: As the user gave them.
@@ -96,10 +96,10 @@ def refuse_too_many(count: int, total: int, found: list[tuple[bytes, str]], sett
     more = [f"and {count - len(named):,} more"] if count > len(named) else []
     enough = math.ceil(count / total * 10_000) / 10_000
     raise UserError(
-        f"{count:,} of {total:,} images can not be used: {'; '.join(named + more)}.",
+        f"{count:,} of {total:,} images cannot be used: {'; '.join(named + more)}.",
         setting="data.skip_corrupt",
         value=settings.skip_corrupt,
         allowed=f"at most {settings.skip_corrupt:.4g} of the images may be left out",
-        mend="mend or remove the images"
+        fix="fix or remove the images"
         + (f", or set data.skip_corrupt to {enough:.4g} to leave them out" if enough < 1 else ""),
     )

@@ -33,8 +33,8 @@ class Tally(BaseModel):
 
     `classes` counts by label. `sizes` holds the first sizes met, `other_sizes` counts images of further ones;
     `smallest` and `largest` are [height, width] by number of pixels. `left_out` holds (key, reason) of images that
-    can not be used, `left_out_count` counts them: they count nowhere else but in `decoded`, the images that were
-    decoded in full, and `undecodable`, those of them for which only that showed that they can not be used. `turned`
+    cannot be used, `left_out_count` counts them: they count nowhere else but in `decoded`, the images that were
+    decoded in full, and `undecodable`, those of them for which only that showed that they cannot be used. `turned`
     counts images whose EXIF data asks viewers to rotate or mirror them.
     """
 
@@ -101,7 +101,7 @@ class TallyCounter:
             self._add_new(key, look)
 
     def leave_out(self, key: bytes, reason: Unusable) -> None:
-        """Note an image that can not be used."""
+        """Note an image that cannot be used."""
         self._left_out_count += 1
         self._undecodable += isinstance(reason, Undecodable)
         if len(self._left_out) < self._most_left_out:
@@ -215,7 +215,7 @@ def sizes_differ(one: Size, other: Size, source: str) -> UserError:
         setting="data.image_size",
         value=None,
         allowed=f"[height, width] to which all images of {source} are resized when they are read",
-        mend=f"set data.image_size, for instance to [{one.height}, {one.width}]",
+        fix=f"set data.image_size, for instance to [{one.height}, {one.width}]",
     )
 
 

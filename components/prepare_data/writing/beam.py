@@ -38,7 +38,7 @@ def beam_for(settings: DataSettings, source: Source, size: int) -> BeamSettings 
     """The settings by which Beam writes a set of `size` bytes; None where it does not.
 
     Raises:
-        UserError: It should, and can not.
+        UserError: It should, and cannot.
     """
     beam = settings.beam
     if beam is None or size < beam.from_gigabytes * 1e9:
@@ -48,7 +48,7 @@ def beam_for(settings: DataSettings, source: Source, size: int) -> BeamSettings 
             "Apache Beam is not installed.",
             setting="data.beam",
             value=beam.runner,
-            mend="pip install 'apache-beam[gcp]', or remove data.beam: processes of this machine write the set",
+            fix="pip install 'apache-beam[gcp]', or remove data.beam: processes of this machine write the set",
         )
     if is_elsewhere(beam):
         _check_reachable(settings, beam)
@@ -64,7 +64,7 @@ def is_elsewhere(beam: BeamSettings) -> bool:
 
 
 def _check_reachable(settings: DataSettings, beam: BeamSettings) -> None:
-    """Refuse what workers on other machines can not read or write."""
+    """Refuse what workers on other machines cannot read or write."""
     kind, _, place = settings.source.partition(":")
     place = (settings.tfds.data_dir or "") if kind == "tfds" else place
     reachable = kind in REMOTE_SOURCES and place.startswith(BUCKET)
@@ -76,11 +76,11 @@ def _check_reachable(settings: DataSettings, beam: BeamSettings) -> None:
     for setting, value, fine in wrong:
         if not fine:
             raise UserError(
-                f"The workers of {beam.runner} can not reach {value!r}: they are on other machines.",
+                f"The workers of {beam.runner} cannot reach {value!r}: they are on other machines.",
                 setting=setting,
                 value=value,
                 allowed="files in a bucket, gs://…: a folder of images, a CSV file, or TFRecord files",
-                mend=f"gcloud storage cp -r … gs://BUCKET/…, then set {setting} to that; or remove data.beam",
+                fix=f"gcloud storage cp -r … gs://BUCKET/…, then set {setting} to that; or remove data.beam",
             )
 
 
@@ -88,11 +88,11 @@ def _check_columns(settings: DataSettings, source: Source) -> None:
     """Refuse columns that are kept in a file of this machine while the list is read."""
     if settings.source.startswith("csv:") and source.features:
         raise UserError(
-            f"Workers on other machines can not read the further columns of {settings.source}: "
+            f"Workers on other machines cannot read the further columns of {settings.source}: "
             f"{', '.join(source.features)}.",
             setting="data.beam",
             value=settings.beam.runner if settings.beam else None,
-            mend="leave the columns out, or write the examples to TFRecord files, or remove data.beam",
+            fix="leave the columns out, or write the examples to TFRecord files, or remove data.beam",
         )
 
 
@@ -103,7 +103,7 @@ def _check_cloud(beam: BeamSettings) -> None:
             "Apache Beam is installed without what Google Cloud takes.",
             setting="data.beam.runner",
             value=beam.runner,
-            mend="pip install 'apache-beam[gcp]'",
+            fix="pip install 'apache-beam[gcp]'",
         )
 
 
@@ -136,7 +136,7 @@ def write_by_beam(
             f"The Beam pipeline failed: {str(error).strip().splitlines()[0] if str(error).strip() else type(error)}",
             setting="data.beam",
             value=beam.runner,
-            mend="read the job's log; run again: the shards that are finished are kept",
+            fix="read the job's log; run again: the shards that are finished are kept",
         ) from error
     for task in tasks:
         if _error_path(task).exists():

@@ -106,12 +106,12 @@ class SetWriter:
     def write(self, name: str, fingerprint: str) -> Manifest:
         """Write the whole set; its manifest.
 
-        Images that can not be used are found while shards are written. When some are left out, all is written again
+        Images that cannot be used are found while shards are written. When some are left out, all is written again
         without them, so that splits and shards are exactly those of a source that never had them. Copies in other
         splits are found when all is written; where they are dropped, all is written again, each split without its.
 
         Raises:
-            UserError: More images can not be used than the settings allow, or they have several sizes, or are in
+            UserError: More images cannot be used than the settings allow, or they have several sizes, or are in
                 several splits.
         """
         unlisted = self._listing.ignored
@@ -146,8 +146,8 @@ class SetWriter:
             split: {classes[label] for result in found for label in result.tally.classes}
             for split, found in results.items()
         }
-        mend = "all that {split} had of {label} are copies of what another split has: remove the wrong ones"
-        splitting.check_every_class([label for label in classes if label in listed], present, mend)
+        fix = "all that {split} had of {label} are copies of what another split has: remove the wrong ones"
+        splitting.check_every_class([label for label in classes if label in listed], present, fix)
 
     def _checked(self) -> Checked:
         """How far the images were looked at, when all shards have been written once."""

@@ -80,7 +80,7 @@ class ShardWriter:
 
         Raises:
             UserError: Images have several sizes, or the source changed.
-            OSError: The shard can not be written.
+            OSError: The shard cannot be written.
         """
         if self._reader is None:
             self._reader = self._source.reader(self._scratch)

@@ -37,7 +37,7 @@ class WorkerDied(UserError):
     def __init__(self, code: int) -> None:
         super().__init__(
             f"A process that prepares the data {how_it_ended(code)}.",
-            mend="read its log; if this machine's memory ran out, use fewer processes: --set data.workers=1"
+            fix="read its log; if this machine's memory ran out, use fewer processes: --set data.workers=1"
             if code < 0
             else "read its log; look for os._exit in your own code",
         )

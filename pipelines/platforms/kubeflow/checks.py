@@ -1,4 +1,4 @@
-"""What a Kubeflow cluster can not do, refused before anything is sent to it."""
+"""What a Kubeflow cluster cannot do, refused before anything is sent to it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def settings_of(config: RunConfig) -> KubeflowSettings:
             setting="kubeflow",
             value=None,
             allowed="host, image, and volume or pipeline_root; see docs/kubeflow.md",
-            mend="add a section kubeflow: with these keys to the configuration",
+            fix="add a section kubeflow: with these keys to the configuration",
         )
     check_hardware(config.parsed_hardware)
     return config.kubeflow
 
 
 def check_hardware(hardware: Hardware) -> None:
-    """Raise UserError for hardware that a task of Kubeflow Pipelines can not have.
+    """Raise UserError for hardware that a task of Kubeflow Pipelines cannot have.
 
     A cluster has no custom jobs: training is one container, on GPUs that a node has.
     """
@@ -54,5 +54,5 @@ def check_hardware(hardware: Hardware) -> None:
         value=str(hardware),
         allowed="cpu, or one replica's GPUs, such as t4x1 or a100x8",
         nearest=near,
-        mend=f"--hardware {near}, or --target vertex",
+        fix=f"--hardware {near}, or --target vertex",
     )

@@ -21,7 +21,7 @@ def start(config: RunConfig, shown: Console) -> tuple[RunFolder, RunRecord]:
     """Submit the run and say where it is.
 
     Raises:
-        UserError: It can not run there, no server answers, or it refuses.
+        UserError: It cannot run there, no server answers, or it refuses.
     """
     return _submitted(*launch.submit(config), shown)
 
@@ -72,5 +72,5 @@ def log_lines(folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -
         "The logs of a run on Kubeflow are its pods', which the server's client does not give.",
         setting="RUN",
         value=record.run_id,
-        mend=launch.log_command(folder, record, step) + (" -f" if follow else ""),
+        fix=launch.log_command(folder, record, step) + (" -f" if follow else ""),
     )

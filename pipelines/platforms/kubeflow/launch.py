@@ -42,7 +42,7 @@ def submit(config: RunConfig) -> tuple[RunFolder, RunRecord]:
     """Start the run on the cluster; its folder, and its record with the server's id of it.
 
     Raises:
-        UserError: The configuration can not run there, no server answers, or it refuses; no run is left of it.
+        UserError: The configuration cannot run there, no server answers, or it refuses; no run is left of it.
     """
     settings = settings_of(config)
     server = Server(settings)
@@ -148,7 +148,7 @@ def cancel(folder: RunFolder) -> RunRecord:
     """
     record = refresh(folder)
     if record.status != "running" or record.job is None:
-        raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", mend="slipway list")
+        raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", fix="slipway list")
     Server(settings_of(load(folder.configuration_file))).terminate(record.job)
     return refresh(folder)
 
@@ -194,7 +194,7 @@ def _identify(record: RunRecord, server: Server) -> bool:
         if found is None:
             record.status = "failed"
             record.error = ErrorRecord(
-                step=None, message="The run was never submitted.", mend="slipway run --target kubeflow"
+                step=None, message="The run was never submitted.", fix="slipway run --target kubeflow"
             )
             return False
         record.job = found.run_id
@@ -240,8 +240,8 @@ def _error(record: RunRecord, run: Any, details: dict[str, Any], server: Server)
     told = (task.error if task is not None else None) or run.error
     message = str(told.message) if told and told.message else "The server does not say why."
     pods = _pods(task) if task is not None else []
-    mend = _kubectl(server, pods[-1]) if pods else server.page(str(record.job))
-    return ErrorRecord(step=failed, message=message, mend=mend)
+    fix = _kubectl(server, pods[-1]) if pods else server.page(str(record.job))
+    return ErrorRecord(step=failed, message=message, fix=fix)
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> float | None:

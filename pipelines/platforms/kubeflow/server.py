@@ -50,7 +50,7 @@ class Server:
                 setting="kubeflow.namespace",
                 value=None,
                 allowed="the namespace of your profile",
-                mend="--set kubeflow.namespace=PROFILE",
+                fix="--set kubeflow.namespace=PROFILE",
             )
         return self.settings.namespace
 
@@ -130,7 +130,7 @@ class Server:
             raise self._refusal(error) from None
 
     def _refusal(self, error: Any) -> UserError:
-        """The server's own sentence, with what mends it."""
+        """The server's own sentence, with what fixes it."""
         if error.status in (401, 403):
             return self._not_let_in(error.status)
         gone = error.status == NOT_FOUND
@@ -138,7 +138,7 @@ class Server:
             f"The Kubeflow Pipelines server refused: {_sentence(error)}.",
             setting="kubeflow.host",
             value=self.settings.host,
-            mend="the run was deleted on the server; start another: slipway run --target kubeflow" if gone else None,
+            fix="the run was deleted on the server; start another: slipway run --target kubeflow" if gone else None,
         )
 
     def _health(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Server:
                 )
             except (requests.ConnectionError, requests.Timeout) as error:
                 if _is_unreachable(error):
-                    raise self._no_answer(f"it can not be reached ({type(error).__name__})") from None
+                    raise self._no_answer(f"it cannot be reached ({type(error).__name__})") from None
                 raise
             if answer.status_code in TRANSIENT:
                 answer.raise_for_status()
@@ -188,7 +188,7 @@ class Server:
             setting="kubeflow.host",
             value=self.settings.host,
             allowed="the address at which the server's user interface or API is reached",
-            mend="kubectl -n kubeflow port-forward svc/ml-pipeline-ui 8080:80, and kubeflow.host: http://localhost:8080",
+            fix="kubectl -n kubeflow port-forward svc/ml-pipeline-ui 8080:80, and kubeflow.host: http://localhost:8080",
         )
 
     def _not_let_in(self, status: int) -> UserError:
@@ -197,7 +197,7 @@ class Server:
             setting="kubeflow.host",
             value=self.settings.host,
             allowed=f"a bearer token in {TOKEN_VARIABLE}, or the login page's cookie in {COOKIE_VARIABLE}",
-            mend=f"export {TOKEN_VARIABLE}=$(kubectl create token ACCOUNT --audience pipelines.kubeflow.org)",
+            fix=f"export {TOKEN_VARIABLE}=$(kubectl create token ACCOUNT --audience pipelines.kubeflow.org)",
         )
 
 

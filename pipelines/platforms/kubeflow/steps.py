@@ -127,7 +127,7 @@ def pipeline(config: RunConfig) -> Any:
     """The pipeline for Kubeflow; its parameters are the run's id and its base output directory.
 
     Raises:
-        UserError: The configuration does not say where, or can not run on such a cluster.
+        UserError: The configuration does not say where, or cannot run on such a cluster.
     """
     platform = KubeflowPlatform(settings_of(config))
 

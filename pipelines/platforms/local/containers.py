@@ -47,7 +47,7 @@ def docker_client() -> Iterator[Any]:
             setting="DOCKER_HOST",
             value=host,
             allowed="Docker, or podman's service: podman system service --time=0 unix:///run/podman/podman.sock",
-            mend="start Docker; or export DOCKER_HOST=unix:///run/podman/podman.sock",
+            fix="start Docker; or export DOCKER_HOST=unix:///run/podman/podman.sock",
         ) from None
     try:
         yield client

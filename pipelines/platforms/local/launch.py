@@ -239,7 +239,7 @@ class _Follower:
         if not self._folder.record_file.exists():
             raise UserError(
                 f"The run folder {self._folder.path} was deleted during the run; its processes were stopped.",
-                mend="slipway run, to start a new one",
+                fix="slipway run, to start a new one",
             )
         for event in self._new_events():
             if _apply(self._record, event):
@@ -308,12 +308,12 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> bool:
     elif kind == "failed":
         step.status = "failed"
         error = event["error"]
-        mend = error.get("mend") or f"slipway logs {record.run_id} --step {step.name}"
+        fix = error.get("fix") or f"slipway logs {record.run_id} --step {step.name}"
         record.error = ErrorRecord(
             step=step.name,
             message=_sentence(error),
             setting=error.get("setting"),
-            mend=mend,
+            fix=fix,
             traceback=error.get("traceback") or None,
         )
     elif kind == "cancelled":
@@ -322,10 +322,10 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> bool:
 
 
 def _sentence(error: dict[str, Any]) -> str:
-    """A failed step's error as one screen without its mend, which has a place of its own."""
+    """A failed step's error as one screen without its fix, which has a place of its own."""
     if "setting" not in error:  # no user's mistake: a sentence and a traceback
         return str(error["message"])
-    return str(UserError.from_dict({**error, "mend": None}))
+    return str(UserError.from_dict({**error, "fix": None}))
 
 
 def _take_results(record: RunRecord, step: StepRecord) -> None:
@@ -359,7 +359,7 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
         record.error = ErrorRecord(
             step=running.name if running else None,
             message=f"No space is left on the disk of {folder.path}.",
-            mend=f"free disk space there, then slipway run --resume {record.run_id}",
+            fix=f"free disk space there, then slipway run --resume {record.run_id}",
         )
     if record.error is None:
         log = folder.logs / (f"{running.name}.log" if running else "pipeline.log")
@@ -368,7 +368,7 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
             message="The step ended without a word: it was killed."
             if running
             else "The pipeline failed outside its steps.",
-            mend=f"slipway run --resume {record.run_id}",
+            fix=f"slipway run --resume {record.run_id}",
             traceback=last_lines(log),
         )
 

@@ -112,7 +112,7 @@ def _check_account(settings: AccessSettings) -> None:
             value=None,
             allowed="the e-mail of a service account; setup makes it where it does not exist",
             nearest=near,
-            mend=f"--set vertex.service_account={near}, and the same in the configuration",
+            fix=f"--set vertex.service_account={near}, and the same in the configuration",
         )
 
 
@@ -130,17 +130,17 @@ def show(lines: list[Line], console: Console) -> None:
         table.add_row(MARKS[line.status], line.kind, escape(str(line.item)), escape(line.item.reason))
         if line.found not in PLAIN:
             table.add_row("", "", "", f"[yellow]{escape(line.found)}[/]")
-        if line.mend:
-            table.add_row("", "", "", f"mend: {escape(line.mend)}")
+        if line.fix:
+            table.add_row("", "", "", f"fix: {escape(line.fix)}")
     console.print(table, highlight=False)
     counts = {status: sum(line.status == status for line in rest) for status in ("missing", "wrong", "unseen")}
-    texts = {"missing": "to make", "wrong": "not as they should be", "unseen": "that can not be seen"}
+    texts = {"missing": "to make", "wrong": "not as they should be", "unseen": "that cannot be seen"}
     told = [f"{count} {texts[status]}" for status, count in counts.items() if count]
     console.print(f"{there} there, {', '.join(told)}", highlight=False)
 
 
 def show_end(outcomes: list[Any], left: list[Line], console: Console) -> None:
-    """What is still not as it should be, each with its mend."""
+    """What is still not as it should be, each with its fix."""
     said = set()
     for outcome in outcomes:
         if outcome.result == "later":
@@ -152,7 +152,7 @@ def show_end(outcomes: list[Any], left: list[Line], console: Console) -> None:
         if line.status in ("wrong", "unseen") and line.found not in said:
             said.add(line.found)
             console.print(f"[red]✗[/] {escape(str(line.item))}: {escape(line.found)}", highlight=False, soft_wrap=True)
-            if line.mend:
-                console.print(f"  mend: {escape(line.mend)}", highlight=False, soft_wrap=True)
+            if line.fix:
+                console.print(f"  fix: {escape(line.fix)}", highlight=False, soft_wrap=True)
     if not said and not blocking(left):
         console.print("Everything that a run needs is there.", highlight=False)

@@ -48,7 +48,7 @@ def _submit(run: VertexRun, earlier: RunRecord | None, shown: Console) -> tuple[
         with (run.folder.logs / "build_image.log").open("w") as log:
             images = ensure_images(run.config, log, say)
     except WorkFailed as error:
-        return run.folder, run.build_failed(UserError(error.message, mend=f"see {log.name}"), earlier)
+        return run.folder, run.build_failed(UserError(error.message, fix=f"see {log.name}"), earlier)
     except BaseException:
         _undo(run.folder, earlier)
         raise

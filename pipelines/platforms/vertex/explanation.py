@@ -40,14 +40,14 @@ def explain(connection: Connection, job: Any, run_id: str, facts: Mapping[str, A
     Args:
         connection: To the project and region that it ran in.
         job: The job, which has failed.
-        run_id: For the commands that the mend names.
+        run_id: For the commands that the fix names.
         facts: What known errors' sentences name: see known_errors.recognise.
     """
     task = _first_failed(job)
     if task is None:
         found = first_recognised([job.error.message], facts)
         message = found.sentence if found else _plain(job.error.message) or "The pipeline failed outside its steps."
-        return ErrorRecord(step=None, message=message, mend=found.mend if found else f"slipway logs {run_id}")
+        return ErrorRecord(step=None, message=message, fix=found.fix if found else f"slipway logs {run_id}")
     step = step_of(task.task_name) or task.task_name
     failed = _failed_job(connection, custom_jobs(task))
     lines = failed.lines if failed else []
@@ -55,18 +55,18 @@ def explain(connection: Connection, job: Any, run_id: str, facts: Mapping[str, A
     told = _users_mistake(lines)
     texts = [failed.message if failed else "", task.error.message, job.error.message]
     found = first_recognised([*texts, *_latest(lines)], facts)
-    message, mend = _plain((failed and failed.message) or task.error.message), f"slipway logs {run_id} --step {step}"
+    message, fix = _plain((failed and failed.message) or task.error.message), f"slipway logs {run_id} --step {step}"
     if told is not None:
-        message, mend = str(UserError.from_dict({**told.as_dict(), "mend": None})), told.mend or mend
+        message, fix = str(UserError.from_dict({**told.as_dict(), "fix": None})), told.fix or fix
     elif found is not None:
-        message, mend = found.sentence, found.mend
+        message, fix = found.sentence, found.fix
     if failed is not None and failed.unread:
         message += f"\nIts log could not be read: {failed.unread}"
     return ErrorRecord(
         step=step,
         message=message,
         setting=told.setting if told else None,
-        mend=mend,
+        fix=fix,
         traceback=told.traceback if told else _traceback(lines, replica),
         job=failed.name if failed else None,
         replica=replica,

@@ -101,7 +101,7 @@ class VertexRun:
         """Record that an image could not be built, and give the record."""
         record = earlier or self._new_record()
         record.status, record.ended = "failed", datetime.now(UTC)
-        record.error = ErrorRecord(step=None, message=error.message, mend=error.mend)
+        record.error = ErrorRecord(step=None, message=error.message, fix=error.fix)
         self.folder.write(record)
         return record
 
@@ -185,7 +185,7 @@ class VertexRun:
         """
         reader, record = LogReader(self.connection), self.folder.read()
         if record.job is None:
-            raise UserError(f"The run {record.run_id} was never on Vertex AI.", mend=f"slipway explain {record.run_id}")
+            raise UserError(f"The run {record.run_id} was never on Vertex AI.", fix=f"slipway explain {record.run_id}")
         while True:
             job = self._job(record)
             steps: dict[str, str] = {}
@@ -208,7 +208,7 @@ class VertexRun:
 
         Raises:
             NoSuchJobError: It is not there.
-            UserError: It can not be asked for.
+            UserError: It cannot be asked for.
         """
         try:
             return retried(lambda: self.connection.pipelines.get_pipeline_job(name=record.job))
@@ -217,18 +217,18 @@ class VertexRun:
                 raise NoSuchJobError(
                     f"Vertex AI knows no run {self.folder.run_id} in {self.connection.parent}: it was never submitted, "
                     "or it was deleted there.",
-                    mend="slipway run --target vertex",
+                    fix="slipway run --target vertex",
                 ) from None
             raise self._told(error) from error
 
     def _told(self, error: BaseException) -> UserError:
-        """An error of the service in a sentence, with its mend."""
+        """An error of the service in a sentence, with its fix."""
         if isinstance(error, UserError):
             return error
         facts = submission.facts_of(self.config)
         if is_transient(error):
             told = as_user_error(error, "Vertex AI could not be reached", facts)
-            return UnreachableError(told.message, mend=told.mend)
+            return UnreachableError(told.message, fix=told.fix)
         return as_user_error(error, "Vertex AI refused", facts)
 
     def _conclude(self, record: RunRecord, job: Any) -> None:
@@ -265,7 +265,7 @@ class VertexRun:
 
     def _never_began(self, record: RunRecord, error: UserError) -> None:
         record.status, record.ended, record.job, record.console = "failed", datetime.now(UTC), None, None
-        record.error = ErrorRecord(step=None, message=error.message, mend=error.mend)
+        record.error = ErrorRecord(step=None, message=error.message, fix=error.fix)
         for step in record.steps:
             step.status = "skipped"
         self.folder.write(record)

@@ -43,7 +43,7 @@ def serving_image_of(settings: VertexSettings) -> str:
             setting="vertex.serving_image",
             value=None,
             allowed="an image that serves a SavedModel, by digest or by a tag that is never moved",
-            mend="--set vertex.serving_image=IMAGE",
+            fix="--set vertex.serving_image=IMAGE",
         )
     return settings.serving_image
 
@@ -119,7 +119,7 @@ def submit(connection: Connection, job: Any, job_id: str) -> Any:
         The job as the service has it.
 
     Raises:
-        Exception: The service refuses it, or can not be reached: its client's own error.
+        Exception: The service refuses it, or cannot be reached: its client's own error.
     """
     request = {"parent": connection.parent, "pipeline_job": job, "pipeline_job_id": job_id}
     tried = False

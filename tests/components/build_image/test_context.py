@@ -113,7 +113,7 @@ def test_an_own_package_that_git_does_not_track_is_refused(tree: Path, write: Ca
     folder = write("flowers/net.py", "z = 3\n").parent
     with pytest.raises(UserError) as error:
         context_of(tree, own={"flowers": folder})
-    assert error.value.mend == f"git add {folder}"
+    assert error.value.fix == f"git add {folder}"
 
 
 def test_without_git_nothing_is_known(tmp_path: Path) -> None:

@@ -31,4 +31,4 @@ def test_each_accelerator_and_engine_has_an_image(accelerator: str, engine: str,
 def test_an_engine_without_an_image_for_the_accelerator_is_refused() -> None:
     with pytest.raises(UserError) as caught:
         image_kind(SOURCE, "trainer", "tpu", "pytorch")
-    assert "requirements/trainer-tpu-pytorch.in" in (caught.value.mend or "")
+    assert "requirements/trainer-tpu-pytorch.in" in (caught.value.fix or "")

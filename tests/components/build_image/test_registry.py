@@ -36,8 +36,8 @@ def test_an_image_is_found_by_its_tag(google: FakeGoogle, registry: ArtifactRegi
 def test_a_repository_that_is_not_there_is_no_missing_image(google: FakeGoogle, registry: ArtifactRegistry) -> None:
     with pytest.raises(UserError, match="There is no repository") as error:
         registry.digest(REPOSITORY, "trainer-cpu", "abc")
-    assert error.value.mend is not None
-    assert "slipway setup" in error.value.mend
+    assert error.value.fix is not None
+    assert "slipway setup" in error.value.fix
 
 
 def test_a_reader_without_rights_is_told_the_role(google: FakeGoogle, registry: ArtifactRegistry) -> None:
@@ -94,6 +94,6 @@ def test_another_registry_is_asked_with_the_stored_login(
 
 
 def test_a_registry_that_is_away_is_named_with_the_command_that_starts_one() -> None:
-    with pytest.raises(UserError, match="localhost:1 can not be asked") as error:
+    with pytest.raises(UserError, match="localhost:1 cannot be asked") as error:
         HttpRegistry("containers.repository").digest("localhost:1/slipway", "trainer-cpu", "abc")
-    assert "--publish 127.0.0.1:1:5000" in str(error.value.mend)
+    assert "--publish 127.0.0.1:1:5000" in str(error.value.fix)

@@ -46,14 +46,14 @@ def test_without_credentials_the_login_is_named(google: FakeGoogle, monkeypatch:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
     with pytest.raises(UserError, match="no credentials") as error:
         get_project(google)
-    assert error.value.mend == "gcloud auth application-default login"
+    assert error.value.fix == "gcloud auth application-default login"
 
 
 @pytest.mark.parametrize(
     ("endpoints", "near"),
     [({"aiplatfrom": "a:1"}, "aiplatform"), ({"storage": "https://storage.example.com/v1"}, "storage.example.com")],
 )
-def test_an_endpoint_that_can_not_be_is_refused(endpoints: dict[str, str], near: str) -> None:
+def test_an_endpoint_that_cannot_be_is_refused(endpoints: dict[str, str], near: str) -> None:
     with pytest.raises(UserError) as error:
         check_endpoints(endpoints)
     assert error.value.nearest == near
@@ -74,4 +74,4 @@ def test_credentials_that_google_no_longer_takes_are_named(google: FakeGoogle) -
     google.tokens.faults.plan("POST /token", gone, times=100)
     with pytest.raises(UserError, match="are refused") as error:
         _ = Connection(PROJECT, REGION, google.endpoints).caller
-    assert error.value.mend == "gcloud auth application-default login"
+    assert error.value.fix == "gcloud auth application-default login"

@@ -1,4 +1,4 @@
-"""Every sentence by which Google's services tell of a failure is known, and ends with what mends it."""
+"""Every sentence by which Google's services tell of a failure is known, and ends with what fixes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from slipway.components.cloud.known_errors import KNOWN_ERRORS, as_user_error, first_recognised, recognise
 
 FACTS = {"project": "p", "region": "europe-west4", "bucket": "p-runs", "account": "runner@p.iam.gserviceaccount.com"}
-# The service's words, by the known error's name; then what the sentence and the mend have to name.
+# The service's words, by the known error's name; then what the sentence and the fix have to name.
 WORDS: dict[str, tuple[str, str, str]] = {
     "accelerator": (
         'Accelerator "NVIDIA_TESLA_K80" is not supported for machine type "n1-standard-4"',
@@ -92,7 +92,7 @@ def test_every_known_error_has_its_words_here():
 
 @pytest.mark.parametrize("name", WORDS)
 def test_the_words_are_known_wherever_they_stand(name: str):
-    words, sentence, mend = WORDS[name]
+    words, sentence, fix = WORDS[name]
     for text in (
         words,
         f"com.google.AiPlatformException: code=9, message={words}; cause=null",
@@ -102,16 +102,16 @@ def test_the_words_are_known_wherever_they_stand(name: str):
         assert found is not None, text
         assert found.name == name
         assert sentence in found.sentence
-        assert mend in found.mend
-        assert "{" not in found.sentence + found.mend
+        assert fix in found.fix
+        assert "{" not in found.sentence + found.fix
 
 
 @pytest.mark.parametrize("name", WORDS)
 def test_without_facts_the_sentence_is_whole_all_the_same(name: str):
     found = recognise(WORDS[name][0])
     assert found is not None
-    assert "{" not in found.sentence + found.mend
-    assert "None" not in found.sentence + found.mend
+    assert "{" not in found.sentence + found.fix
+    assert "None" not in found.sentence + found.fix
 
 
 def test_the_first_text_that_is_known_counts_and_an_unknown_one_is_not_guessed_at():
@@ -124,7 +124,7 @@ def test_the_first_text_that_is_known_counts_and_an_unknown_one_is_not_guessed_a
 def test_an_error_that_is_not_known_keeps_the_services_words():
     error = as_user_error(RuntimeError("400 Something\n  new."), "Vertex AI refused", FACTS)
     assert error.message == "Vertex AI refused: 400 Something new."
-    assert error.mend == "slipway doctor --target vertex"
+    assert error.fix == "slipway doctor --target vertex"
 
 
 def test_the_page_about_failures_has_every_one_of_them():
@@ -134,5 +134,5 @@ def test_the_page_about_failures_has_every_one_of_them():
 
     page = (Path(__file__).parents[3] / "docs" / "when-a-run-fails.md").read_text()
     for known in KNOWN_ERRORS:
-        row = f"| {known.cause} | {known.sentence.format_map(Named())} | {known.mend.format_map(Named())} |"
+        row = f"| {known.cause} | {known.sentence.format_map(Named())} | {known.fix.format_map(Named())} |"
         assert row in page.splitlines(), f"docs/when-a-run-fails.md lacks: {row}"

@@ -1,4 +1,4 @@
-"""What a service refuses becomes a sentence that names who lacks what, and the command that mends it."""
+"""What a service refuses becomes a sentence that names who lacks what, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_missing_right_names_who_and_which_and_the_command(google):
         google, ServiceError(403, "Permission 'resourcemanager.projects.get' denied on resource projects/p")
     )
     assert error.message == f"{SUBMITTER} may not see the project: resourcemanager.projects.get is missing."
-    assert f"--member=serviceAccount:{SUBMITTER} --role=roles/browser" in error.mend
+    assert f"--member=serviceAccount:{SUBMITTER} --role=roles/browser" in error.fix
 
 
 def test_an_api_that_is_off_is_named(google):
@@ -56,7 +56,7 @@ def test_an_api_that_is_off_is_named(google):
         connection.api("cloudresourcemanager", "v3").projects().get(name=f"projects/{PROJECT}").execute()
     error = refusal(caught.value, connection, "see the project")
     assert "cloudresourcemanager.googleapis.com is not enabled" in error.message
-    assert "gcloud services enable cloudresourcemanager.googleapis.com" in error.mend
+    assert "gcloud services enable cloudresourcemanager.googleapis.com" in error.fix
 
 
 def test_what_does_not_pass_is_said_so(google):

@@ -134,8 +134,8 @@ def test_a_champion_that_no_longer_loads_is_named_with_the_ways_out(
         evaluate(DEFAULT, model_folder, data_set, champion)
     assert str(champion) in caught.value.message
     assert "does not load" in caught.value.message
-    assert "--set evaluate.champion=none" in caught.value.mend
-    assert f"restore {champion}" in caught.value.mend
+    assert "--set evaluate.champion=none" in caught.value.fix
+    assert f"restore {champion}" in caught.value.fix
     assert len(str(caught.value).splitlines()) < 10
 
 
@@ -145,10 +145,10 @@ def test_a_champion_of_an_engine_that_is_not_here_is_named_with_the_ways_out(
     champion = as_version(model_folder, tmp_path, 8)
     (champion / "saved_model.pb").rename(champion / "model.pt2")
     monkeypatch.setitem(NEEDS, "pytorch", Needs("pytorch", ("no_such_library",)))
-    with pytest.raises(UserError, match=r"can not be run here\. The engine pytorch needs no_such_library") as caught:
+    with pytest.raises(UserError, match=r"cannot be run here\. The engine pytorch needs no_such_library") as caught:
         evaluate(DEFAULT, model_folder, data_set, champion)
     assert str(champion) in caught.value.message
-    assert caught.value.mend == "--set evaluate.champion=none to go without it, or pip install 'slipway[pytorch]'"
+    assert caught.value.fix == "--set evaluate.champion=none to go without it, or pip install 'slipway[pytorch]'"
 
 
 def test_a_model_that_does_not_load_is_refused(data_set: Path, model_folder: Path, tmp_path: Path) -> None:
@@ -175,14 +175,14 @@ def test_probabilities_that_are_not_numbers_are_refused(
         evaluate(DEFAULT, broken, data_set, None)
 
 
-def test_an_image_that_can_not_be_decoded_is_named(
+def test_an_image_that_cannot_be_decoded_is_named(
     make_data_set: Callable[..., Path], model_folder: Path, digits: Any, tmp_path: Path
 ) -> None:
     images = digits.test_images[:20]
     images[11] = images[11][:40]
     labels = digits.test_labels[:20].tolist()
     folder = make_data_set(tmp_path / "data", images, labels, [str(digit) for digit in range(10)])
-    with pytest.raises(UserError, match=f"The image {labels[11]}/00011.png of the test split can not be decoded"):
+    with pytest.raises(UserError, match=f"The image {labels[11]}/00011.png of the test split cannot be decoded"):
         evaluate(DEFAULT, model_folder, folder, None)
 
 

@@ -73,7 +73,7 @@ def test_steps_are_exact(train, steps):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "setting", "mend"),
+    ("arguments", "setting", "fix"),
     [
         ({"replicas": 3, "batch_size": 64}, "train.batch_size", "--set train.batch_size=63"),
         ({"replicas": 2, "devices": 4, "batch_size": 20}, "train.batch_size", "--set train.batch_size=16"),
@@ -83,11 +83,11 @@ def test_steps_are_exact(train, steps):
         ({"replicas": 2, "available": 1, "batch_size": 64}, "train.batch_size", "use fewer replicas"),
     ],
 )
-def test_what_can_not_be_shared_is_refused(arguments, setting, mend):
+def test_what_cannot_be_shared_is_refused(arguments, setting, fix):
     with pytest.raises(UserError) as caught:
         plan(**arguments)
     assert caught.value.setting == setting
-    assert caught.value.mend.startswith(mend)
+    assert caught.value.fix.startswith(fix)
 
 
 @given(replicas=st.integers(1, 16), batch=st.integers(1, 512), examples=st.integers(1, 5000))
@@ -117,7 +117,7 @@ def test_a_rehearsals_batch_is_the_largest_that_fits_and_is_said(tmp_path, monke
     assert fitted.plan.batch_per_replica * 2 == 100
     assert "batches of 100: 512" in (tmp_path / "events").read_text()
     assert plan(batch_size=512, model=CONVOLUTION, memory=each * 512).plan.batch_per_replica == 512
-    with pytest.raises(UserError, match="can not rehearse"):
+    with pytest.raises(UserError, match="cannot rehearse"):
         plan(replicas=2, batch_size=512, model=CONVOLUTION, memory=each)
 
 
@@ -145,7 +145,7 @@ def test_a_training_module_of_ones_own_is_run_in_every_pool_and_told_where_the_d
         ({"batch_size": 48, "accumulation": 5}, "train.accumulation"),
     ],
 )
-def test_settings_that_the_data_or_the_engine_can_not_follow_are_refused(settings, setting):
+def test_settings_that_the_data_or_the_engine_cannot_follow_are_refused(settings, setting):
     with pytest.raises(UserError) as caught:
         plan(**settings)
     assert caught.value.setting == setting

@@ -1,4 +1,4 @@
-"""What a user can get wrong: each an error that says what is wrong and what mends it, with nothing left behind."""
+"""What a user can get wrong: each an error that says what is wrong and what fixes it, with nothing left behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_unknown_source_names_the_nearest(make_settings: MakeSettings, source
 
 
 def test_a_bare_path_is_told_how_it_is_written(make_settings: MakeSettings) -> None:
-    assert "images:./pictures" in (refused(make_settings("./pictures")).mend or "")
+    assert "images:./pictures" in (refused(make_settings("./pictures")).fix or "")
 
 
 def test_a_folder_that_is_missing_names_the_nearest(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
@@ -141,26 +141,26 @@ def damaged(root: Path, encoded: Callable[..., bytes]) -> dict[str, str]:
         "a/image 0.png": "it is cut short",
         "a/image 1.png": "it is empty",
         "b/image 2.png": "it is neither PNG nor JPEG",
-        "b/loop.png": "it can not be read: Too many levels of symbolic links",
+        "b/loop.png": "it cannot be read: Too many levels of symbolic links",
         "b/photo.gif": "it is neither PNG nor JPEG",
-        "b/gone.png": "it can not be read: No such file or directory",
-        "b/disk.png": "it can not be read: Input/output error",
+        "b/gone.png": "it cannot be read: No such file or directory",
+        "b/disk.png": "it cannot be read: Input/output error",
         "b/bomb.png": "it has 10000x10000 pixels, more than 89,478,485",
     }
 
 
-def test_images_that_can_not_be_used_are_named(
+def test_images_that_cannot_be_used_are_named(
     make_folder: MakeFolder, make_settings: MakeSettings, encoded: Callable[..., bytes]
 ) -> None:
     root = make_folder({"a": 49, "b": 46})
     reasons = damaged(root, encoded)
     for allowed in (0.0, 0.0799):
         error = refused(make_settings(root, skip_corrupt=allowed))
-        assert error.message.startswith("8 of 100 images can not be used: ")
+        assert error.message.startswith("8 of 100 images cannot be used: ")
         assert error.message.endswith("; and 3 more.")
         assert sum(f"{key} ({reason})" in error.message for key, reason in reasons.items()) == 5
         assert (error.setting, error.value) == ("data.skip_corrupt", allowed)
-        assert "set data.skip_corrupt to 0.08 " in (error.mend or "")
+        assert "set data.skip_corrupt to 0.08 " in (error.fix or "")
 
 
 @pytest.mark.parametrize("check", ["header", "decode"])
@@ -197,7 +197,7 @@ def test_a_class_that_is_left_without_images_is_named(make_folder: MakeFolder, m
 def test_a_file_that_may_not_be_read_is_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
     root = make_folder({"a": 9})
     (root / "a" / "image 3.png").chmod(0)
-    assert "a/image 3.png (it can not be read: Permission denied)" in refused(make_settings(root)).message
+    assert "a/image 3.png (it cannot be read: Permission denied)" in refused(make_settings(root)).message
 
 
 def test_a_source_that_changes_meanwhile_is_refused(
@@ -219,7 +219,7 @@ def test_a_store_that_is_a_file_is_refused(
     make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="can not be written") as error:
+    with pytest.raises(UserError, match="cannot be written") as error:
         prepare(make_settings(make_folder({"a": 9}), store=str(tmp_path / "file")), 1)
     assert error.value.setting == "data.store"
 

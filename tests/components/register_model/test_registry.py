@@ -113,9 +113,7 @@ def test_without_a_champion_to_beat_the_model_takes_its_place(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("text", ["9\n", "", "latest", "01", "7" * 5000, "a folder"])
-def test_an_alias_that_names_no_version_is_an_error_with_its_mend(
-    tmp_path: Path, model_folder: Path, text: str
-) -> None:
+def test_an_alias_that_names_no_version_is_an_error_with_its_fix(tmp_path: Path, model_folder: Path, text: str) -> None:
     registry = Registry(tmp_path / "models")
     registry.register("digits", model_folder, {"run_id": "a"}, None)
     registry.register("digits", model_folder, {"run_id": "b"}, 1)
@@ -130,8 +128,8 @@ def test_an_alias_that_names_no_version_is_an_error_with_its_mend(
     with pytest.raises(UserError) as caught:
         registry.champion("digits")
     assert len(str(caught.value)) < 1500
-    assert f"echo 2 > {file}" in caught.value.mend
-    assert "--set evaluate.champion=none" in caught.value.mend
+    assert f"echo 2 > {file}" in caught.value.fix
+    assert "--set evaluate.champion=none" in caught.value.fix
     with pytest.raises(UserError):
         registry.register("digits", model_folder, {"run_id": "c"}, 1)
     assert "3" not in listing(registry)
@@ -200,7 +198,7 @@ def test_a_full_disk_leaves_nothing_of_the_version(
         registry.register("digits", model_folder, {"run_id": "b"}, 1)
     assert "its disk is full" in caught.value.message
     assert caught.value.setting == "register.registry"
-    assert "free space" in caught.value.mend
+    assert "free space" in caught.value.fix
     assert listing(registry) == {"1", "champion"}
     assert registry.champion("digits").number == 1
 
@@ -210,7 +208,7 @@ def test_a_small_file_system_that_is_full(tmp_path: Path, model_folder: Path) ->
     root.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(root)]
     if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("a file system can not be mounted here")
+        pytest.skip("a file system cannot be mounted here")
     try:
         with pytest.raises(UserError, match="its disk is full"):
             Registry(root).register("digits", model_folder, {"run_id": "a"}, None)

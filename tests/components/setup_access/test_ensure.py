@@ -19,7 +19,7 @@ def test_it_verifies_and_changes_nothing(new_project):
     with pytest.raises(UserError) as error:
         ensure(settings(new_project), grant=False)
     assert "aiplatform.googleapis.com is missing" in error.value.message
-    assert error.value.mend == "slipway setup --apply"
+    assert error.value.fix == "slipway setup --apply"
     assert new_project.world.writes.total() == 0
 
 

@@ -152,7 +152,7 @@ def test_a_grant_under_a_condition_is_not_a_grant(google):
 
 
 @pytest.mark.parametrize(
-    ("change", "mends"),
+    ("change", "fixes"),
     [
         ({"location": "EU", "locationType": "multi-region"}, "vertex.bucket"),
         ({"location": "US-CENTRAL1"}, "vertex.bucket"),
@@ -160,7 +160,7 @@ def test_a_grant_under_a_condition_is_not_a_grant(google):
         ({"iamConfiguration": {"uniformBucketLevelAccess": {"enabled": False}}}, "--uniform-bucket-level-access"),
     ],
 )
-def test_a_bucket_that_does_not_fit_is_left_as_it_is(google, change, mends):
+def test_a_bucket_that_does_not_fit_is_left_as_it_is(google, change, fixes):
     make_ready(google)
     google.world.buckets[BUCKET].update(change)
     if "projectNumber" in change:
@@ -169,7 +169,7 @@ def test_a_bucket_that_does_not_fit_is_left_as_it_is(google, change, mends):
     _, left = apply(settings(google, builds=False))
     (wrong,) = blocking(left)
     assert (str(wrong.item), wrong.status) == (f"gs://{BUCKET}", "wrong")
-    assert mends in wrong.mend
+    assert fixes in wrong.fix
     assert google.world.buckets[BUCKET] == bucket
 
 
@@ -194,7 +194,7 @@ def test_a_right_that_is_taken_away_in_between_ends_as_a_sentence(new_project):
     assert failed
     assert all(SUBMITTER in outcome.error.message for outcome in failed)
     assert "resourcemanager.projects.setIamPolicy is missing" in failed[0].error.message
-    assert failed[0].error.mend.endswith("--role=roles/resourcemanager.projectIamAdmin")
+    assert failed[0].error.fix.endswith("--role=roles/resourcemanager.projectIamAdmin")
     # What does not take that right is done all the same.
     assert f"gs://{BUCKET}" in {str(line.item) for line in left if line.status == "there"}
     assert blocking(left)
@@ -216,11 +216,11 @@ def test_who_may_not_look_is_told_so_line_by_line(google):
     lines = difference(asked, look(asked))
     unseen = [line for line in lines if line.status == "unseen"]
     assert {line.kind for line in unseen} == {"identity", "account", "bucket", "repository", "binding"}
-    assert all(line.mend for line in unseen)
+    assert all(line.fix for line in unseen)
     assert blocking(lines) == []
 
 
-def test_an_account_of_builds_that_can_not_be_asked_for_hides_nothing(google):
+def test_an_account_of_builds_that_cannot_be_asked_for_hides_nothing(google):
     make_ready(google)
     google.faults.plan("defaultServiceAccount", ServiceError(403, "Permission 'cloudbuild.builds.get' denied"))
     asked = settings(google)

@@ -103,7 +103,7 @@ class JobService:
                 if not job.start_time or work.look() is not None:
                     self._end(job, State.JOB_STATE_CANCELLED)
                 return job
-            unfit = self._can_not_pull(job)
+            unfit = self._cannot_pull(job)
             if unfit is not None:
                 self._end(job, State.JOB_STATE_FAILED, Failure(unfit, code=7))
                 return job
@@ -144,7 +144,7 @@ class JobService:
             job.error = status_pb2.Status(code=failure.code, message=message)
             self.log.write_job(job.name, "service", {"severity": "ERROR", "message": message})
 
-    def _can_not_pull(self, job: vertex.CustomJob) -> str | None:
+    def _cannot_pull(self, job: vertex.CustomJob) -> str | None:
         """The sentence for an image that the service agent may not pull."""
         project = self.world.project(job.name.split("/")[1])
         agent = f"service-{project.number}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
@@ -179,7 +179,7 @@ class JobService:
     def _cancel(self, request: vertex.CancelCustomJobRequest, caller: str) -> Any:
         job = self._named(request.name, caller, "aiplatform.customJobs.cancel")
         if job.state in ENDED:
-            raise ServiceError(412, f"CustomJob {job.name} has ended and can not be cancelled.")
+            raise ServiceError(412, f"CustomJob {job.name} has ended and cannot be cancelled.")
         self.cancel(job.name)
         return empty_pb2.Empty()
 

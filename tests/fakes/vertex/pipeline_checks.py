@@ -34,7 +34,7 @@ KINDS: dict[int, tuple[type, ...]] = {
 
 
 def check_pipeline_job(world: World, project: Project, job: vertex.PipelineJob, job_id: str, caller: str) -> None:
-    """Raise what CreatePipelineJob answers for a job that can not be."""
+    """Raise what CreatePipelineJob answers for a job that cannot be."""
     world.require(caller, "aiplatform.pipelineJobs.create", f"projects/{project.id}")
     if job_id and not JOB_ID.fullmatch(job_id):
         raise invalid(f"Invalid pipeline_job_id {job_id!r}: it must match the regex [a-z][-a-z0-9]{{0,127}}.")

@@ -114,7 +114,7 @@ class PipelineService:
         job = self._named(request.name, caller, "aiplatform.pipelineJobs.cancel")
         with self.world.lock:
             if job.state in PIPELINE_ENDED:
-                raise ServiceError(412, f"PipelineJob {job.name} has ended and can not be cancelled.")
+                raise ServiceError(412, f"PipelineJob {job.name} has ended and cannot be cancelled.")
             job.state = State.PIPELINE_STATE_CANCELLING
         return empty_pb2.Empty()
 

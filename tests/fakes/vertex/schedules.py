@@ -151,7 +151,7 @@ class ScheduleService:
             return self._shown(schedule)
 
     def _check(self, project: Project, schedule: vertex.Schedule, caller: str) -> None:
-        """Raise what CreateSchedule answers for a schedule that can not be."""
+        """Raise what CreateSchedule answers for a schedule that cannot be."""
         check_display_name(schedule.display_name)
         match = CRON.fullmatch(schedule.cron)
         if not match:
@@ -190,12 +190,12 @@ class ScheduleService:
             )
         with self.world.lock:
             if have.state == State.COMPLETED:
-                raise ServiceError(412, f"{have.name} is completed and can not be updated.")
+                raise ServiceError(412, f"{have.name} is completed and cannot be updated.")
             changed = vertex.Schedule(have)
             for path in paths:
                 value = getattr(request.schedule, path)
                 if getattr(have, path) and not value and path != "allow_queueing":
-                    raise invalid(f"The field {path} can not be unset.")
+                    raise invalid(f"The field {path} cannot be unset.")
                 setattr(changed, path, value)
             self._check(project, changed, caller)
             changed.update_time = self.now

@@ -96,7 +96,7 @@ def test_a_failure_stops_what_needs_the_task(ready_google, specification):
         ("tpu-v5e-2x4", {"twice": True}, "TPU jobs must have exactly one worker pool with a replica count of 1."),
     ],
 )
-def test_worker_pools_that_can_not_be_are_refused(ready_google, hardware, machine, sentence):
+def test_worker_pools_that_cannot_be_are_refused(ready_google, hardware, machine, sentence):
     from slipway.pipelines.hardware import parse
 
     pools = parse(hardware).worker_pools()
@@ -166,7 +166,7 @@ def set_field(**fields: Any) -> Callable[[FakeGoogle, dict[str, Any]], None]:
         ),
     ],
 )
-def test_a_pipeline_job_that_can_not_be_is_refused(ready_google, specification, damage, status, sentence):
+def test_a_pipeline_job_that_cannot_be_is_refused(ready_google, specification, damage, status, sentence):
     request = request_of(specification(vertex_settings(ready_google)))
     damage(ready_google, request)
     client = Connection(PROJECT, REGION, ready_google.endpoints).pipelines

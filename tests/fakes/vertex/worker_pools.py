@@ -16,7 +16,7 @@ LARGEST_JOB = 4
 
 
 def check_worker_pools(spec: vertex.CustomJobSpec, region: str) -> None:
-    """Raise what CreateCustomJob answers for pools that can not run in `region`."""
+    """Raise what CreateCustomJob answers for pools that cannot run in `region`."""
     pools = list(spec.worker_pool_specs)
     if not pools or not _used(pools[0]):
         raise invalid("The first worker pool spec must be specified.")

@@ -225,7 +225,7 @@ def test_the_next_command_changes_the_configuration_where_the_fix_does(fix: str 
         hardware="cpu",
         created=datetime.now(UTC),
         steps=[StepRecord(name="train", status="failed")],
-        error=ErrorRecord(step="train", message="No.", mend=fix),
+        error=ErrorRecord(step="train", message="No.", fix=fix),
     )
     assert display.next_command(record) == command
     elsewhere = record.model_copy(update={"platform": "vertex"})

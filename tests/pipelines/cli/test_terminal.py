@@ -68,7 +68,7 @@ def test_help_is_no_mistake() -> None:
 
 
 def test_a_users_mistake_is_a_screen_or_an_object() -> None:
-    error = UserError("No.", setting="train.epochs", value=3, nearest="4", mend="--set train.epochs=4")
+    error = UserError("No.", setting="train.epochs", value=3, nearest="4", fix="--set train.epochs=4")
     shown = invoke(error)
     assert (shown.exit_code, shown.stdout, shown.stderr) == (2, "", f"error: {error}\n")
     told = invoke(error, "--json")
@@ -87,7 +87,7 @@ def test_a_users_mistake_is_a_screen_or_an_object() -> None:
 def test_a_package_that_is_missing_is_named_with_what_installs_it(module: str, command: str) -> None:
     result = invoke(ModuleNotFoundError(f"No module named {module!r}", name=module))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"error: The Python package {module} is not installed.\n  mend: {command}\n"
+    assert result.stderr == f"error: The Python package {module} is not installed.\n  fix: {command}\n"
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,9 @@ def test_what_is_almost_right_is_refused_with_the_option_that_fixes_it(write, ov
     error = refusal(path, override)
     assert error.setting == setting
     assert error.nearest in nearest
-    assert error.mend.startswith("--set")
-    assert nearest in error.mend.replace("'\"'\"'", "'")
-    assert str(path) not in error.mend
+    assert error.fix.startswith("--set")
+    assert nearest in error.fix.replace("'\"'\"'", "'")
+    assert str(path) not in error.fix
     assert "run.yaml" not in error.message
 
 
@@ -129,7 +129,7 @@ def test_wrong_values_are_refused_by_name(write, override, setting, words):
     error = refusal(write(MINIMAL), override)
     assert error.setting == setting
     assert words in error.message
-    assert setting.partition(".")[0] in error.mend
+    assert setting.partition(".")[0] in error.fix
 
 
 @pytest.mark.parametrize("values", [{}, {"data": None}], ids=["missing", "empty"])
@@ -139,14 +139,14 @@ def test_a_missing_section_is_named_with_its_keys(write, values):
     assert error.setting == "data"
     assert "source (required)" in error.allowed
     assert "image_size" in error.allowed
-    assert error.mend.startswith("--set data.source=digits")
+    assert error.fix.startswith("--set data.source=digits")
     assert load(path, ["data.source=digits"]).data.source == "digits"
 
 
 def test_a_problem_of_the_file_and_one_of_set_are_told_apart(write):
     path = write({**MINIMAL, "train": {"epochs": 2, "lr": 3}})
     assert refusal(path).message == f"{path} has the unknown key train.lr."
-    assert refusal(path).mend == f"write train.learning_rate instead of train.lr in {path}"
+    assert refusal(path).fix == f"write train.learning_rate instead of train.lr in {path}"
     assert refusal(path, "train={epochs: 1, lr: 3}").message.startswith("--set train={epochs: 1, lr: 3}: train.lr")
 
 
@@ -168,7 +168,7 @@ def test_missing_file_names_the_nearest(write):
     path.with_name("run2.yaml").write_text("components: {}\ndeploymentSpec: {}\n")  # a compiled spec
     error = refusal(path.with_name("run1.yaml"))
     assert error.nearest == str(path)
-    assert error.mend == f"-c {path}"
+    assert error.fix == f"-c {path}"
     assert "run2" not in error.allowed
 
 
@@ -176,7 +176,7 @@ def test_a_folder_without_configurations(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     error = refusal(Path("configs/digits.yaml"))
     assert error.message == "The configuration configs/digits.yaml does not exist."
-    assert error.mend.startswith("-c FILE")
+    assert error.fix.startswith("-c FILE")
 
 
 @pytest.mark.parametrize(

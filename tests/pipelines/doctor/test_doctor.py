@@ -1,4 +1,4 @@
-"""The doctor's checks: each finds what is wrong, says the mend, and hides no other."""
+"""The doctor's checks: each finds what is wrong, says the fix, and hides no other."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_full_disk_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: machine.shutil._ntuple_diskusage(10, 9, 1))
     finding = examine(machine.Disk(), subject(tmp_path))
     assert finding.status == "fail"
-    assert "data.store" in finding.mend
+    assert "data.store" in finding.fix
 
 
 def test_clashing_packages_are_named(tmp_path, monkeypatch):
@@ -97,7 +97,7 @@ def test_clashing_packages_are_named(tmp_path, monkeypatch):
 def test_too_many_replicas_for_the_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     assert examine(machine.Cores(), subject(tmp_path, hardware="cpu*8")).status == "pass"
-    assert examine(machine.Cores(), subject(tmp_path, hardware="cpu*9")).mend == "--hardware 'cpu*8'"
+    assert examine(machine.Cores(), subject(tmp_path, hardware="cpu*9")).fix == "--hardware 'cpu*8'"
     assert examine(machine.Cores(), subject(tmp_path, target="vertex", hardware="cpu*9")).status == "skipped"
 
 
@@ -110,7 +110,7 @@ def wide(image_shape, classes, width):
 
 
 @pytest.mark.parametrize(("width", "status"), [(100, "pass"), (8_000, "fail")])
-def test_a_model_that_can_not_fit_is_refused_with_the_arithmetic(tmp_path, monkeypatch, width, status):
+def test_a_model_that_cannot_fit_is_refused_with_the_arithmetic(tmp_path, monkeypatch, width, status):
     manifest = {
         "name": "d", "fingerprint": "f", "source": "images:d", "settings": {}, "classes": ["a", "b"],
         "image_size": [16, 16], "channels": 1, "resize": False, "encodings": ["png"], "splits": {},

@@ -37,7 +37,7 @@ def test_an_engine_on_its_hardware_passes(name: str, hardware: str) -> None:
 def test_hardware_that_the_engine_does_not_run_on_is_refused() -> None:
     with pytest.raises(UserError, match=r"tensorflow does not run on .*v6e") as caught:
         engine.TrainingEngine().look(subject("tensorflow", "tpu-v6e-2x4"))
-    assert "train.engine=jax" in (caught.value.mend or "")
+    assert "train.engine=jax" in (caught.value.fix or "")
 
 
 def test_several_tpu_chips_a_replica_are_refused_for_pytorch() -> None:
@@ -45,7 +45,7 @@ def test_several_tpu_chips_a_replica_are_refused_for_pytorch() -> None:
         engine.TrainingEngine().look(subject("pytorch", "tpu-v6e-2x2"))
 
 
-def test_what_the_engine_can_not_do_is_refused() -> None:
+def test_what_the_engine_cannot_do_is_refused() -> None:
     with pytest.raises(UserError) as caught:
         engine.TrainingEngine().look(subject("jax", "cpu", xla=False))
     assert caught.value.setting == "train.xla"

@@ -1,4 +1,4 @@
-"""The doctor on a project: each thing that is wrong is found by its check, with its mend, and hides no other."""
+"""The doctor on a project: each thing that is wrong is found by its check, with its fix, and hides no other."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_project_that_is_ready_passes(ready, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "check", "says", "mends"),
+    ("spoil", "check", "says", "fixes"),
     [
         (lambda g: take_away(g, f"buckets/{BUCKET}", "roles/storage.objectUser"), "bucket rights", RUNNER, "setup"),
         (lambda g: g.world.buckets.clear(), "bucket", "does not exist", "slipway setup --apply"),
@@ -97,12 +97,12 @@ def test_a_project_that_is_ready_passes(ready, tmp_path):
         ),
     ],
 )
-def test_what_is_wrong_is_found_alone(ready, tmp_path, spoil, check, says, mends):
+def test_what_is_wrong_is_found_alone(ready, tmp_path, spoil, check, says, fixes):
     spoil(ready)
     found = findings(ready, tmp_path, "t4x2")
     assert failed(found) == {check} | ({"image"} if check == "repository" and not ready.world.repositories else set())
     assert says in found[check].found
-    assert mends in found[check].mend
+    assert fixes in found[check].fix
 
 
 def test_the_agents_that_are_not_there_before_the_first_job(ready, tmp_path):
@@ -112,7 +112,7 @@ def test_the_agents_that_are_not_there_before_the_first_job(ready, tmp_path):
     found = findings(ready, tmp_path)
     assert failed(found) == {"service agents", "first job", "roles", "repository"}
     assert "No job has run" in found["first job"].found
-    assert found["first job"].mend == "slipway setup --apply"
+    assert found["first job"].fix == "slipway setup --apply"
 
 
 def test_a_tpu_asks_for_the_rights_of_its_agent(ready, tmp_path):
@@ -138,9 +138,9 @@ def test_who_may_not_act_as_the_account_is_told_the_command(ready, tmp_path):
     found = findings(ready, tmp_path)
     assert failed(found) == {"own rights", "run-as account", "first job"}
     assert "aiplatform.pipelineJobs.create" in found["own rights"].found
-    assert found["own rights"].mend.endswith("--role=roles/aiplatform.user")
+    assert found["own rights"].fix.endswith("--role=roles/aiplatform.user")
     assert f"may not start jobs that run as {RUNNER}" in found["run-as account"].found
-    assert f"--member=serviceAccount:{SUBMITTER} --role=roles/iam.serviceAccountUser" in found["run-as account"].mend
+    assert f"--member=serviceAccount:{SUBMITTER} --role=roles/iam.serviceAccountUser" in found["run-as account"].fix
     # What may not be looked at is skipped, not called broken.
     assert found["bucket rights"].status == "skipped"
     assert "storage.buckets.getIamPolicy is missing" in found["bucket rights"].found
@@ -150,7 +150,7 @@ def test_without_credentials_only_they_fail(ready, tmp_path, monkeypatch):
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
     found = findings(ready, tmp_path)
     assert failed(found) == {"credentials"}
-    assert found["credentials"].mend == "gcloud auth application-default login"
+    assert found["credentials"].fix == "gcloud auth application-default login"
 
 
 def test_a_project_that_is_not_there_fails_once(ready, tmp_path):

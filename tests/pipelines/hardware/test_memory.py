@@ -56,10 +56,10 @@ def test_momentum_is_a_value_for_each_weight():
 def test_an_optimizer_without_state_is_named_where_it_would_fit():
     with pytest.raises(UserError) as caught:
         fits_memory(parse("t4x1"), 5 * GIB, "adam")
-    assert "train.optimizer=sgd" in caught.value.mend
+    assert "train.optimizer=sgd" in caught.value.fix
     with pytest.raises(UserError) as caught:
         fits_memory(parse("t4x1"), 9 * GIB, "adam")
-    assert "sgd" not in caught.value.mend
+    assert "sgd" not in caught.value.fix
 
 
 def test_more_chips_make_no_more_room():

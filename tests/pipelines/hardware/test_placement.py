@@ -16,7 +16,7 @@ IMAGES = "us-docker.pkg.dev/vertex-ai/training"
 
 
 @pytest.mark.parametrize(
-    ("choice", "circumstances", "reason", "nearest", "mend"),
+    ("choice", "circumstances", "reason", "nearest", "fix"),
     [
         ("tpu-v3-8", {"region": "us-east1"}, "no tpu-v3 for", "us-central1", "'tpu-v5e-2x2' in us-east1"),
         ("tpu-v3-32", {"region": "us-central1"}, "no tpu-v3 slices", "europe-west4", "'tpu-v2-32' in us-central1"),
@@ -35,24 +35,24 @@ IMAGES = "us-docker.pkg.dev/vertex-ai/training"
         ),
     ],
 )
-def test_regions_that_are_refused(choice, circumstances, reason, nearest, mend):
-    check_refusal(choice, circumstances, "vertex.region", reason, nearest, mend)
+def test_regions_that_are_refused(choice, circumstances, reason, nearest, fix):
+    check_refusal(choice, circumstances, "vertex.region", reason, nearest, fix)
 
 
 @pytest.mark.parametrize(
-    ("choice", "circumstances", "reason", "nearest", "mend"),
+    ("choice", "circumstances", "reason", "nearest", "fix"),
     [
         ("tpu-v6e-4x4", {"engine": "tensorflow"}, "does not run on TPU v6e", "tpu-v5e-4x4", "train.engine=jax"),
         ("tpu7x-2x2x1", {"engine": "pytorch"}, "does not run on TPU7x", "tpu-v6e-2x2", "train.engine=jax"),
         ("cpu", {"engine": "tensorfow"}, "no engine tensorfow", "tensorflow", "train.engine=tensorflow"),
     ],
 )
-def test_engines_that_are_refused(choice, circumstances, reason, nearest, mend):
-    check_refusal(choice, circumstances, "train.engine", reason, nearest, mend)
+def test_engines_that_are_refused(choice, circumstances, reason, nearest, fix):
+    check_refusal(choice, circumstances, "train.engine", reason, nearest, fix)
 
 
 @pytest.mark.parametrize(
-    ("location", "region", "reason", "nearest", "mend"),
+    ("location", "region", "reason", "nearest", "fix"),
     [
         ("US", "us-central1", "multi-region", "us-central1", "--location=us-central1"),
         ("NAM4", None, "dual-region NAM4", None, "--location=REGION"),
@@ -65,8 +65,8 @@ def test_engines_that_are_refused(choice, circumstances, reason, nearest, mend):
         ),
     ],
 )
-def test_buckets_that_are_refused(location, region, reason, nearest, mend):
-    check_refusal("cpu", {"region": region, "bucket_location": location}, "vertex.bucket", reason, nearest, mend)
+def test_buckets_that_are_refused(location, region, reason, nearest, fix):
+    check_refusal("cpu", {"region": region, "bucket_location": location}, "vertex.bucket", reason, nearest, fix)
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_a_reservation_elsewhere_is_refused():
     check_refusal(choice, {"region": "us-central1"}, "hardware", reason, "us-east1", "vertex.region=us-east1")
 
 
-def check_refusal(choice, circumstances, setting, reason, nearest, mend):
+def check_refusal(choice, circumstances, setting, reason, nearest, fix):
     with pytest.raises(UserError) as caught:
         validate_for(parse(choice), **circumstances)
     error = caught.value
     assert (error.setting, error.nearest) == (setting, nearest)
     assert reason in error.message
-    assert mend in error.mend
+    assert fix in error.fix
     assert error.allowed
 
 
@@ -130,7 +130,7 @@ def test_slipways_images_have_the_python_that_accelerators_need():
     with pytest.raises(UserError, match=r"needs Python 3\.12 or later, and Slipway.s images have 3\.11") as caught:
         check_python(parse("tpu7x-2x2x1"), "jax")
     assert caught.value.nearest == "tpu-v6e-2x2"
-    assert "vertex.image" in (caught.value.mend or "")
+    assert "vertex.image" in (caught.value.fix or "")
 
 
 def test_the_images_python_is_the_dockerfiles():

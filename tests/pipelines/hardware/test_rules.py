@@ -112,13 +112,13 @@ def test_compatibility_table(machine, accelerator, allowed):
         ("tpu-v5e-4x4+spot", "Spot is not offered for TPUs of several machines", "tpu-v5e-4x4"),
         ("h100x8+wait=1h", "for FLEX_START only", "h100x8+flex+wait=1h"),
         ("t4x1+wait=1h", "for FLEX_START only", "t4x1"),
-        ("l4x1+flex+wait=400d", "can not wait for 400d", "l4x1+flex+wait=365d"),
-        ("l4x1+timeout=8d", "can not run for 8d", "l4x1+timeout=7d"),
-        ("l4x1+timeout=0", "can not run for 0s", "l4x1"),
+        ("l4x1+flex+wait=400d", "cannot wait for 400d", "l4x1+flex+wait=365d"),
+        ("l4x1+timeout=8d", "cannot run for 8d", "l4x1+timeout=7d"),
+        ("l4x1+timeout=0", "cannot run for 0s", "l4x1"),
         ("l4x1+timeout=soon", "no length of time", "l4x1"),
         # one kind of accelerator
-        ("t4x2+v100x1", "t4 and v100 can not be mixed", "t4x2"),
-        ("t4x3+v100x1", "t4 and v100 can not be mixed", "v100x1"),
+        ("t4x2+v100x1", "t4 and v100 cannot be mixed", "t4x2"),
+        ("t4x3+v100x1", "t4 and v100 cannot be mixed", "v100x1"),
         # disks, reservations, replicas
         ("cpu+disk=pd-balanced", "no boot disk pd-balanced", "cpu+disk=pd-ssd"),
         ("cpu+disk=pd-standrd:200", "no boot disk pd-standrd", "cpu+disk=pd-standard:200"),
@@ -147,7 +147,7 @@ def test_refusals(choice, reason, nearest):
     assert reason in error.message
     assert error.nearest == nearest
     assert error.allowed
-    assert error.mend
+    assert error.fix
     if nearest is not None:
         assert str(parse(nearest)) == nearest
-        assert nearest in error.mend
+        assert nearest in error.fix

@@ -85,7 +85,7 @@ def check_answer(choice, build) -> None:
         hardware = parse(choice)
     except UserError as error:
         assert error.allowed
-        assert error.mend
+        assert error.fix
         if error.setting == "hardware" and error.nearest:
             assert str(parse(error.nearest)) == error.nearest
         return

@@ -181,7 +181,7 @@ def test_the_build_command_prints_digests(project: FakeGoogle, tmp_path: Path) -
         (["--set", "vertex.build.repository=localhost:5000/slipway"], "vertex.build.repository"),
     ],
 )
-def test_a_build_that_can_not_be_is_refused_before_anything_is_started(
+def test_a_build_that_cannot_be_is_refused_before_anything_is_started(
     project: FakeGoogle, tmp_path: Path, arguments: list[str], setting: str
 ) -> None:
     result = CliRunner().invoke(

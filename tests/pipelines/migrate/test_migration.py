@@ -152,7 +152,7 @@ def test_scale_tiers(tier, hardware):
 def test_what_is_not_known_for_sure_is_left_to_a_person(tier):
     migration = migrate(f"trainingInput: {{scaleTier: {tier}}}", source="config.yaml")
     assert check(migration).hardware == "cpu"
-    assert said(migration.decisions, f"hardware: scaleTier {tier}", "can not be told for sure")
+    assert said(migration.decisions, f"hardware: scaleTier {tier}", "cannot be told for sure")
     assert not said(migration.changed, tier)
 
 
@@ -362,7 +362,7 @@ def test_a_key_that_is_not_named_in_full_is_dropped():
         (["job", "--config=missing.yaml"], "no file missing.yaml"),
     ],
 )
-def test_flags_that_can_not_be_read(flags, words):
+def test_flags_that_cannot_be_read(flags, words):
     with pytest.raises(UserError, match=words):
         from_arguments(flags)
 

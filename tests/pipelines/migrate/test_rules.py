@@ -143,7 +143,7 @@ def test_refusals(fields, setting, reason):
     assert error.setting == f"trainingInput.{setting}"
     assert reason in error.message
     assert error.allowed
-    assert error.mend
+    assert error.fix
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_refusals(fields, setting, reason):
         ("", "holds no settings"),
     ],
 )
-def test_what_can_not_be_read(text, words):
+def test_what_cannot_be_read(text, words):
     with pytest.raises(UserError) as caught:
         migrate(text, source="config.yaml")
     assert words in caught.value.message

@@ -110,7 +110,7 @@ def test_a_step_that_a_full_disk_silenced_is_explained(
     assert record.status == "failed"
     assert record.error is not None
     assert "No space is left" in record.error.message
-    assert record.error.mend == f"free disk space there, then slipway run --resume {record.run_id}"
+    assert record.error.fix == f"free disk space there, then slipway run --resume {record.run_id}"
 
 
 def test_a_deleted_run_folder_ends_the_run_on_one_screen(folder: RunFolder, record: RunRecord) -> None:

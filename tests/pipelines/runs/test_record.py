@@ -53,7 +53,7 @@ def test_a_run_whose_process_is_gone_reads_as_failed(tmp_path, config, process):
     assert read.status == "failed"
     assert read.error is not None
     assert read.error.step == "train"
-    assert read.error.mend == f"slipway run --resume {folder.run_id}"
+    assert read.error.fix == f"slipway run --resume {folder.run_id}"
 
 
 def test_an_unknown_run_names_the_nearest(tmp_path, config):

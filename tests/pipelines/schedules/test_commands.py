@@ -137,7 +137,7 @@ def test_what_could_not_run_is_not_scheduled(
     assert ready_google.world.writes["schedule"] == 0
 
 
-def test_what_vertex_refuses_is_one_sentence_with_its_mend(
+def test_what_vertex_refuses_is_one_sentence_with_its_fix(
     ready_google: FakeGoogle, write: Write, slipway: Slipway
 ) -> None:
     write()
@@ -150,5 +150,5 @@ def test_what_vertex_refuses_is_one_sentence_with_its_mend(
     rights = slipway("schedule", "apply")
     assert rights.exit_code == 2
     assert RUNNER in rights.stderr
-    assert "mend:" in rights.stderr
+    assert "fix:" in rights.stderr
     assert not ready_google.region.schedules.schedules

@@ -114,7 +114,7 @@ def test_the_times_are_those_minutes_that_match(parts: tuple[str, ...], day: int
         ("", "has 0", None),
     ],
 )
-def test_what_can_not_be_is_refused_with_the_field(text: str, said: str, near: str | None) -> None:
+def test_what_cannot_be_is_refused_with_the_field(text: str, said: str, near: str | None) -> None:
     with pytest.raises(UserError) as error:
         parse(text, "cron")
     assert said in error.value.message

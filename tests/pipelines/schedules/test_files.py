@@ -69,11 +69,11 @@ def test_times_without_a_zone_are_the_schedules_own_clocks(write: Any) -> None:
         ({"set": ["train.epoch=3"]}, "train.epoch", "train.epochs"),
     ],
 )
-def test_what_can_not_be_is_refused(write: Any, settings: dict[str, Any], setting: str, near: str | None) -> None:
+def test_what_cannot_be_is_refused(write: Any, settings: dict[str, Any], setting: str, near: str | None) -> None:
     with pytest.raises(UserError) as error:
         read(write(**settings))
     assert (error.value.setting, error.value.nearest) == (setting, near)
-    assert error.value.mend
+    assert error.value.fix
 
 
 def test_names_are_found_or_the_nearest_is_given(write: Any) -> None:

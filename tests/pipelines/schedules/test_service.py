@@ -122,7 +122,7 @@ def test_a_limit_that_is_taken_back_needs_a_new_schedule_and_there_are_never_two
     before = only(service).name
     applied = schedules(google).apply("nightly", wanted(), None)
     assert only(service).name != before
-    assert "can not take back" in applied.done[0]
+    assert "cannot take back" in applied.done[0]
     assert max(most) == 1
 
 

@@ -79,7 +79,7 @@ def test_another_versions_checkpoint_is_refused(tmp_path: Path, part: str, entri
     with pytest.raises(UserError, match="step 20 was written by another version of Slipway") as refused:
         resumed(checkpoints)
     assert refused.value.message.endswith(what)
-    assert "empty checkpoint folder" in (refused.value.mend or "")
+    assert "empty checkpoint folder" in (refused.value.fix or "")
 
 
 def test_other_settings_and_a_shorter_run_are_refused(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_a_damaged_shard_is_named_before_anything_is_trained(data_sets: Any, tmp
     with pytest.raises(UserError, match="damaged") as caught:
         verify(Share(tmp_path / "set", manifest, 1, 2))
     assert path.name in caught.value.message
-    assert caught.value.mend
+    assert caught.value.fix
     verify(Share(tmp_path / "set", manifest, 0, 2))  # reads the other one
 
 

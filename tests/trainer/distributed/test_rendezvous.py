@@ -120,7 +120,7 @@ def test_a_taken_port_is_refused() -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         own = f"127.0.0.1:{holder.getsockname()[1]}"
-        with pytest.raises(UserError, match="can not be listened on"):
+        with pytest.raises(UserError, match="cannot be listened on"):
             rendezvous.meet(cluster([own, "127.0.0.1:1"], 0), 1)
 
 

@@ -36,7 +36,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, engine: str, 
     with pytest.raises(UserError) as caught:
         installed.verify(engine)
     assert f"needs {missing}, which is not installed" in caught.value.message
-    assert caught.value.mend == f"pip install 'slipway[{extra}]'"
+    assert caught.value.fix == f"pip install 'slipway[{extra}]'"
     assert "tensorflow" in (caught.value.allowed or "")
     assert engine not in (caught.value.allowed or "")
     installed.verify("tensorflow")

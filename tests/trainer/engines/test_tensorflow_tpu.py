@@ -80,18 +80,18 @@ def test_one_that_never_comes_is_given_up_at_the_deadline(monkeypatch: pytest.Mo
 
 
 def test_a_tensorflow_without_tpu_kernels_is_refused_with_the_command_that_installs_one() -> None:
-    with pytest.raises(UserError, match=r"has a TPU, and TensorFlow .* can not use it") as caught:
+    with pytest.raises(UserError, match=r"has a TPU, and TensorFlow .* cannot use it") as caught:
         base.load("tensorflow").open(clusters.read(TPU))
-    assert "pip install tensorflow-tpu==" in str(caught.value.mend)
+    assert "pip install tensorflow-tpu==" in str(caught.value.fix)
 
 
-def test_several_replicas_can_not_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_replicas_cannot_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRuntime(monkeypatch)
     cluster = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "chief", "index": 0}}
     with pytest.raises(UserError, match="the job has 2 replicas") as caught:
         base.load("tensorflow").open(clusters.read({**TPU, "TF_CONFIG": json.dumps(cluster)}))
     assert caught.value.nearest is None
-    assert "jax" in str(caught.value.mend)
+    assert "jax" in str(caught.value.fix)
 
 
 def test_under_torchrun_replicas_without_addresses_are_refused() -> None:

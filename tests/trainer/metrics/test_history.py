@@ -91,7 +91,7 @@ def test_on_a_full_disk_lines_wait_and_none_is_lost(tmp_path: Path, caplog: pyte
     assert lines(tmp_path) == [("train", step, 1 / step) for step in range(1, 6)]
 
 
-def test_tensorboards_file_ends_where_it_can_not_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensorboards_file_ends_where_it_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import tensorflow as tf
 
     from slipway.trainer.metrics.history import Metrics

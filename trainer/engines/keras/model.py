@@ -47,11 +47,11 @@ def check_classifier(model: Any, settings: ModelSettings, image_shape: tuple[int
     except Exception as error:
         size = " x ".join(map(str, image_shape))
         raise UserError(
-            f"The network of {settings.builder} can not take images of {size}: {type(error).__name__}: {error}",
+            f"The network of {settings.builder} cannot take images of {size}: {type(error).__name__}: {error}",
             setting="model.builder",
             value=settings.builder,
             allowed=f"a network whose input has the shape [batch, {', '.join(map(str, image_shape))}]",
-            mend="let the builder use image_shape for its input",
+            fix="let the builder use image_shape for its input",
         ) from error
     shape = getattr(outputs, "shape", None)
     _refuse_built_in_batch(model, settings, shape)
@@ -104,11 +104,11 @@ def checksum(model: Any) -> str:
     return digest.hexdigest()
 
 
-def _wrong(settings: ModelSettings, what: str, mend: str) -> UserError:
+def _wrong(settings: ModelSettings, what: str, fix: str) -> UserError:
     return UserError(
         f"The network of {settings.builder} {what}.",
         setting="model.builder",
         value=settings.builder,
         allowed="a keras.Model from images to logits [batch, classes]",
-        mend=mend,
+        fix=fix,
     )

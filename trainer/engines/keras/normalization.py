@@ -41,5 +41,5 @@ def refuse(found: BatchNormalization, settings: ModelSettings, replicas: int) ->
         value=settings.builder,
         allowed="on several devices: normalization that does not look across the batch",
         nearest=found.instead,
-        mend="replace those layers, or train on one device (hardware: cpu)",
+        fix="replace those layers, or train on one device (hardware: cpu)",
     )

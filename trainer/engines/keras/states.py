@@ -29,7 +29,7 @@ def verify(state: State, expected: Shapes) -> None:
                 f"The checkpoint is another network's: for {name} it has {_words(found.get(name))}, "
                 f"the network {_words(expected.get(name))}.",
                 setting="model.builder",
-                mend="train with the settings that the checkpoint was made with, or start anew in an empty "
+                fix="train with the settings that the checkpoint was made with, or start anew in an empty "
                 "checkpoint folder",
             )
 

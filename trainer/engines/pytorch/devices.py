@@ -144,7 +144,7 @@ def _check_gpus(cluster: Cluster, found: int) -> None:
             value=f"{cluster.on_this_machine} processes on one machine",
             allowed="at most one process a GPU",
             nearest=str(found),
-            mend="use fewer replicas, or slipway rehearse, which trains on the CPU",
+            fix="use fewer replicas, or slipway rehearse, which trains on the CPU",
         )
 
 

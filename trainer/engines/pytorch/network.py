@@ -77,12 +77,12 @@ def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int],
             output = network.eval()(torch.zeros(2, *image_shape))
     except Exception as error:
         raise UserError(
-            f"The network of {settings.builder} can not take images of {size}: {type(error).__name__}: {error}",
+            f"The network of {settings.builder} cannot take images of {size}: {type(error).__name__}: {error}",
             setting="model.builder",
             value=settings.builder,
             allowed=f"a Module that takes [batch, {image_shape[2]}, {image_shape[0]}, {image_shape[1]}]: channels "
             "first, any batch",
-            mend="let the builder use image_shape, which is (height, width, channels)",
+            fix="let the builder use image_shape, which is (height, width, channels)",
         ) from error
     if tuple(output.shape) != (2, classes):
         given = ", ".join(map(str, output.shape[1:]))
@@ -151,11 +151,11 @@ def _bytes(tensors: list[Any]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _wrong(settings: ModelSettings, what: str, mend: str) -> UserError:
+def _wrong(settings: ModelSettings, what: str, fix: str) -> UserError:
     return UserError(
         f"The network of {settings.builder} {what}.",
         setting="model.builder",
         value=settings.builder,
         allowed="a keras.Model or a torch.nn.Module from images to logits [batch, classes]",
-        mend=mend,
+        fix=fix,
     )

@@ -54,5 +54,5 @@ def open_tpu() -> Tpu:
         value="pytorch",
         allowed="on a TPU: pytorch with torch_tpu (or torch_xla 2.9), or jax",
         nearest="jax",
-        mend="pip install torch_tpu, or --set train.engine=jax",
+        fix="pip install torch_tpu, or --set train.engine=jax",
     )

@@ -39,7 +39,7 @@ def multi_worker_strategy(cluster: Cluster, names: Sequence[str]) -> Any:
                 setting="train.engine",
                 value="tensorflow",
                 allowed="TF_CONFIG or CLUSTER_SPEC in the environment, or the engine pytorch under torchrun",
-                mend="unset RANK and set TF_CONFIG, or --set train.engine=pytorch",
+                fix="unset RANK and set TF_CONFIG, or --set train.engine=pytorch",
             )
         tasks.setdefault(_job(task.type), []).append(task.address)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

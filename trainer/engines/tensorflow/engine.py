@@ -130,11 +130,11 @@ class TensorFlowEngine:
             if not self._strategy.extended.variable_created_in_scope(variable.value):
                 raise UserError(
                     f"The variable {variable.path} of {settings.builder} was made outside of the builder: "
-                    f"{self._strategy.num_replicas_in_sync} devices can not share it.",
+                    f"{self._strategy.num_replicas_in_sync} devices cannot share it.",
                     setting="model.builder",
                     value=settings.builder,
                     allowed="a function that makes all layers and variables itself",
-                    mend="make the layer inside the function, each time that it is called",
+                    fix="make the layer inside the function, each time that it is called",
                 )
 
     def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:

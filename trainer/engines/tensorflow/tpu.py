@@ -37,7 +37,7 @@ def tpu_strategy(cluster: Cluster) -> Any:
     """A TPUStrategy over all cores of this machine's TPU, once it answers.
 
     Raises:
-        UserError: TensorFlow can not use TPUs here, several replicas would share it, or it does not answer in time.
+        UserError: TensorFlow cannot use TPUs here, several replicas would share it, or it does not answer in time.
     """
     refuse_without_support()
     if cluster.replicas > 1:
@@ -46,7 +46,7 @@ def tpu_strategy(cluster: Cluster) -> Any:
             setting="hardware",
             value=f"{cluster.replicas} replicas",
             allowed="one replica, or the engine jax, which trains on several",
-            mend="--set train.engine=jax",
+            fix="--set train.engine=jax",
         )
     seconds = float(os.environ.get(TPU_SECONDS_VARIABLE) or DEFAULT_TPU_SECONDS)
     return tf.distribute.TPUStrategy(_connected(cluster.accelerators, seconds))
@@ -69,10 +69,10 @@ def refuse_without_support() -> None:
         importlib.metadata.version("tensorflow-tpu")
     except importlib.metadata.PackageNotFoundError:
         raise UserError(
-            f"This machine has a TPU, and TensorFlow {tf.__version__} can not use it.",
+            f"This machine has a TPU, and TensorFlow {tf.__version__} cannot use it.",
             setting="train.engine",
             value="tensorflow",
             allowed="tensorflow with the package tensorflow-tpu (TPU v2, v3 and v5e), or jax",
             nearest="jax",
-            mend=f"{INSTALL}, or --set train.engine=jax",
+            fix=f"{INSTALL}, or --set train.engine=jax",
         ) from None

@@ -18,7 +18,7 @@ def example_flops(model: Any, image_shape: tuple[int, int, int]) -> float | None
 
     They are counted by TensorFlow's own statistics of each operation in the traced graph (matrix products,
     convolutions and their gradients, pooling, element-wise additions and multiplications). None for a network with
-    loops or functions in its graph, which can not be counted so.
+    loops or functions in its graph, which cannot be counted so.
     """
 
     def gradients(images: Any, labels: Any) -> Any:

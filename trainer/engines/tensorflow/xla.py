@@ -9,7 +9,7 @@ import keras
 from slipway.trainer.config import TrainSettings
 
 # On a CPU, XLA's convolutions took more than twice as long as TensorFlow's own; networks of these layers only were
-# trained 1.8 times as fast. What is not named here could also be something that XLA can not compile.
+# trained 1.8 times as fast. What is not named here could also be something that XLA cannot compile.
 _DENSE = (
     "InputLayer", "Dense", "EinsumDense", "Flatten", "Reshape", "Permute", "Dropout", "Activation", "ReLU", "LeakyReLU",
     "PReLU", "ELU", "Softmax", "Add", "Subtract", "Multiply", "Average", "Concatenate", "Rescaling",

@@ -180,7 +180,7 @@ def test_a_class_with_too_few_groups_is_named(make_folder: MakeFolder, make_sett
     root = patients(make_folder, {"a": range(30), "b": range(2)})
     with pytest.raises(UserError, match="'b' has no image for the split") as error:
         prepare(make_settings(root, group_by=PATTERN), 1)
-    assert "too few groups" in (error.value.mend or "")
+    assert "too few groups" in (error.value.fix or "")
 
 
 def test_a_key_without_a_group_is_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:

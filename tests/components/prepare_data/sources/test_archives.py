@@ -99,7 +99,7 @@ def test_an_archive_that_is_cut_short_is_refused(
         path.write_bytes(whole[:end])
         with pytest.raises(UserError) as error:
             prepare(make_settings(path), 1)
-        assert str(path) in error.value.message or "images can not be used" in error.value.message
+        assert str(path) in error.value.message or "images cannot be used" in error.value.message
     assert not Path(make_settings(path).store).exists()
 
 

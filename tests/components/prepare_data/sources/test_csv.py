@@ -227,7 +227,7 @@ def test_other_encodings_are_named_with_the_line(images: Path, make_settings: Ma
 
 
 def test_a_missing_list_and_a_missing_column_are_named(images: Path, make_settings: MakeSettings) -> None:
-    with pytest.raises(UserError, match="can not be read: No such file"):
+    with pytest.raises(UserError, match="cannot be read: No such file"):
         prepare(make_settings(f"csv:{images / 'none.csv'}"), 1)
     (images / "all.csv").write_text("\n".join([HEADER, *ROWS]))
     with pytest.raises(UserError, match="names no column patient") as error:

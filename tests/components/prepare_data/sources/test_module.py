@@ -161,7 +161,7 @@ def raise_interrupt(*arguments: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_what_can_not_be_used_is_counted_and_named(
+def test_what_cannot_be_used_is_counted_and_named(
     write: Callable[[str], str], make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     source = write("""
@@ -198,9 +198,9 @@ def test_what_can_not_be_used_is_counted_and_named(
         "example 101": "it has 10,000,000,000 bytes, more than 536,870,912",
         "example 102": "its image /dev/zero is no file",
     }
-    with pytest.raises(UserError, match="12 of 103 images can not be used") as error:
+    with pytest.raises(UserError, match="12 of 103 images cannot be used") as error:
         prepare(make_settings(source), 1)
-    assert "data.skip_corrupt to 0.1166" in (error.value.mend or "")
+    assert "data.skip_corrupt to 0.1166" in (error.value.fix or "")
     prepared = prepare(make_settings(source, skip_corrupt=0.13), 1)
     assert {item.key: item.reason for item in prepared.manifest.left_out} == reasons
     assert prepared.manifest.left_out_count == 13

@@ -149,7 +149,7 @@ def test_mistakes_are_named(data_dir: Path, make_settings: MakeSettings) -> None
     own = {"data_dir": str(data_dir)}
     error = refused(make_settings("tfds:mock_flowers", tfds=own))
     assert "neither train, validation nor test: extra" in error.message
-    assert error.mend == "--set 'data.tfds.splits={train: train, test: test}'"
+    assert error.fix == "--set 'data.tfds.splits={train: train, test: test}'"
     error = refused(make_settings("tfds:mock_flowers", tfds={**own, "splits": {"tests": "test"}}))
     assert (error.setting, error.nearest) == ("data.tfds.splits.tests", "test")
     assert "names no set" in refused(make_settings("tfds:mock flowers", tfds=own)).message
@@ -167,7 +167,7 @@ def test_a_shard_that_is_missing_or_short_is_named(data_dir: Path, make_settings
     shard = sorted(copy.glob("*-train.tfrecord*"))[0]
     shard.write_bytes(b"")
     error = refused(settings)
-    assert " of 61 images can not be used" in error.message
+    assert " of 61 images cannot be used" in error.message
     assert "train/00000/0 (it is missing from its file)" in error.message
     shard.unlink()
     assert f"{shard.name} is missing" in refused(settings).message
@@ -214,8 +214,8 @@ def test_a_set_that_cannot_be_downloaded_is_named_soon_with_the_manual_way(
     tfds_prepare.connect_promptly()
     with pytest.raises(UserError, match=r"Could not download mnist from .*: Connection refused") as error:
         tfds_prepare.prepare("mnist", str(tmp_path), try_gcs=False)
-    assert "slipway data get mnist" in (error.value.mend or "")
-    assert "--set data.source=images:mnist" in (error.value.mend or "")
+    assert "slipway data get mnist" in (error.value.fix or "")
+    assert "--set data.source=images:mnist" in (error.value.fix or "")
     told = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert told[0].startswith("downloading https://")
     assert told.count("the server does not answer, trying again") == 1

@@ -138,7 +138,7 @@ def test_damage_is_counted_and_named(write: Callable[..., Path], make_settings: 
     source = f"tfrecord:{root}"
     with pytest.raises(UserError) as error:
         prepare(make_settings(source, features=PLAIN, skip_corrupt=0.029), 1)
-    assert error.value.message.startswith("3 of 100 images can not be used: ")
+    assert error.value.message.startswith("3 of 100 images cannot be used: ")
     assert all(f"{key} ({reason})" in error.value.message for key, reason in reasons.items())
     assert not Path(make_settings(source).store).exists()
     prepared = prepare(make_settings(source, features=PLAIN, skip_corrupt=0.03), 1)
@@ -157,7 +157,7 @@ def test_damage_when_listed_and_when_read_is_counted_together(
     with (root / "a.tfrecord").open("ab") as file:
         file.writelines(extra)
     settings = make_settings(f"tfrecord:{root}", features=PLAIN, skip_corrupt=0.08)
-    with pytest.raises(UserError, match="5 of 55 images can not be used") as error:
+    with pytest.raises(UserError, match="5 of 55 images cannot be used") as error:
         prepare(settings, 1)
     for reason in (
         "a.tfrecord/50 (it is neither PNG nor JPEG)",
@@ -204,7 +204,7 @@ def test_mistakes_are_named(write: Callable[..., Path], make_settings: MakeSetti
     error = refused(make_settings(source, features={"image": "imge", "label": {"classes": 2}}))
     assert (error.setting, error.nearest) == ("data.features.image", "image")
     error = refused(make_settings(source, features={"a": "image", "b": "image", "label": {"classes": 2}}))
-    assert (error.setting, error.allowed, error.mend) == ("data.image", "a or b", "--set data.image=a")
+    assert (error.setting, error.allowed, error.fix) == ("data.image", "a or b", "--set data.image=a")
     error = refused(make_settings(source, features=PLAIN, label="lable"))
     assert (error.setting, error.nearest) == ("data.label", "label")
     error = refused(make_settings(source, features={**PLAIN, "age": "integer"}, group_by="column:ages"))

@@ -72,7 +72,7 @@ def test_copies_are_refused_by_name(own_splits: Path, make_settings: MakeSetting
         "validation/a/x.png (validation) = test/a/image 0.png (test)."
     )
     assert (error.value.setting, error.value.value) == ("data.duplicates", "refuse")
-    assert "data.duplicates to drop" in (error.value.mend or "")
+    assert "data.duplicates to drop" in (error.value.fix or "")
     assert not Path(make_settings(own_splits).store).exists()
 
 
@@ -133,7 +133,7 @@ def test_a_class_of_copies_only_is_named(make_folder: MakeFolder, make_settings:
         path.write_bytes((root / "test" / "a" / f"image {number}.png").read_bytes())
     with pytest.raises(UserError, match="'b' has no image for the split train") as error:
         prepare(make_settings(root, duplicates="drop"), 1)
-    assert "copies" in (error.value.mend or "")
+    assert "copies" in (error.value.fix or "")
 
 
 shard_images = st.lists(st.integers(0, 12), max_size=12)

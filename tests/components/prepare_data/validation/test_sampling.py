@@ -111,7 +111,7 @@ def test_what_is_bad_in_the_sample_says_that_more_may_be(
     (root / inside[1]).write_bytes(b"")  # which is found in any image
     (root / outside[2]).write_bytes(b"")
     settings = make_settings(root, **SAMPLE, skip_corrupt=0.1)
-    with pytest.raises(UserError, match="4 of 60 images can not be used"):
+    with pytest.raises(UserError, match="4 of 60 images cannot be used"):
         prepare(settings.model_copy(update={"skip_corrupt": 0.05}), 1)
     prepared = prepare(settings, 1)
     about = prepared.manifest
@@ -119,7 +119,7 @@ def test_what_is_bad_in_the_sample_says_that_more_may_be(
     assert about.checked == Checked(check="sample", images=60, decoded=len(inside) - 1, undecodable=2)
     refused, line = told()
     assert refused == line
-    assert f"2 of which ({200 / (len(inside) - 1):.3g} %) can not be, though their headers are good" in line
+    assert f"2 of which ({200 / (len(inside) - 1):.3g} %) cannot be, though their headers are good" in line
     for key in (inside[0], inside[1], inside[3], outside[2]):
         (root / key).unlink()
     clean = prepare(make_settings(root, check="header"), 1)

@@ -36,7 +36,7 @@ def same(prepared: Prepared, other: Prepared) -> bool:
 
 @pytest.fixture
 def folder(make_folder: MakeFolder) -> Path:
-    """Images, two of which can not be used, and one of which is in two splits."""
+    """Images, two of which cannot be used, and one of which is in two splits."""
     root = make_folder({"train/a": 50, "train/b": 40, "test/a": 9, "test/b": 9})
     (root / "train" / "a" / "image 3.png").write_bytes(b"no image")
     (root / "test" / "b" / "image 4.png").write_bytes(b"")
@@ -177,10 +177,10 @@ def test_records_are_read_where_they_lie_in_a_bucket(
         ({"source": "tfds:mnist"}, "data.tfds.data_dir"),
     ],
 )
-def test_what_workers_elsewhere_can_not_reach_is_refused(change: dict[str, str], setting: str) -> None:
+def test_what_workers_elsewhere_cannot_reach_is_refused(change: dict[str, str], setting: str) -> None:
     about = {"source": "images:gs://bucket/pictures", "store": "gs://bucket/sets", **change}
     settings = DataSettings.model_validate({**about, "beam": {"from_gigabytes": 0}})
-    with pytest.raises(UserError, match="can not reach") as error:
+    with pytest.raises(UserError, match="cannot reach") as error:
         beam_module.beam_for(settings, images.Plain(), 1)  # type: ignore[arg-type]
     assert error.value.setting == setting
 

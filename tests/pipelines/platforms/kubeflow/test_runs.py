@@ -65,7 +65,7 @@ def test_a_failed_step_is_named_with_its_pods_log(kubeflow: FakeKubeflow) -> Non
     assert record.status == "failed"
     assert record.error is not None
     assert (record.error.step, record.error.message) == ("train", "OOMKilled (exit code 137)")
-    assert record.error.mend == f"kubectl -n ml logs {folder.run_id}-train-executor -c main"
+    assert record.error.fix == f"kubectl -n ml logs {folder.run_id}-train-executor -c main"
     assert record.step("evaluate").status == "skipped"
 
 

@@ -119,7 +119,7 @@ def test_hardware_that_such_a_cluster_has_not_is_refused(tmp_path: Path, hardwar
         ({"hots": "x"}, "write kubeflow.host instead"),
     ],
 )
-def test_settings_that_can_not_be_are_refused(settings: dict[str, Any], said: str) -> None:
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         configuration(**settings)
 

@@ -1,4 +1,4 @@
-"""What goes wrong on the service's side is explained on the terminal, with its mend: injected through the fakes.
+"""What goes wrong on the service's side is explained on the terminal, with its fix: injected through the fakes.
 
 What the doctor would find first is left to go wrong: --no-check.
 """
@@ -82,7 +82,7 @@ TPU_AGENT = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
 
 
 @pytest.mark.parametrize(
-    ("damage", "step", "sentence", "mend"),
+    ("damage", "step", "sentence", "fix"),
     [
         (first_job, None, "it is the project's first job", "slipway setup --apply"),
         (no_account, None, f"The account {RUNNER} does not exist", f"add-iam-policy-binding {RUNNER}"),
@@ -142,20 +142,20 @@ TPU_AGENT = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
         ),
     ],
 )
-def test_it_ends_as_a_sentence_with_its_mend(
+def test_it_ends_as_a_sentence_with_its_fix(
     ready_google: FakeGoogle,
     workspace: Path,
     slipway: Slipway,
     damage: Damage,
     step: str | None,
     sentence: str,
-    mend: str,
+    fix: str,
 ):
     damage(ready_google)
     result = slipway(*RUN, "--no-check")
     assert result.exit_code == (1 if step else 2), result.output
     assert sentence in result.output
-    assert mend in result.output
+    assert fix in result.output
     assert "Traceback" not in result.output
     if step is None:  # refused when it was submitted
         assert not any((workspace / "runs").iterdir())
@@ -164,7 +164,7 @@ def test_it_ends_as_a_sentence_with_its_mend(
     assert error["step"] in step.split()
     explained = slipway("explain").output
     assert sentence in explained
-    assert mend in explained
+    assert fix in explained
 
 
 @pytest.mark.parametrize("damage", [no_account, no_api, no_bucket_rights, no_pull_rights, no_quota])
@@ -174,6 +174,6 @@ def test_what_the_doctor_sees_is_refused_before_anything_is_sent(
     damage(ready_google)
     result = slipway(*RUN)
     assert result.exit_code == 2, result.output
-    assert "mend: " in result.output
+    assert "fix: " in result.output
     assert not (workspace / "runs").exists()
     assert not ready_google.region.pipelines.jobs

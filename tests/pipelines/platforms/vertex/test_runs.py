@@ -147,7 +147,7 @@ def test_a_failure_is_explained_down_to_the_replicas_traceback(
 def test_a_users_mistake_in_a_step_is_told_as_such(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     from slipway.core.errors import ERROR_PREFIX, UserError
 
-    mistake = UserError("The batch is odd.", setting="train.batch_size", value=63, mend="--set train.batch_size=64")
+    mistake = UserError("The batch is odd.", setting="train.batch_size", value=63, fix="--set train.batch_size=64")
     step = ready_google.region.pipelines.script["plan-training"]
     step.failure = Failure()
     step.logs = {"workerpool0-0": ["reading", f"{ERROR_PREFIX}{json.dumps(mistake.as_dict())}"]}
@@ -155,7 +155,7 @@ def test_a_users_mistake_in_a_step_is_told_as_such(ready_google: FakeGoogle, wor
     error = record(workspace)["error"]
     assert error["step"] == "plan_training"
     assert error["message"].splitlines()[0] == "The batch is odd."
-    assert error["mend"] == "--set train.batch_size=64"
+    assert error["fix"] == "--set train.batch_size=64"
     assert error["traceback"] is None
 
 
