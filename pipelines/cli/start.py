@@ -58,7 +58,7 @@ def run(
     from slipway.pipelines.runs import record as runs
 
     wait = not no_wait
-    if resume:
+    if resume is not None:
         if given := file or config:
             raise UserError(
                 "A resumed run has its own configuration.", setting="-c", value=str(given), fix="leave it out"
@@ -192,7 +192,7 @@ def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool
     with display.RunDisplay(shown) as watcher:
         record = launch.run(folder, configuration, record, watcher)
     if as_json:
-        sys.stdout.write(folder.record_file.read_text())
+        sys.stdout.write(record.as_json())  # the file may be older: it could not be written on a full disk
     if record.status == "cancelled":
         shown.print(f"stopped; to continue: slipway run --resume {record.run_id}", highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slipway.pipelines.doctor.check import Check, Finding, Subject, examine
 from slipway.pipelines.doctor.engine import TrainingEngine
-from slipway.pipelines.doctor.machine import Accelerators, Cores, Disk, Packages, PythonVersion
+from slipway.pipelines.doctor.machine import Accelerators, Cores, Disk, Folder, Packages, PythonVersion
 from slipway.pipelines.doctor.memory import ModelMemory
 from slipway.pipelines.doctor.run import (
     Batch,
@@ -19,6 +19,7 @@ from slipway.pipelines.doctor.run import (
 
 CHECKS: tuple[Check, ...] = (
     PythonVersion(),
+    Folder(),
     Disk(),
     Cores(),
     Accelerators(),

@@ -7,10 +7,11 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, system_error
 from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.trainer.engines import installed
 
@@ -58,6 +59,21 @@ class Disk:
                 fix="free some space, or put the data sets elsewhere: --set data.store=FOLDER",
             )
         return text
+
+
+class Folder:
+    """Runs, data sets and models can be written to the working folder."""
+
+    name = "folder"
+    of_run = False
+
+    def look(self, subject: Subject) -> str:
+        try:
+            with tempfile.TemporaryFile(dir=subject.folder):
+                return f"{subject.folder} is writable"
+        except OSError as error:
+            error.filename = subject.folder
+            raise system_error(error) or error from None
 
 
 class Cores:

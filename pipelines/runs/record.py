@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
 
 ROOT = Path("runs")
+RECORD_FILE = "run.json"
 LATEST = "latest"
 Status = Literal["pending", "running", "succeeded", "failed", "cancelled", "skipped"]
 
@@ -112,6 +113,10 @@ class RunRecord(BaseModel):
         """The record of the step called `name`."""
         return next(step for step in self.steps if step.name == name)
 
+    def as_json(self) -> str:
+        """Return the text of `run.json`."""
+        return self.model_dump_json(indent=2) + "\n"
+
 
 class RunFolder:
     """A run's folder. `path` is absolute."""
@@ -125,7 +130,7 @@ class RunFolder:
 
     @property
     def record_file(self) -> Path:
-        return self.path / "run.json"
+        return self.path / RECORD_FILE
 
     @property
     def configuration_file(self) -> Path:
@@ -177,7 +182,7 @@ class RunFolder:
 
     def write(self, record: RunRecord) -> None:
         """Put the record in place, whole."""
-        replace_file(self.record_file, (record.model_dump_json(indent=2) + "\n").encode())
+        replace_file(self.record_file, record.as_json().encode())
 
 
 def create(config: RunConfig, root: Path = ROOT) -> RunFolder:
@@ -222,7 +227,7 @@ def find(run_id: str, root: Path = ROOT) -> RunFolder:
     """
     path = root / run_id
     with contextlib.suppress(OSError):  # no file system accepts a name of 300 characters
-        if path.is_dir():
+        if (path / RECORD_FILE).is_file():
             return RunFolder(path.resolve())
     known = [folder.run_id for folder in folders(root)]
     near = nearest(run_id, known)
@@ -239,5 +244,5 @@ def find(run_id: str, root: Path = ROOT) -> RunFolder:
 def folders(root: Path = ROOT) -> Iterator[RunFolder]:
     """All runs' folders, the newest first."""
     if root.is_dir():
-        found = (path for path in root.iterdir() if not path.is_symlink() and (path / "run.json").is_file())
+        found = (path for path in root.iterdir() if not path.is_symlink() and (path / RECORD_FILE).is_file())
         yield from (RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_ctime, reverse=True))

@@ -27,9 +27,9 @@ class Sources:
             ["git", "-C", str(PROJECT), "ls-files", "-z"], check=True, capture_output=True, text=True
         )
         for name in filter(None, listed.stdout.split("\0")):
-            if (PROJECT / name).is_file():
+            if (PROJECT / name).exists():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(PROJECT / name, folder / name)
+                shutil.copy(PROJECT / name, folder / name, follow_symlinks=False)
         self.git("init", "--quiet")
         self.git("add", "--all")
         self.git("commit", "--quiet", "--message", "All of it")

@@ -190,6 +190,6 @@ def test_the_trainers_image_imports_the_trainer_and_knows_no_cloud(
     assert cloud & set(found["trainer"]["packages"]) == set()
     assert cloud & set(found["steps"]["packages"]) == cloud - {"google-cloud-pipeline-components", "pip"}
     assert [name for name in found["steps"]["packages"] if name.startswith("nvidia")] == []
-    assert found["trainer"]["code"] == ["__init__.py", "trainer"]
-    assert found["steps"]["code"] == ["__init__.py", "components", "trainer"]
+    assert found["trainer"]["code"] == ["__init__.py", "core", "trainer"]
+    assert found["steps"]["code"] == ["__init__.py", "components", "core", "trainer"]
     assert found["trainer"]["user"] == 65534

@@ -11,6 +11,7 @@ from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import examine_all, machine, memory
 from slipway.pipelines.doctor.check import Subject, examine
+from slipway.pipelines.doctor.machine import Folder
 from slipway.pipelines.doctor.run import ModelBuilder
 
 
@@ -151,3 +152,11 @@ def test_the_gpus_that_answer_are_named(tmp_path, monkeypatch, answer, status, f
     finding = examine(machine.Accelerators(), subject(tmp_path))
     assert finding.status == status
     assert found in finding.found
+
+
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="/sys is Linux's")
+def test_a_folder_that_cannot_be_written_to_is_found(tmp_path):
+    assert examine(Folder(), subject(tmp_path)).status == "pass"
+    finding = examine(Folder(), subject(Path("/sys/kernel")))  # where not even root may create a file
+    assert finding.status == "fail"
+    assert "/sys/kernel" in finding.found
