@@ -53,10 +53,10 @@ class UserError(Exception):
     def __str__(self) -> str:
         lines = [self.message]
         if self.setting is not None:
-            lines.append(f"  setting: {self.setting} = {self.value!r}")
-        for label, text in (("allowed", self.allowed), ("nearest", self.nearest), ("fix", self.fix)):
+            lines.append(f"  setting:  {self.setting} = {self.value!r}")
+        for label, text in (("allowed", self.allowed), ("closest", self.nearest), ("fix", self.fix)):
             if text:
-                lines.append(f"  {label}: {text}")
+                lines.append(f"  {label + ':':<10}{text}")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
