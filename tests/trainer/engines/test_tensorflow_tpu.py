@@ -80,7 +80,7 @@ def test_one_that_never_comes_is_given_up_at_the_deadline(monkeypatch: pytest.Mo
 
 
 def test_a_tensorflow_without_tpu_kernels_is_refused_with_the_command_that_installs_one() -> None:
-    with pytest.raises(UserError, match=r"has a TPU, and TensorFlow .* cannot use it") as caught:
+    with pytest.raises(UserError, match=r"TensorFlow .* as installed cannot use this machine's TPU") as caught:
         base.load("tensorflow").open(clusters.read(TPU))
     assert "pip install tensorflow-tpu==" in str(caught.value.fix)
 
