@@ -150,7 +150,7 @@ def test_another_networks_state_is_refused(bench: Bench) -> None:
         engine.load_state(wide)
     plain = dict(bench.engine(bench.job(optimizer="sgd")).state())
     engine = bench.engine(bench.job())
-    with pytest.raises(UserError, match="another network"):
+    with pytest.raises(UserError, match="a different network"):
         engine.load_state(plain)
 
 

@@ -119,7 +119,7 @@ def test_another_networks_state_is_refused(tiny: Path, make_job: Any) -> None:
     with pytest.raises(UserError, match=r"float32 \[64, 20\], the network float32 \[64, 16\]"):
         engine.load_state(wide)
     momentum = engine_for(make_job(tiny, steps=1, steps_per_epoch=75, optimizer="sgd")).state()
-    with pytest.raises(UserError, match="another network"):
+    with pytest.raises(UserError, match="a different network"):
         engine.load_state(momentum)
 
 

@@ -75,7 +75,7 @@ def test_one_that_never_comes_is_given_up_at_the_deadline(monkeypatch: pytest.Mo
     monkeypatch.setattr(accelerators, "_RETRY_SECONDS", 0.01)
     monkeypatch.setenv("SLIPWAY_TPU_SECONDS", "0.05")
     FakeRuntime(monkeypatch, ready=10**6)
-    with pytest.raises(UserError, match=r"no TPU node-7 within 0.05 s: TPU is being provisioned"):
+    with pytest.raises(UserError, match=r"The TPU node-7 did not respond within 0.05 s: TPU is being provisioned"):
         base.load("tensorflow").open(clusters.read(TPU))
 
 
@@ -96,5 +96,5 @@ def test_several_replicas_cannot_share_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_under_torchrun_replicas_without_addresses_are_refused() -> None:
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    with pytest.raises(UserError, match="torchrun tells not that of worker 1"):
+    with pytest.raises(UserError, match="torchrun does not have that of worker 1"):
         base.load("tensorflow").open(clusters.read(torchrun))
