@@ -105,7 +105,7 @@ def test_a_tpu_that_is_being_provisioned_is_waited_for_and_that_is_said(
 
 def test_a_tpu_that_never_comes_is_given_up_at_the_deadline(clock: list[float]) -> None:
     tpu = FakeTpu(10**6, ConnectionError("no TPU here"))
-    with pytest.raises(UserError, match=r"no TPU node-7 within 60 s: no TPU here") as caught:
+    with pytest.raises(UserError, match=r"The TPU node-7 did not respond within 60 s: no TPU here") as caught:
         wait_for_tpu(NODE, tpu.connect, (ConnectionError,), 60)
     assert caught.value.setting == "SLIPWAY_TPU_SECONDS"
     assert clock[0] <= 1060

@@ -100,7 +100,7 @@ class Step:
     # The parts
 
     def _steps(self, fetch: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Steps:
-        """Return the steps; `fetch` is (inputs, step's number in the call, its number in the run) -> (images, labels)."""
+        """Return steps; `fetch` is (inputs, step number in the call, step number in the run) -> (images, labels)."""
         whole = self.devices.whole_layout
 
         def one(variables: Variables, inputs: Any, first: Any, rates: Any, number: Any) -> tuple[Variables, Any]:
