@@ -1,4 +1,4 @@
-"""What a user types, with --set train.engine=…"""
+"""The command line with --set train.engine=…"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_digits_are_learnt_and_served(workspace: Workspace) -> None:
 
 
 def test_the_digits_exported_model_is_the_trained_one(workspace: Workspace, bench: Bench) -> None:
-    """The checkpoint in the engine, and the model that the run registered, on the test split: to 1e-4."""
+    """The checkpoint in the engine and the registered model agree on the test split to 1e-4."""
     from slipway.components.evaluate import serving
     from slipway.trainer.checkpoint import store
 

@@ -1,4 +1,4 @@
-"""What a machine has to train on, and waiting for a TPU."""
+"""Detecting a machine's accelerators, and waiting for a TPU."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_tpu_config_that_tells_of_no_node_is_refused(text: str) -> None:
 
 
 class FakeTpu:
-    """Answers at the `ready`-th try."""
+    """Responds at the `ready`-th attempt."""
 
     def __init__(self, ready: int, error: Exception) -> None:
         self.tries, self.ready, self.error = 0, ready, error
@@ -81,7 +81,7 @@ class FakeTpu:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that only sleeping moves."""
+    """A clock that only `sleep` advances."""
     now = [1000.0]
     monkeypatch.setattr(accelerators.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(accelerators.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))

@@ -1,4 +1,4 @@
-"""Builders that are not what they should be: each a mistake that names the setting and fixes it."""
+"""Invalid builders: each raises an error that names the setting and the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tensorflow engine does where there is a TPU; the TPU itself is a fake."""
+"""The tensorflow engine on a TPU, with a fake TPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TPU = {"TPU_CONFIG": json.dumps({"project": "p", "zone": "z", "tpu_node_name": "
 
 
 class FakeStrategy:
-    """As large as a v2-8."""
+    """The size of a v2-8."""
 
     num_replicas_in_sync = 8
 
@@ -28,7 +28,7 @@ class FakeStrategy:
 
 
 class FakeRuntime:
-    """Stands for libtpu: initialises at the `ready`-th try."""
+    """A fake libtpu: initialises at the `ready`-th attempt."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ready: int = 1) -> None:
         import tensorflow as tf
