@@ -103,7 +103,7 @@ def read(folder: Path) -> Manifest:
         UserError: It is missing (the data set is incomplete), or has another version's format.
     """
     path = folder / FILE_NAME
-    fix = f"rm -r {folder}, then run again: the data set is prepared anew"
+    fix = f"rm -r {folder}, then run again to prepare the data set"
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -125,13 +125,13 @@ def verify(folder: Path, manifest: Manifest) -> None:
 
 def verify_shard(path: Path, shard: Shard) -> None:
     """Check one shard's presence, size and SHA-256; see `verify`."""
-    fix = f"rm -r {path.parent}, then run again: the data set is prepared anew"
+    fix = f"rm -r {path.parent}, then run again to prepare the data set"
     if not path.is_file():
         raise UserError(f"The shard {path} is missing.", fix=fix)
     size = path.stat().st_size
     if size != shard.bytes:
-        raise UserError(f"The shard {path} is damaged: it has {size} bytes, {shard.bytes} were written.", fix=fix)
+        raise UserError(f"The shard {path} is damaged: it has {size} bytes instead of {shard.bytes}.", fix=fix)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != shard.sha256:
-        raise UserError(f"The shard {path} is damaged: its SHA-256 is not the one that was written.", fix=fix)
+        raise UserError(f"The shard {path} is damaged: its SHA-256 does not match {FILE_NAME}.", fix=fix)

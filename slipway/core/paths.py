@@ -50,8 +50,8 @@ def places(environment: Mapping[str, str]) -> Places:
     missing = [name for name in names if not environment.get(name)]
     if missing:
         raise UserError(
-            f"The job has no place for what it makes: {' and '.join(missing)} not set.",
-            fix="give the job a base output directory, or set the variables to folders",
+            f"The job has no output folder: {' and '.join(missing)} not set.",
+            fix=f"set the job's base output directory, or export {missing[0]}=FOLDER",
         )
     model, checkpoints, logs = (local_path(environment[name]) for name in names)
     return Places(model, checkpoints, logs)

@@ -56,7 +56,7 @@ def test_two_replicas_end_with_the_same_weights(workspace: Workspace) -> None:
 def test_a_cloud_layout_is_rehearsed_with_virtual_devices(workspace: Workspace) -> None:
     result = workspace.slipway("rehearse", "--hardware", "t4x2*2", "--steps", "4", "--set", f"train.engine={ENGINE}")
     assert result.returncode == 0, result.stdout + result.stderr
-    on = {"jax": "2 of CPU here, 4 in 2 processes", "pytorch": "one CPU, one of 4 processes"}[ENGINE]
+    on = {"jax": "2 x CPU on this host, 4 in 2 processes", "pytorch": "one CPU, one of 4 processes"}[ENGINE]
     assert workspace.log("train").count(on) == 2
     assert len(set(re.findall(r"weights checksum ([0-9a-f]+)", workspace.log("train")))) == 1
 

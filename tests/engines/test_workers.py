@@ -84,7 +84,7 @@ def test_virtual_devices_train_as_one_would(bench: Bench, tmp_path: Path, worker
     losses = bench.engine(config).run(bench.training(config), 0, np.full(100, 0.01, np.float32)).losses
     end = four.wait()
     assert end.status == 0, end.errors
-    assert "4 of CPU here" in end.output
+    assert "4 x CPU on this host" in end.output
     lines = [json.loads(line) for line in (tmp_path / "model" / "metrics.jsonl").read_text().splitlines()]
     np.testing.assert_allclose([line["loss"] for line in lines if line["kind"] == "train"], losses, rtol=1e-3)
 

@@ -48,9 +48,9 @@ class Accelerators:
         what = {"tpu": "TPU", "gpu": "GPU", "virtual": "virtual device"}[self.kind]
         name = f" {self.name}" if self.name else ""
         if not self.count:
-            return f"{what}{name} (by {self.source})"
+            return f"{what}{name} (from {self.source})"
         chips = " chip" if self.kind == "tpu" else ""
-        return f"{self.count} {what}{chips}{'s' if self.count > 1 else ''}{name} (by {self.source})"
+        return f"{self.count} {what}{chips}{'s' if self.count > 1 else ''}{name} (from {self.source})"
 
 
 def virtual_devices(environment: Mapping[str, str]) -> int:

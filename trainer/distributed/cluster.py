@@ -82,7 +82,7 @@ class Cluster:
         chief = " (the chief)" if self.is_chief else ""
         what = "processes" if self.source == TORCHRUN else "replicas"
         place = f"{self.task.type} {self.task.index}{chief} of {self.replicas} {what}"
-        return f"{place}, by {self.source}: {names}; {accelerators}"
+        return f"{place}, from {self.source}: {names}; {accelerators}"
 
 
 def read(environment: Mapping[str, str]) -> Cluster:

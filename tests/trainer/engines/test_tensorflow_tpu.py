@@ -54,7 +54,7 @@ def test_a_tpu_vms_variables_lead_to_a_tpu_strategy_on_the_own_machine(monkeypat
     runtime = FakeRuntime(monkeypatch)
     engine: Any = base.load("tensorflow")
     said = engine.open(clusters.read(TPU))
-    assert "TPUStrategy, 8 of TPU here" in said
+    assert "TPUStrategy, 8 x TPU on this host" in said
     assert engine._strategy.resolver == "resolver of local"
     assert runtime.tries == 1
 

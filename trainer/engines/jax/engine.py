@@ -60,7 +60,7 @@ class JaxEngine:
             self._devices = Devices(cluster)
         devices = self._devices
         there = f", {len(devices.all)} in {cluster.replicas} processes" if cluster.replicas > 1 else ""
-        return f"JAX {jax.__version__}, {len(devices.local)} of {devices.kind} here{there}"
+        return f"JAX {jax.__version__}, {len(devices.local)} x {devices.kind} on this host{there}"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
         check_shared_evenly(job.train, job.plan.replicas, len(self._devices.local))

@@ -92,7 +92,7 @@ class TensorFlowEngine:
             self._strategy = tf.distribute.get_strategy()
             kind = "one device"
         self._names = devices
-        return f"TensorFlow {tf.__version__}, {kind}, {self._devices} of {devices[0].partition(':')[0]} here"
+        return f"TensorFlow {tf.__version__}, {kind}, {self._devices} x {devices[0].partition(':')[0]} on this host"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
         self._batch = job.plan.batch_per_replica
