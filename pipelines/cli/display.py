@@ -245,11 +245,11 @@ def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
     where += f" in the replica {error.replica}" if error.replica else ""
     lines = [f"{where}: {error.message}"]
     if error.job:
-        lines.append(f"  job: {error.job}")
+        lines.append(f"  job:      {error.job}")
     if with_traceback and error.traceback:
         lines += ["", *(f"  {line}" for line in error.traceback.rstrip().splitlines()[-24:]), ""]
     if error.fix:
-        lines.append(f"  fix: {error.fix}")
+        lines.append(f"  fix:      {error.fix}")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and on the disk when that is said."""
+"""Atomic and durable file writes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-# The error numbers of a disk, or a quota, that is used up.
+# Error numbers of a full disk and an exceeded quota.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a small file so that it is there whole, on the disk, or is what it was."""
+    """Replace a small file atomically and flush it to disk; on failure the old file is kept."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:
@@ -29,9 +29,9 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def append_line(path: Path | str, line: str) -> None:
-    """Append a line with one `write`, so that lines stay whole though several processes append to the file.
+    """Append a line with a single `write`, so that lines of concurrent processes do not interleave.
 
-    A full disk can cut a line short; the next one then starts on a line of its own.
+    A full disk can truncate a line; the next call then starts a new line.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
@@ -45,7 +45,7 @@ def append_line(path: Path | str, line: str) -> None:
 
 
 def json_lines(data: bytes) -> list[dict[str, Any]]:
-    """Return the JSON objects in `data`, one a line; skips lines that cannot be parsed, such as a torn one."""
+    """Return the JSON objects in `data`, one per line; lines that cannot be parsed, such as torn ones, are skipped."""
     found = []
     for line in data.splitlines():
         try:
@@ -58,7 +58,7 @@ def json_lines(data: bytes) -> list[dict[str, Any]]:
 
 
 def sync(path: Path) -> None:
-    """Have a file's content, or the names in a folder, on the disk before going on."""
+    """Flush a file's content, or a folder's entries, to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""The errors that a user can cause, and how they are shown.
+"""User errors and how they are shown.
 
-Every one names the setting, its value, what is allowed, the nearest valid value and what fixes it. All packages
-raise this one class; the command line prints it without a traceback.
+A user error names the setting, its value, the allowed values, the closest valid value and the fix. All packages raise
+this one class; the command line prints it without a traceback.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-# Before the one line of JSON by which programs read an error from a log.
+# Prefix of the JSON line from which programs read an error in a log.
 ERROR_PREFIX = "slipway-error: "
 
 
 class UserError(Exception):
-    """A mistake that the user can fix.
+    """An error that the user can fix.
 
     Args:
-        message: One sentence: what is wrong.
+        message: One sentence that states the problem.
         setting: The setting's dotted name in the run configuration, such as ``train.batch_size``.
-        value: What it was set to.
-        allowed: What would be accepted, in words.
-        nearest: The valid value nearest to what was given.
-        fix: The command or the change that fixes it.
-        traceback: Of what the user's own code raised, where that was it.
+        value: The setting's value.
+        allowed: A description of the accepted values.
+        nearest: The valid value closest to `value`.
+        fix: The command or edit that fixes it.
+        traceback: The traceback of the user's code, if that code raised the error.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class UserError(Exception):
     def __str__(self) -> str:
         lines = [self.message]
         if self.setting is not None:
-            lines.append(f"  setting: {self.setting} = {self.value!r}")
-        for label, text in (("allowed", self.allowed), ("nearest", self.nearest), ("fix", self.fix)):
+            lines.append(f"  setting:  {self.setting} = {self.value!r}")
+        for label, text in (("allowed", self.allowed), ("closest", self.nearest), ("fix", self.fix)):
             if text:
-                lines.append(f"  {label}: {text}")
+                lines.append(f"  {label + ':':<10}{text}")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """The error as plain values, for a run's record and its event log."""
+        """Return the error as plain values, for a run's record and its event log."""
         value = self.value if isinstance(self.value, str | int | float | bool | None) else str(self.value)
         return {
             "message": self.message,
@@ -74,13 +74,13 @@ class UserError(Exception):
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> UserError:
-        """The inverse of `as_dict`."""
+        """Create an error from the result of `as_dict`."""
         return cls(**fields)
 
 
-# What fixes an error of the operating system that is not the program's, by its number.
+# Fixes for operating system errors that the user can solve, by error number.
 _SYSTEM_FIXES = {
-    errno.ENOSPC: "free disk space there, then repeat the command",
+    errno.ENOSPC: "free disk space, then repeat the command",
     errno.EDQUOT: "free some of your disk quota, then repeat the command",
     errno.EROFS: "repeat the command in a folder that you can write to",
     errno.EACCES: "repeat the command in a folder that you can write to, or change the permissions",
@@ -90,10 +90,10 @@ _SYSTEM_FIXES = {
 
 
 def system_error(error: BaseException) -> UserError | None:
-    """Return the user's view of what the operating system refused: a full disk, a folder without write permission.
+    """Convert an operating system error such as a full disk or a missing write permission to a UserError.
 
     Returns:
-        None for any other error, which is a defect of the program.
+        None for any other error, which is a bug.
     """
     if not isinstance(error, OSError) or error.errno not in _SYSTEM_FIXES:
         return None
@@ -104,12 +104,12 @@ def system_error(error: BaseException) -> UserError | None:
 
 
 def report(error: UserError) -> None:
-    """Print a user's mistake on stderr: the screen for people, then the line for programs."""
+    """Print a user error on stderr: as text for people, then as one JSON line for programs."""
     print(f"{error.traceback or ''}{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}", file=sys.stderr, flush=True)
 
 
 def nearest(value: str, candidates: Iterable[str]) -> str | None:
-    """The candidate most like `value`, or None where none is near."""
+    """Return the candidate most similar to `value`, ignoring case, or None if none is similar."""
     folded = {candidate.lower(): candidate for candidate in candidates}
     matches = difflib.get_close_matches(value.lower(), list(folded), n=1, cutoff=0.5)
     return folded[matches[0]] if matches else None

@@ -1,7 +1,7 @@
-"""What a run tells whoever watches it, as JSON lines.
+"""A run's event log: JSON lines about its progress.
 
-A step and the trainer inside it append to the file that SLIPWAY_EVENTS names; without it nothing is written, as on
-Vertex, where the logs are what is watched.
+A step and the trainer inside it append to the file that SLIPWAY_EVENTS names. If it is not set, as on Vertex AI,
+nothing is written and the logs are the only record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def emit(event: str, **fields: Any) -> None:
     """Append one event: `event` is started, phase, progress, message, finished, failed or cancelled.
 
     Raises:
-        OSError: The event was not written; the disk is full.
+        OSError: The event could not be written, for example because the disk is full.
     """
     path = os.environ.get(EVENTS_VARIABLE)
     if not path:
@@ -32,23 +32,23 @@ def emit(event: str, **fields: Any) -> None:
 
 
 def mute() -> None:
-    """Report nothing from this process any more: of the replicas of a job, only the chief does."""
+    """Disable events from this process: of a job's replicas only the chief reports them."""
     os.environ.pop(EVENTS_VARIABLE, None)
 
 
 def phase(text: str) -> None:
-    """Report what the step does from now on, such as "loading TensorFlow"."""
+    """Report the step's current phase, such as "loading TensorFlow"."""
     with contextlib.suppress(OSError):
         emit("phase", text=text)
 
 
 def progress(done: int, total: int, unit: str, **values: float) -> None:
-    """Report that `done` of `total` `unit` are behind us, with figures worth showing (loss, steps_per_second)."""
-    with contextlib.suppress(OSError):  # a full disk is no reason to end what makes progress
+    """Report that `done` of `total` `unit` are done, with values to display (loss, steps_per_second)."""
+    with contextlib.suppress(OSError):  # a full disk must not fail a step that makes progress
         emit("progress", done=done, total=total, unit=unit, values=values)
 
 
 def message(text: str) -> None:
-    """Report one sentence that the person watching should read."""
-    with contextlib.suppress(OSError):  # nor to end what reports it
+    """Report one sentence for the user to read."""
+    with contextlib.suppress(OSError):  # see `progress`
         emit("message", text=text)

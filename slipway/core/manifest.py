@@ -1,10 +1,9 @@
-"""The manifest of a prepared data set: what is in it, and how its reader checks it.
+"""The manifest of a prepared data set: its contents and checksums.
 
-`prepare_data` writes `manifest.json` last, so a folder that has one is complete. Beside it lie the TFRecord shards, and
-`features.json` and `dataset_info.json`, by which `tensorflow_datasets.builder_from_directory` reads the same folder.
-Each record is a tf.train.Example with `image` (the image's encoded bytes, as they were in the source), `label`
-(int64, an index into `classes`) and `key` (the example's name in its source), and perhaps further features, which
-training does without.
+`prepare_data` writes `manifest.json` last, so a folder that contains it is complete. The folder also holds the TFRecord
+shards, and `features.json` and `dataset_info.json` for `tensorflow_datasets.builder_from_directory`.
+Each record is a tf.train.Example with `image` (the encoded bytes, unchanged from the source), `label` (int64, an index
+into `classes`), `key` (the example's name in its source), and optional additional features that training ignores.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Split(BaseModel):
 
 
 class LeftOut(BaseModel):
-    """One image that was left out, and why."""
+    """One image that was skipped, and why."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     key: str
@@ -48,10 +47,10 @@ class LeftOut(BaseModel):
 
 
 class Checked(BaseModel):
-    """How far the images were looked at before they were stored.
+    """Image validation: how thoroughly the images were checked before they were stored.
 
-    `check` says it: all were decoded in full, or a sample of them, or of each only the header was read. Of the source's
-    `images` `decoded` were decoded in full; for `undecodable` of those only that showed that they cannot be used.
+    `check` is "decode" (every image fully decoded), "sample" (a sample decoded) or "header" (headers only). Of the
+    source's `images`, `decoded` were fully decoded; `undecodable` counts those that only decoding showed to be invalid.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,12 +63,12 @@ class Checked(BaseModel):
 class Manifest(BaseModel):
     """A prepared data set.
 
-    `image_size` is [height, width] in pixels of what a model is given: the size that all images have, or the one
-    that was asked for, to which a reader then resizes (`resize`). `encodings` are those found: png, jpeg.
-    `features` are the further features, by name, and what each is. `written_by` says what wrote the shards, on which
-    their bytes do not depend. `checked` says how far the images were looked at, None where that was not noted.
-    `notes` are sentences that the user should read, such as classes with nearly equal names.
-    `left_out` lists the first 100 images that were left out; `left_out_count` counts all of them.
+    `image_size` is the model input's [height, width] in pixels: the size of all images, or the requested one, to which
+    a reader then resizes (`resize`). `encodings` are the image formats in the data set: png, jpeg.
+    `features` maps additional features to their descriptions. `written_by` names the writer; the shards' bytes do not
+    depend on it. `checked` is the image validation, None if it was not recorded.
+    `notes` are sentences for the user, such as a warning about nearly equal class names.
+    `left_out` lists the first 100 skipped images; `left_out_count` counts all of them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -98,13 +97,13 @@ class Manifest(BaseModel):
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of the data set in `folder`.
+    """Return the manifest of the data set in `folder`.
 
     Raises:
-        UserError: There is none (the set is not complete), or it is not one that this version wrote.
+        UserError: It is missing (the data set is incomplete), or has another version's format.
     """
     path = folder / FILE_NAME
-    fix = f"rm -r {folder}, then run again: the data set is prepared anew"
+    fix = f"rm -r {folder}, then run again to prepare the data set"
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -117,7 +116,7 @@ def verify(folder: Path, manifest: Manifest) -> None:
     """Check every shard's presence, size and SHA-256.
 
     Raises:
-        UserError: The first shard that is missing or not as it was written, by name.
+        UserError: A shard is missing or damaged; names the first one.
     """
     for split in manifest.splits.values():
         for shard in split.shards:
@@ -126,13 +125,13 @@ def verify(folder: Path, manifest: Manifest) -> None:
 
 def verify_shard(path: Path, shard: Shard) -> None:
     """Check one shard's presence, size and SHA-256; see `verify`."""
-    fix = f"rm -r {path.parent}, then run again: the data set is prepared anew"
+    fix = f"rm -r {path.parent}, then run again to prepare the data set"
     if not path.is_file():
         raise UserError(f"The shard {path} is missing.", fix=fix)
     size = path.stat().st_size
     if size != shard.bytes:
-        raise UserError(f"The shard {path} is damaged: it has {size} bytes, {shard.bytes} were written.", fix=fix)
+        raise UserError(f"The shard {path} is damaged: it has {size} bytes instead of {shard.bytes}.", fix=fix)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != shard.sha256:
-        raise UserError(f"The shard {path} is damaged: its SHA-256 is not the one that was written.", fix=fix)
+        raise UserError(f"The shard {path} is damaged: its SHA-256 does not match {FILE_NAME}.", fix=fix)

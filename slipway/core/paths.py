@@ -1,4 +1,4 @@
-"""Where a worker writes: the folders that AIP_MODEL_DIR, AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR name."""
+"""A worker's output folders, from AIP_MODEL_DIR, AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Places:
     logs: Path
 
 
-# Where a bucket's objects lie in a container: mounted by Vertex AI, copied in and out by Kubeflow Pipelines.
+# Where a bucket's objects appear in a container: mounted by Vertex AI, copied in and out by Kubeflow Pipelines.
 MOUNTS = {"gs://": "/gcs", "s3://": "/s3", "minio://": "/minio"}
 
 
 def is_remote(uri: str) -> bool:
-    """Whether `uri` names something in an object store, not a folder."""
+    """Whether `uri` refers to an object store rather than a local folder."""
     return uri.startswith(tuple(MOUNTS))
 
 
 def local_path(uri: str) -> Path:
-    """The folder that `uri` names; gs://bucket/object is /gcs/bucket/object in a container, and so are others."""
+    """Return the local folder for `uri`: in a container gs://bucket/object is /gcs/bucket/object; see `MOUNTS`."""
     for scheme, mount in MOUNTS.items():
         if uri.startswith(scheme):
             return Path(mount) / uri.removeprefix(scheme)
@@ -36,22 +36,22 @@ def local_path(uri: str) -> Path:
 
 
 def is_mounted(path: Path) -> bool:
-    """Whether `path` lies in a mounted bucket, where a folder is not renamed in one go."""
+    """Whether `path` is in a mounted bucket, where renaming a folder is not atomic."""
     return any(path.is_relative_to(mount) for mount in MOUNTS.values())
 
 
 def places(environment: Mapping[str, str]) -> Places:
-    """The folders that the environment names.
+    """Return the output folders that the environment variables name.
 
     Raises:
-        UserError: One is not named.
+        UserError: A variable is not set.
     """
     names = ("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
     missing = [name for name in names if not environment.get(name)]
     if missing:
         raise UserError(
-            f"The job has no place for what it makes: {' and '.join(missing)} not set.",
-            fix="give the job a base output directory, or set the variables to folders",
+            f"The job has no output folder: {' and '.join(missing)} not set.",
+            fix=f"set the job's base output directory, or export {missing[0]}=FOLDER",
         )
     model, checkpoints, logs = (local_path(environment[name]) for name in names)
     return Places(model, checkpoints, logs)

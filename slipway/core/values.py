@@ -1,4 +1,4 @@
-"""Values as they come through a pipeline."""
+"""Conversion of values that pass through a pipeline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def whole_numbers(value: Any) -> Any:
-    """`value` with every float that is whole as an int again: a pipeline carries all numbers in lists as floats."""
+    """Return `value` with integral floats converted back to int: KFP passes all numbers in lists as floats."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
@@ -19,7 +19,7 @@ def whole_numbers(value: Any) -> Any:
 
 
 def write_metadata(*artifacts: Any) -> None:
-    """Write artifacts that are metadata only: kfp repeats a finished step of which an output has no file."""
+    """Write files for metadata-only artifacts: KFP repeats a finished step if an output file is missing."""
     for artifact in artifacts:
         path = Path(artifact.path)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""YAML that a user wrote, loaded with limits: no duplicate keys, no anchor bombs, no bottomless nesting."""
+"""Load user-written YAML safely: rejects duplicate keys, anchor bombs and excessive nesting."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class NotYaml(UserError):
 
 
 class _Limits(yaml.parser.Parser, yaml.composer.Composer):
-    """Composes a document while counting its values and levels, with aliases expanded.
+    """Composer that counts values and nesting levels with aliases expanded.
 
-    A node's size and height are known once it is composed, so an alias costs one lookup however much it stands for.
+    A node's size and height are stored once it is composed, so counting an alias is one lookup.
     """
 
     where = ""
@@ -39,7 +39,7 @@ class _Limits(yaml.parser.Parser, yaml.composer.Composer):
         node = super().compose_node(parent, index)
         if isinstance(event, yaml.AliasEvent):
             if id(node) not in self._measured:
-                raise self._refused(event, f"*{event.anchor} stands for a value that contains itself")
+                raise self._refused(event, f"*{event.anchor} refers to a value that contains itself")
             size, height = self._measured[id(node)]
             self._values, self._reached = self._values + size, depth + height
         else:
@@ -83,7 +83,7 @@ class _Typed(_Limits, yaml.SafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError):  # PyYAML's own, such as of 2026-13-45 or 5,000 digits
+        except (ValueError, LookupError, AttributeError):  # raised by PyYAML, e.g. for 2026-13-45 or 5,000 digits
             problem = f"{str(node.value)[:40]!r} is not a valid {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
@@ -93,11 +93,11 @@ class _Texts(_Limits, yaml.BaseLoader):
 
 
 def load_yaml(text: str, where: str, *, typed: bool = True) -> Any:
-    """The value that `text` holds, all scalars as text unless `typed`; `where` names the source in an error.
+    """Parse `text`; scalars stay strings unless `typed`. `where` names the source in error messages.
 
     Raises:
         NotYaml: It cannot be parsed.
-        UserError: A key is set twice, or the document is too large or too deep once its anchors are expanded.
+        UserError: A key is duplicated, or the document is too large or too deeply nested after expanding anchors.
     """
     try:
         loader = _Typed(text) if typed else _Texts(text)

@@ -1,4 +1,4 @@
-"""`make chaos`: kill workers at random, again and again, and see that nothing of it matters. The last line sums up."""
+"""`make chaos`: kill workers at random and check that the result does not change. The last line is a summary."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def main() -> int:
     parser.add_argument("--engine", default="tensorflow")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, help="how long the run is; each engine has its own default")
+    parser.add_argument("--steps", type=int, help="number of training steps; the default depends on the engine")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31)))
-    parser.add_argument("--keep", type=Path, help="an empty folder for what the runs leave; a temporary one otherwise")
+    parser.add_argument("--keep", type=Path, help="an empty folder for the runs' output; default: a temporary folder")
     options = parser.parse_args()
     steps = options.steps or STEPS.get(options.engine, 400)
     chaos = Chaos(options.seed, options.engine, options.processes, options.kills, steps)

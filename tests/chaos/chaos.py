@@ -1,7 +1,7 @@
-"""A training job whose workers are killed at random: it ends with the weights of one that was left alone.
+"""A training job whose workers are killed at random must end with the weights of an undisturbed one.
 
-The workers are the trainer's, started by the local cluster as for any run. How many kills there are, whom they strike,
-how and when is drawn from a seed; the machine's own timing is not, so a seed repeats the plan, not each microsecond.
+The workers are the trainer's, started by the local cluster as for any run. The victims, signals and moments of kills
+are drawn from a seed. The machine's timing is not, so a seed reproduces the plan but not the exact timing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DECIDED = ("kind", "step", "epoch", "loss", "accuracy", "learning_rate")
 
 @dataclass(frozen=True)
 class Chaos:
-    """What to run, and how often to kill. `signals` are sent to as many workers at once as drawn, one to three."""
+    """The run and the number of kills; one to three workers are killed at once."""
 
     seed: int
     engine: str = "tensorflow"
@@ -50,11 +50,11 @@ class Chaos:
 
 @dataclass(frozen=True)
 class Strike:
-    """Some workers of one try, killed at one moment, which the run's progress decides.
+    """Workers of one attempt that are killed at the same moment, which depends on the run's progress.
 
-    `when` is "starting": `part` of the time that an undisturbed start needs after the try began, or as soon as the try
-    has saved something; "training": as soon as the run is saved past `part` of its steps; "saved": as soon as its last
-    step is saved; "exported": as soon as its model is there.
+    `when` is "starting": after `part` of an undisturbed start's duration, or when the attempt has saved something;
+    "training": as soon as `part` of the steps are saved; "saved": as soon as the last step is saved; "exported": as
+    soon as the model exists.
     """
 
     when: str
@@ -63,7 +63,7 @@ class Strike:
 
 
 def plan_strikes(chaos: Chaos) -> list[Strike]:
-    """The strikes in their order; they have `chaos.kills` victims together."""
+    """The strikes in order, with `chaos.kills` victims in total."""
     chance = random.Random(chaos.seed)
     groups = []
     left = chaos.kills
@@ -84,7 +84,7 @@ def plan_strikes(chaos: Chaos) -> list[Strike]:
 
 @dataclass(frozen=True)
 class Struck:
-    """A strike that struck: the restarts before it, the newest checkpoint's step, and model.json where it was there."""
+    """An executed strike: the restarts before it, the newest checkpoint's step, and model.json if it existed."""
 
     restarts: int
     step: int
@@ -93,9 +93,9 @@ class Struck:
 
 @dataclass
 class Attacker:
-    """Kills workers of the job that writes to `output`, in a thread of its own, while the main thread runs the job.
+    """Kills workers of the job that writes to `output`, in a separate thread, while the main thread runs the job.
 
-    Every strike strikes all its victims at once: where one of them has ended, the strike waits for the next try.
+    A strike kills all its victims at once: if one of them has ended, the strike is postponed to the next attempt.
     """
 
     chaos: Chaos
@@ -121,7 +121,7 @@ class Attacker:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is to be struck any more."""
+        """Whether there are no more strikes to execute."""
         return len(self.struck) == len(self.strikes) or self.timed_out or not self._thread.is_alive()
 
     def _attack(self) -> None:
@@ -139,7 +139,7 @@ class Attacker:
                     worker.kill()
 
     def _next_try(self, known: set[psutil.Process]) -> list[psutil.Process]:
-        """The workers of a try that is not known, in the order of their ranks."""
+        """The workers of a new attempt, in rank order."""
         while not self._is_over():
             workers = trainers()
             if len(workers) == self.chaos.processes and not known & {*workers}:
@@ -148,7 +148,7 @@ class Attacker:
         return []
 
     def _wait_for(self, strike: Strike, workers: list[psutil.Process]) -> bool:
-        """Wait for the moment; False where the try, or the job, ended before."""
+        """Wait for the strike's moment; False if the attempt or the job ended before."""
         started_at, saved = time.monotonic() + strike.part * self.start_seconds, self._saved_step()
         while not self._is_over() and all(map(_is_alive, workers)):
             moment = {
@@ -163,7 +163,7 @@ class Attacker:
         return False
 
     def _strike(self, strike: Strike, workers: list[psutil.Process]) -> bool:
-        """Kill the victims while none of them can move; False, with none of them killed, where one has ended."""
+        """Freeze all victims, then kill them; False, with none killed, if one has ended."""
         victims = [workers[rank] for rank, _ in strike.victims]
         try:
             if not all(map(_freeze, victims)):
@@ -171,7 +171,7 @@ class Attacker:
             model = self._model()
             self.struck.append(Struck(_restarts(self._log()), self._saved_step(), model))
             for victim, (_, number) in zip(victims, strike.victims, strict=True):
-                # A worker that is asked to stop when all is done ends well.
+                # A worker that is asked to stop when all is done exits with status 0.
                 self.killed.append(signal.SIGKILL if model else number)
                 victim.send_signal(self.killed[-1])
         finally:
@@ -203,7 +203,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _freeze(process: psutil.Process) -> bool:
-    """Stop a process; whether it has stopped, and not ended."""
+    """Stop a process (SIGSTOP); return whether it is stopped rather than ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGSTOP)
         while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
@@ -213,7 +213,7 @@ def _freeze(process: psutil.Process) -> bool:
 
 
 def trainers() -> list[psutil.Process]:
-    """This process's workers that run, in the order in which they were started."""
+    """This process's running workers, in start order."""
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
@@ -224,7 +224,7 @@ def trainers() -> list[psutil.Process]:
 
 @dataclass(frozen=True)
 class Result:
-    """How it went: `problems` is empty when all is as it should be."""
+    """The outcome; `problems` is empty on success."""
 
     problems: list[str]
     killed: list[signal.Signals]
@@ -234,13 +234,13 @@ class Result:
 
 
 def run(chaos: Chaos, folder: Path) -> Result:
-    """Train undisturbed, then under attack, in `folder`; compare."""
+    """Train in `folder`, undisturbed and then with kills, and compare the results."""
     pools, spec = _job(chaos, folder)
     calm = _start(pools, spec, folder / "calm")
     output = folder / "attacked"
     with Attacker(chaos, output, calm.start_seconds) as attacker:
         attacked = _start(pools, spec, output)
-        while not attacker.is_done:  # it ended before a strike: started again, it has to see that all is done
+        while not attacker.is_done:  # it ended before a strike: when restarted, it must detect that all is done
             again = _start(pools, spec, output)
             attacked = replace(again, restarts=attacked.restarts + again.restarts)
     problems = ["it did not end by itself"] if attacker.timed_out else []
@@ -259,7 +259,7 @@ def run(chaos: Chaos, folder: Path) -> Result:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that ended: its log, its restarts, and the seconds to its first checkpoint."""
+    """A finished job: its log, its restarts, and the seconds to its first checkpoint."""
 
     log: str
     restarts: list[Restart]
@@ -267,7 +267,7 @@ class Ended:
 
 
 def _job(chaos: Chaos, folder: Path) -> tuple[list[dict[str, Any]], RestartSettings]:
-    """The worker pools of a job that saves often and draws at random, and how often it may be restarted."""
+    """The worker pools of a job with frequent checkpoints and random augmentation, and its restart limit."""
     prepared = prepare(DataSettings(source="digits", store=str(folder / "datasets")), chaos.processes)
     train = TrainSettings.model_validate(
         {
@@ -315,7 +315,7 @@ def _start(pools: list[dict[str, Any]], restarts: RestartSettings, output: Path)
 
 
 def _differences(calm: Path, attacked: Path) -> list[str]:
-    """What an undisturbed run would have had otherwise: weights, and the history but for its clock."""
+    """Differences from an undisturbed run: in the weights, and in the history apart from times."""
 
     def weights(output: Path) -> str:
         return str(json.loads((output / "model" / "model.json").read_text())["weights_checksum"])
@@ -333,7 +333,7 @@ def _differences(calm: Path, attacked: Path) -> list[str]:
 
 
 def _lost_checkpoints(output: Path, ended: Ended, struck: list[Struck], steps: int) -> list[str]:
-    """What was once saved and not gone on from, or cannot be read at the end."""
+    """Checkpoints that were saved but not resumed from, or that cannot be read at the end."""
     problems = []
     tries = RESTART.split(ended.log)
     expected = [0, *(restart.step for restart in ended.restarts)]
@@ -359,7 +359,7 @@ def _lost_checkpoints(output: Path, ended: Ended, struck: list[Struck], steps: i
 
 
 def _repeated_ends(output: Path, ended: Ended, struck: list[Struck]) -> list[str]:
-    """What was done again though the model had been exported before a kill."""
+    """Work that was repeated although the model had been exported before a kill."""
     exported = next((each for each in struck if each.model), None)
     if exported is None or exported.model is None:
         return []

@@ -1,4 +1,4 @@
-"""A short chaos test, and that its plan and its judgement are right; `make chaos` is the long one."""
+"""A short chaos test, and tests of its plan and checks; `make chaos` is the long one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.chaos.chaos import (
 )
 
 
-@pytest.mark.timeout(900)  # half a minute on a machine that has nothing else to do
+@pytest.mark.timeout(900)  # half a minute on an idle machine
 def test_killed_a_few_times_a_job_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
     seed = int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31))
     print(f"seed {seed}")

@@ -151,7 +151,7 @@ def _new_run(folder: Path, old: str) -> str | None:
 def test_a_step_that_fails_shows_its_error_as_without_containers(slipway: Slipway, containers: dict[str, Any]) -> None:
     done = slipway("run", "--runner", "docker", "--set", "train.batch_size=100000")
     assert done.returncode == 1
-    assert "setting: train.batch_size" in done.stderr
+    assert "setting:  train.batch_size" in done.stderr
     assert steps(record_of(slipway.folder))["plan_training"]["status"] == "failed"
 
 

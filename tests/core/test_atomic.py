@@ -1,4 +1,4 @@
-"""Lines and files on a disk that may be full."""
+"""Appending lines and replacing files, also on a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a worker writes."""
+"""A worker's output folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML of users: what it may not hold, and that it is refused at once."""
+"""Unsafe or ambiguous YAML is rejected quickly."""
 
 from __future__ import annotations
 

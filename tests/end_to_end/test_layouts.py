@@ -63,7 +63,7 @@ def variable_from_outside(image_shape, classes):
 
 @pytest.mark.parametrize(
     ("builder", "words"),
-    [("built_in_batch", "a batch of 64 built in"), ("variable_from_outside", "was made outside of the builder")],
+    [("built_in_batch", "a fixed batch size of 64"), ("variable_from_outside", "was created outside of the builder")],
 )
 def test_a_model_that_could_not_train_there_is_caught(workspace: Workspace, builder, words):
     (workspace.path / "broken.py").write_text(BROKEN)

@@ -26,7 +26,10 @@ def refused(result: subprocess.CompletedProcess[str], code: int, *words: str) ->
 
 
 BEFORE_ANYTHING = {
-    "no such configuration": (("-c", "configs/digit.yaml"), ("configs/digits.yaml", "fix: -c configs/digits.yaml")),
+    "no such configuration": (
+        ("-c", "configs/digit.yaml"),
+        ("configs/digits.yaml", "fix:      -c configs/digits.yaml"),
+    ),
     "unknown key": (("--set", "train.batchsize=3"), ("train.batchsize", "train.batch_size")),
     "wrong type": (("--set", "train.batch_size=lots"), ("train.batch_size", "integer")),
     "unknown source": (("--set", "data.source=digist"), ("data.source", "digits")),

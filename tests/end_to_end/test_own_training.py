@@ -47,7 +47,7 @@ def test_its_failure_is_told_with_its_traceback(workspace: Workspace):
 def test_what_it_cannot_have_is_refused_before_anything_starts(workspace: Workspace):
     before = workspace.runs()
     for option, told in (
-        ("train.module=own_trainig", "nearest: own_training"),
+        ("train.module=own_trainig", "closest:  own_training"),
         ("train.epochs=3", "own_training takes its settings as arguments"),
         ("model.builder=slipway.trainer.models.digits:build", "model or train.module, not both"),
     ):

@@ -1,4 +1,4 @@
-"""One engine a process, which SLIPWAY_TEST_ENGINE names (make test-engines); without it these tests are skipped."""
+"""Tests of one engine per process, selected by SLIPWAY_TEST_ENGINE (make test-engines); skipped without it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is for another engine."""
+    """Skip tests of other engines."""
     for item in items:
         if HERE not in item.path.parents:
             continue
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Bench:
-    """An engine in this process, alone, and what to train it on."""
+    """A single-process engine and its training data."""
 
     def __init__(self, data: Path) -> None:
         self.data, self.manifest = data, manifests.read(data)
@@ -43,7 +43,7 @@ class Bench:
         return job(self.data, **{"steps": 100, "steps_per_epoch": 75, "engine": ENGINE, **settings})
 
     def engine(self, config: JobConfig) -> Any:
-        """The engine with that network, new; there is one a process."""
+        """A new engine with the given network; there is one per process."""
         from slipway.trainer.engines import base
 
         if self._engine is None:
@@ -66,7 +66,7 @@ class Bench:
         return inputs.evaluation(self.share, "validation", batch)
 
     def probabilities(self, images: Any) -> Any:
-        """What the engine's network gives for images float32 in [0, 1], by itself: [n, classes]."""
+        """The network's direct output for images float32 in [0, 1]: [n, classes]."""
         if ENGINE == "pytorch":
             import torch
 
@@ -81,7 +81,7 @@ class Bench:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """600 training examples in 4 shards of different sizes, 50 of validation in 2."""
+    """600 training examples in 4 shards of different sizes, 50 validation examples in 2."""
     from slipway.trainer.engines.quick_import import import_tensorflow
 
     import_tensorflow(ENGINE)

@@ -1,4 +1,4 @@
-"""The engine in this process: what a step is, exact resume, evaluation, the settings, the exported model."""
+"""The engine in this process: training step, exact resume, evaluation, settings, exported model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kernel_and_bias(state: Any) -> tuple[Any, Any]:
 
 
 def by_hand(images: Any, labels: Any, kernel: Any, bias: Any, weights: Any) -> tuple[float, Any, Any]:
-    """The mean loss of a network without hidden layer, and its gradients."""
+    """The mean loss of a network without hidden layers, and its gradients."""
     pixels = images.reshape(len(labels), -1)
     logits = pixels @ kernel + bias
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -38,7 +38,7 @@ def by_hand(images: Any, labels: Any, kernel: Any, bias: Any, weights: Any) -> t
 
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_a_step_is_the_optimizers_step_on_the_mean_loss(bench: Bench, accumulation: int) -> None:
-    """Against the gradient worked out by hand, with each step's own learning rate, class weights and weight decay."""
+    """Against a manually computed gradient, with a learning rate per step, class weights and weight decay."""
     config = bench.job(
         builder="sample_networks:linear",
         optimizer="sgd",
@@ -130,7 +130,7 @@ def test_restored_it_goes_on_bit_by_bit(bench: Bench, builder: str, budget: int,
     engine = bench.engine(config)
     engine.run(bench.training(config, budget), 0, rates(40))
     state = engine.state()
-    engine.run(bench.training(config, budget), 40, rates(3))  # which must not change what `state` gave
+    engine.run(bench.training(config, budget), 40, rates(3))  # must not change the result of `state`
     engine = bench.engine(config)
     engine.run(bench.training(config, budget), 0, rates(3))  # other draws and steps must not matter
     engine = bench.engine(config)
@@ -150,7 +150,7 @@ def test_another_networks_state_is_refused(bench: Bench) -> None:
         engine.load_state(wide)
     plain = dict(bench.engine(bench.job(optimizer="sgd")).state())
     engine = bench.engine(bench.job())
-    with pytest.raises(UserError, match="another network"):
+    with pytest.raises(UserError, match="a different network"):
         engine.load_state(plain)
 
 
@@ -180,7 +180,7 @@ def test_regularization_is_part_of_the_loss(bench: Bench) -> None:
 
 
 def test_augmentation_is_of_the_training_only(bench: Bench) -> None:
-    """A network that sees one pixel only tells where the images were moved to."""
+    """A network that uses a single pixel reveals how far the images were shifted."""
     plain, moved = (bench.job(builder="sample_networks:linear", augment={"shift": shift}) for shift in (0, 3))
     images_of = bench.training(plain)
     plain_losses = bench.engine(plain).run(images_of, 0, rates(5, 0.0)).losses
@@ -208,7 +208,7 @@ def test_agreeing_alone_changes_nothing(bench: Bench) -> None:
 
 
 def test_a_steps_operations_are_counted(bench: Bench) -> None:
-    """A dense layer's multiplications and additions, forwards and for the gradients of its kernel; images have none."""
+    """FLOPs of a dense layer's forward pass and of its kernel's gradient; there is no gradient for the images."""
     engine = bench.engine(bench.job(builder="sample_networks:linear"))
     work = engine.work()
     assert work.devices == 1
@@ -216,7 +216,7 @@ def test_a_steps_operations_are_counted(bench: Bench) -> None:
 
 
 def test_the_exported_model_is_the_network(bench: Bench, tmp_path: Path) -> None:
-    """From encoded images to the probabilities that the engine's own network gives, to 1e-4."""
+    """From encoded images to the same probabilities as the engine's network, to 1e-4."""
     from slipway.components.evaluate import serving
 
     config = bench.job(builder=BUILDERS[-1])

@@ -1,4 +1,4 @@
-"""What comes with an engine's builds for GPUs is imported in an order that the process survives."""
+"""The import order of TensorFlow and Triton, which comes with PyTorch's GPU builds, does not crash the process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_triton_does_not_end_the_process(program: str) -> None:
 
 @pytest.mark.engine("pytorch")
 def test_triton_after_tensorflow_still_ends_the_process() -> None:
-    """Once it does not, `import_triton` is not needed any more."""
+    """If this fails, `import_triton` is no longer needed."""
     program = "import tensorflow, triton"
     end = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert end.returncode < 0

@@ -1,4 +1,4 @@
-"""What a user types, with --set train.engine=…"""
+"""The command line with --set train.engine=…"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_digits_are_learnt_and_served(workspace: Workspace) -> None:
 
 
 def test_the_digits_exported_model_is_the_trained_one(workspace: Workspace, bench: Bench) -> None:
-    """The checkpoint in the engine, and the model that the run registered, on the test split: to 1e-4."""
+    """The checkpoint in the engine and the registered model agree on the test split to 1e-4."""
     from slipway.components.evaluate import serving
     from slipway.trainer.checkpoint import store
 
@@ -56,7 +56,7 @@ def test_two_replicas_end_with_the_same_weights(workspace: Workspace) -> None:
 def test_a_cloud_layout_is_rehearsed_with_virtual_devices(workspace: Workspace) -> None:
     result = workspace.slipway("rehearse", "--hardware", "t4x2*2", "--steps", "4", "--set", f"train.engine={ENGINE}")
     assert result.returncode == 0, result.stdout + result.stderr
-    on = {"jax": "2 of CPU here, 4 in 2 processes", "pytorch": "one CPU, one of 4 processes"}[ENGINE]
+    on = {"jax": "2 x CPU on this host, 4 in 2 processes", "pytorch": "one CPU, one of 4 processes"}[ENGINE]
     assert workspace.log("train").count(on) == 2
     assert len(set(re.findall(r"weights checksum ([0-9a-f]+)", workspace.log("train")))) == 1
 

@@ -1,4 +1,4 @@
-"""Whole runs of `python -m trainer` on the engine: stopped, killed, two together, on virtual devices."""
+"""Complete runs of the trainer with the engine: stopped, killed, with two replicas, on virtual devices."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_two_replicas_end_with_the_same_weights_also_when_killed(bench: Bench, t
     assert whole[0].checksum == whole[1].checksum
     assert last_line(tmp_path / "whole")["accuracy"] > 0.9
 
-    for victim, survivor in ((1, 0), (0, 1)):  # also the chief, at whose address they meet
+    for victim, survivor in ((1, 0), (0, 1)):  # also the chief, which hosts the rendezvous
         pair = workers.start_two(config, tmp_path / "killed")
         pair[0].wait_for_checkpoint(150 if victim else 450)
         pair[victim].process.kill()
@@ -84,7 +84,7 @@ def test_virtual_devices_train_as_one_would(bench: Bench, tmp_path: Path, worker
     losses = bench.engine(config).run(bench.training(config), 0, np.full(100, 0.01, np.float32)).losses
     end = four.wait()
     assert end.status == 0, end.errors
-    assert "4 of CPU here" in end.output
+    assert "4 x CPU on this host" in end.output
     lines = [json.loads(line) for line in (tmp_path / "model" / "metrics.jsonl").read_text().splitlines()]
     np.testing.assert_allclose([line["loss"] for line in lines if line["kind"] == "train"], losses, rtol=1e-3)
 

@@ -1,4 +1,4 @@
-"""What this machine has to train on, as the environment and its device files tell without a framework's help."""
+"""Detect this machine's accelerators from environment variables and device files, without importing a framework."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipway.core.errors import UserError
 VIRTUAL_DEVICES_VARIABLE = "SLIPWAY_VIRTUAL_DEVICES"
 TPU_SECONDS_VARIABLE = "SLIPWAY_TPU_SECONDS"
 DEFAULT_TPU_SECONDS = 600.0
-# A TPU VM's chips, up to v4 and from v5e on; a GPU.
+# Device files of a TPU VM's chips (up to v4; from v5e on) and of GPUs.
 _TPU_FILES = (re.compile(r"accel\d+"), re.compile(r"vfio/\d+"))
 _GPU_FILES = (re.compile(r"nvidia\d+"),)
 _RETRY_SECONDS = 5.0
@@ -30,9 +30,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Accelerators:
-    """`count` of a kind: TPU chips, GPUs, or virtual devices of the CPU in their place; 0 where it is not known.
+    """The accelerators of one machine: TPU chips, GPUs, or virtual CPU devices that stand in for them.
 
-    `name` is the TPU node's, or "". `source` is what told: a variable, or the device files.
+    `count` is 0 if unknown. `name` is the TPU node's name, or "". `source` is the environment variable they were
+    detected from, or "device files".
     """
 
     kind: Kind
@@ -41,27 +42,27 @@ class Accelerators:
     name: str = ""
 
     def describe(self) -> str:
-        """A few words for the log."""
+        """Return a short description for the log."""
         if self.kind == "cpu":
             return "no accelerator"
         what = {"tpu": "TPU", "gpu": "GPU", "virtual": "virtual device"}[self.kind]
         name = f" {self.name}" if self.name else ""
         if not self.count:
-            return f"{what}{name} (by {self.source})"
+            return f"{what}{name} (from {self.source})"
         chips = " chip" if self.kind == "tpu" else ""
-        return f"{self.count} {what}{chips}{'s' if self.count > 1 else ''}{name} (by {self.source})"
+        return f"{self.count} {what}{chips}{'s' if self.count > 1 else ''}{name} (from {self.source})"
 
 
 def virtual_devices(environment: Mapping[str, str]) -> int:
-    """How many devices the CPU is to pass for; 0 where it is just a CPU."""
+    """Return the number of virtual devices to split the CPU into; 0 for none."""
     return int(environment.get(VIRTUAL_DEVICES_VARIABLE) or 0)
 
 
 def find(environment: Mapping[str, str], devices: Path = Path("/dev")) -> Accelerators:
-    """The accelerators that virtual ones, a TPU VM's variables, or the files in `devices` tell of, in this order.
+    """Detect accelerators from, in this order, the virtual devices, a TPU VM's variables, the files in `devices`.
 
     Raises:
-        UserError: TPU_CONFIG is not what a TPU VM of Vertex's would have.
+        UserError: TPU_CONFIG is not valid.
     """
     virtual = virtual_devices(environment)
     if virtual:
@@ -71,7 +72,7 @@ def find(environment: Mapping[str, str], devices: Path = Path("/dev")) -> Accele
         return Accelerators("tpu", chips, "TPU_CONFIG", _node_name(environment["TPU_CONFIG"]))
     if environment.get("TPU_NODE_NAME"):
         return Accelerators("tpu", chips, "TPU_NODE_NAME", environment["TPU_NODE_NAME"])
-    if _count(devices, _TPU_FILES[:1]):  # a file of vfio's may be of any device that is handed to a user's program
+    if _count(devices, _TPU_FILES[:1]):  # a vfio file may belong to any passed-through device
         return Accelerators("tpu", chips, "device files")
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     cards = _count(devices, _GPU_FILES)
@@ -88,16 +89,16 @@ def _count(devices: Path, patterns: tuple[re.Pattern[str], ...]) -> int:
 
 
 def _node_name(text: str) -> str:
-    """The TPU node's name in TPU_CONFIG."""
+    """Return the TPU node's name from the text of TPU_CONFIG."""
     try:
         return str(json.loads(text)["tpu_node_name"])
     except (ValueError, KeyError, TypeError):
         raise UserError(
-            "TPU_CONFIG is not the description of a TPU node.",
+            "TPU_CONFIG is not a valid TPU node description.",
             setting="TPU_CONFIG",
             value=text,
             allowed='JSON like {"project": "p", "zone": "us-central1-b", "tpu_node_name": "node"}',
-            fix="unset TPU_CONFIG, unless this is a TPU VM",
+            fix="unset TPU_CONFIG (if this is not a TPU VM)",
         ) from None
 
 
@@ -107,16 +108,16 @@ def wait_for_tpu(
     temporary: tuple[type[Exception], ...],
     seconds: float,
 ) -> Connected:
-    """What `connect` gives, once the TPU answers: one that is being provisioned, or was just taken away, does not yet.
+    """Call `connect` until the TPU responds, and return its result; a TPU may still be provisioning or was preempted.
 
     Args:
-        accelerators: Whose name to say.
-        connect: Takes the TPU.
-        temporary: What it raises as long as there is none; anything else ends the waiting.
-        seconds: How long to try.
+        accelerators: The accelerators, for the TPU's name in messages.
+        connect: Connects to the TPU.
+        temporary: Exceptions of `connect` that are retried; any other is raised.
+        seconds: The timeout.
 
     Raises:
-        UserError: It did not answer in time.
+        UserError: The TPU did not respond in time.
     """
     name = f"the TPU {accelerators.name}" if accelerators.name else "the TPU"
     started = time.monotonic()
@@ -129,11 +130,11 @@ def wait_for_tpu(
             reason = str(error).partition("\n")[0] or type(error).__name__
             if now - started + _RETRY_SECONDS > seconds:
                 raise UserError(
-                    f"There was no {name.removeprefix('the ')} within {seconds:g} s: {reason}.",
+                    f"{name[0].upper()}{name[1:]} did not respond within {seconds:g} s: {reason}.",
                     setting=TPU_SECONDS_VARIABLE,
                     value=seconds,
-                    fix=f"see whether the TPU is provisioned in the Google Cloud console; if it only needs longer, "
-                    f"set {TPU_SECONDS_VARIABLE}",
+                    fix=f"check in the Google Cloud console that the TPU is provisioned; to wait longer, "
+                    f"export {TPU_SECONDS_VARIABLE}={2 * seconds:g}",
                 ) from error
             if now >= report_at:
                 logger.info("waiting for %s (%.0f s of %g): %s", name, now - started, seconds, reason)

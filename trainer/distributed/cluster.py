@@ -1,4 +1,4 @@
-"""Who trains together: this process's place among the job's replicas, as the environment tells it."""
+"""The job's cluster and this process's rank in it, read from the environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class Task:
-    """One replica of the job: its type and index in the cluster, and its host:port ("" where that is not known)."""
+    """One replica of the job: its type and index in the cluster, and its host:port ("" if unknown)."""
 
     type: str
     index: int
@@ -30,17 +30,17 @@ class Task:
 
     @property
     def host_and_port(self) -> tuple[str, int]:
-        """The address in its two parts."""
+        """The address split into host and port."""
         host, _, port = self.address.rpartition(":")
         return host, int(port or 0)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The job's replicas, the chief first, and which of them this process is.
+    """The job's replicas, the chief first, and this process's rank among them.
 
-    `source` is what told: TF_CONFIG, CLUSTER_SPEC, torchrun (its variables) or "nothing". `local_rank` counts the
-    replicas on this one's machine, of which there are `on_this_machine`, itself included.
+    `source` is where the cluster was read from: TF_CONFIG, CLUSTER_SPEC, torchrun (its variables) or "nothing".
+    `local_rank` is the rank among the `on_this_machine` replicas of this machine.
     """
 
     tasks: tuple[Task, ...]
@@ -57,24 +57,24 @@ class Cluster:
 
     @property
     def replicas(self) -> int:
-        """How many processes train together."""
+        """The number of replicas that train together (`world_size`)."""
         return len(self.tasks)
 
     @property
     def is_chief(self) -> bool:
         """Whether this process writes checkpoints, metrics and the model.
 
-        That is the task of type chief or master; worker 0 where there is neither; a lone process.
+        The chief is the task of type chief or master, else worker 0, or the only process.
         """
         return self.rank == 0
 
     @property
     def peers(self) -> list[Task]:
-        """All but this process."""
+        """All other replicas."""
         return [task for task in self.tasks if task != self.task]
 
     def describe(self) -> str:
-        """One line for the log."""
+        """Return a one-line description for the log."""
         accelerators = self.accelerators.describe()
         if self.replicas == 1:
             return f"one replica ({self.source} in the environment), {accelerators}"
@@ -82,15 +82,15 @@ class Cluster:
         chief = " (the chief)" if self.is_chief else ""
         what = "processes" if self.source == TORCHRUN else "replicas"
         place = f"{self.task.type} {self.task.index}{chief} of {self.replicas} {what}"
-        return f"{place}, by {self.source}: {names}; {accelerators}"
+        return f"{place}, from {self.source}: {names}; {accelerators}"
 
 
 def read(environment: Mapping[str, str]) -> Cluster:
-    """The cluster that TF_CONFIG, else CLUSTER_SPEC, else torchrun's variables, else nothing describes.
+    """Read the cluster from TF_CONFIG, else CLUSTER_SPEC, else torchrun's variables; else it is a single process.
 
     Raises:
-        UserError: A variable is not what Vertex or torchrun would set, or this replica has no part in synchronous
-            training (a parameter server, an evaluator).
+        UserError: A variable is not valid, or this replica's type (parameter server, evaluator) does not take part in
+            synchronous training.
     """
     accelerators = find(environment)
     for source in ("TF_CONFIG", "CLUSTER_SPEC"):
@@ -105,20 +105,20 @@ def read(environment: Mapping[str, str]) -> Cluster:
 
 
 def _from_torchrun(environment: Mapping[str, str], accelerators: Accelerators) -> Cluster:
-    """The cluster that torchrun describes: of the replicas' addresses it tells only the first one's."""
+    """Read the cluster from torchrun's variables, which contain only the first process's address."""
     try:
         rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         local_rank = int(environment.get("LOCAL_RANK") or 0)
         together = int(environment.get("LOCAL_WORLD_SIZE") or 1)
         address = f"{environment['MASTER_ADDR']}:{int(environment['MASTER_PORT'])}"
         if not (0 <= rank < size and 0 <= local_rank < together <= size):
-            raise ValueError("a rank is not below its number of processes")
+            raise ValueError("a rank must be less than its number of processes")
     except (KeyError, ValueError) as error:
         raise UserError(
-            f"torchrun's variables do not describe a place among processes: {type(error).__name__}: {error}.",
+            f"torchrun's environment variables are not valid: {type(error).__name__}: {error}.",
             setting="RANK",
             value=environment["RANK"],
-            allowed=f"numbers that belong together in {', '.join(_TORCHRUN_VARIABLES)}, as torchrun sets them",
+            allowed=f"consistent values of {', '.join(_TORCHRUN_VARIABLES)}, as set by torchrun",
             fix="start the worker with torchrun, or unset RANK",
         ) from None
     tasks = tuple(Task("worker", index, "" if index else address) for index in range(size))
@@ -126,7 +126,7 @@ def _from_torchrun(environment: Mapping[str, str], accelerators: Accelerators) -
 
 
 def _parse(source: str, text: str, accelerators: Accelerators) -> Cluster | None:
-    """The cluster in `text`, or None where it names no replicas."""
+    """Parse the cluster in `text`; None if it lists no replicas."""
     try:
         specification = json.loads(text)
         cluster = specification.get("cluster") or {}
@@ -139,7 +139,7 @@ def _parse(source: str, text: str, accelerators: Accelerators) -> Cluster | None
         ranks = [(other.type, other.index) for other in tasks]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{source} is not a cluster description: {type(error).__name__}: {error}.",
+            f"{source} is not a valid cluster description: {type(error).__name__}: {error}.",
             setting=source,
             value=text,
             allowed='JSON like {"cluster": {"chief": ["host:port"], "worker": ["host:port"]}, '
@@ -148,14 +148,14 @@ def _parse(source: str, text: str, accelerators: Accelerators) -> Cluster | None
     strangers = sorted({*(_POOL_TYPES.get(kind, kind) for kind in cluster if cluster[kind]), own[0]} - {*_TASK_TYPES})
     if strangers:
         raise UserError(
-            f"The cluster has replicas of type {', '.join(strangers)}, which have no part in synchronous training.",
+            f"The cluster has replicas of type {', '.join(strangers)}, which synchronous training does not support.",
             setting=source,
             value=text,
-            allowed="chief (or master) and worker: worker pools 0 and 1",
+            allowed="chief (or master) and worker, that is worker pools 0 and 1",
         )
     if own not in ranks:
         raise UserError(
-            f"{source} says that this is {own[0]} {own[1]}; its cluster has none.",
+            f"The task {own[0]} {own[1]} in {source} is not in its cluster.",
             setting=source,
             value=text,
         )

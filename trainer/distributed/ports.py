@@ -1,4 +1,4 @@
-"""Ports on loopback by which the processes of one machine meet."""
+"""Reserved loopback ports for the rendezvous of processes on one machine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import socket
 
 
 class Ports:
-    """Free ports on loopback that stay ours.
+    """Reserved free ports on loopback.
 
-    Each is held by a bound socket that listens to nothing and shares its port (SO_REUSEPORT), so a server of the same
-    user can listen on it while no other program is given it.
+    Each is held by a bound, non-listening socket with SO_REUSEPORT: a server of the same user can listen on the port,
+    but the kernel assigns it to no other program.
     """
 
     def __init__(self, count: int) -> None:
@@ -20,6 +20,6 @@ class Ports:
         self.numbers: list[int] = [held.getsockname()[1] for held in self._sockets]
 
     def close(self) -> None:
-        """Let go of the ports."""
+        """Release the ports."""
         for held in self._sockets:
             held.close()

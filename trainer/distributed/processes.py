@@ -1,7 +1,7 @@
-"""One process a device, for an engine whose processes train on one each: started, watched and ended together.
+"""Launch and supervise one training process per device, for engines that train on one device per process.
 
-The process that a replica was started as becomes their parent. It meets the other replicas, and trains nothing itself;
-its processes find their places in torchrun's variables.
+The replica's initial process becomes their parent: it takes part in the rendezvous but does not train. Its child
+processes read their ranks from torchrun's variables.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from slipway.trainer.distributed.signals import EXIT_CODE, PEER_LOST_EXIT_CODE, 
 from slipway.trainer.engines.table import ONE_DEVICE_A_PROCESS
 
 POLL_SECONDS = 0.05
-# One process that ends badly often takes others with it; among those that end within this time, the one to blame is
-# looked for.
+# A failing process often makes others fail too: the root cause is chosen among those that exit within this time.
 BLAME_SECONDS = 1.0
-# How long the others have to end by themselves: a checkpoint may be half-written.
+# Grace period before SIGKILL, in seconds: a checkpoint may be half-written.
 GRACE_SECONDS = 10.0
 KEPT_LINES = 400
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
@@ -39,10 +38,10 @@ logger = logging.getLogger(__name__)
 
 
 def count(engine: str, cluster: Cluster) -> int:
-    """In how many processes this replica is to train: one, or one a device.
+    """Return the number of training processes for this replica: one, or one per device.
 
-    Replicas on one machine have as many of its GPUs each. Where torchrun has started several processes here, it has
-    done what is needed.
+    Replicas on the same machine divide its GPUs equally. If torchrun has already started several processes on this
+    machine, each is one process.
     """
     here = cluster.accelerators
     if engine not in ONE_DEVICE_A_PROCESS or (cluster.source == TORCHRUN and cluster.on_this_machine > 1):
@@ -53,12 +52,12 @@ def count(engine: str, cluster: Cluster) -> int:
 
 
 def run(job: JobConfig, cluster: Cluster, processes: int, stop: StopRequest) -> int:
-    """Train in that many processes to their end, well or badly; the exit status that this replica ends with.
+    """Train in `processes` child processes; return this replica's exit status.
 
-    Whatever ends this one ends them. What the first prints is printed; what another has printed, only when it failed.
+    The children end with this process. The first one's output is passed through; another one's only if it failed.
 
     Raises:
-        UserError: They cannot share a batch evenly.
+        UserError: The batch size is not divisible by the number of processes.
     """
     check_shared_evenly(job.train, cluster.replicas, processes)
     plan = job.plan.model_copy(update={"processes": processes})
@@ -86,7 +85,7 @@ def run(job: JobConfig, cluster: Cluster, processes: int, stop: StopRequest) -> 
 
 
 class _Child:
-    """The process of one device."""
+    """The training process of one device."""
 
     def __init__(self, number: int, command: list[str], environment: dict[str, str]) -> None:
         self.number = number
@@ -109,7 +108,7 @@ class _Child:
             self._lines.append(line)
 
     def print_lines(self) -> None:
-        """Print what it has printed, unless that was seen."""
+        """Print the captured output; the first process's output was already passed through."""
         self._reader.join(timeout=5)
         sys.stderr.write("".join(self._lines))
         sys.stderr.flush()
@@ -120,13 +119,13 @@ class _Child:
 
     @property
     def status(self) -> int:
-        """What a shell would call its exit status: that of a signal is 128 and its number."""
+        """The exit status as a shell reports it: 128 + the signal's number after a signal."""
         code = self.process.returncode
         return 128 - code if code < 0 else code
 
 
 def _watch(children: list[_Child], stop: StopRequest) -> int:
-    """Return when all have ended well, or soon after one has not: the exit status of the one to blame."""
+    """Wait until all processes succeed or one fails; return the exit status, after a failure the root cause's."""
     deadline: float | None = None
     asked = False
     while True:
@@ -155,15 +154,15 @@ def _watch(children: list[_Child], stop: StopRequest) -> int:
 
 
 def _innocence(child: _Child) -> int:
-    """How likely it is that another has ended this one: the own error of one comes first."""
+    """Rank how likely another process caused this one's exit; 0 is an error of its own."""
     return {EXIT_CODE: 2, PEER_LOST_EXIT_CODE: 3}.get(child.status, 1 if child.process.returncode < 0 else 0)
 
 
 def _end(children: list[_Child]) -> None:
-    """End what still runs: asked first, killed after the grace time."""
+    """Stop the processes still running: SIGTERM first, SIGKILL after the grace period."""
     for child in children:
         child.signal(signal.SIGTERM)
-        child.signal(signal.SIGCONT)  # a frozen one hears nothing else
+        child.signal(signal.SIGCONT)  # a stopped process does not handle SIGTERM
     deadline = time.monotonic() + GRACE_SECONDS
     for child in children:
         try:
@@ -176,7 +175,7 @@ def _end(children: list[_Child]) -> None:
 def environment_of(
     environment: Mapping[str, str], cluster: Cluster, processes: int, number: int, meeting: tuple[str, int]
 ) -> dict[str, str]:
-    """What the process of device `number` is told: its place as torchrun tells it, and nothing of the replica's."""
+    """Return the environment for device `number`'s process: torchrun's variables in place of the replica's own."""
     kept = {name: value for name, value in environment.items() if name not in ("TF_CONFIG", "CLUSTER_SPEC")}
     if cluster.accelerators.kind == "virtual":
         kept[VIRTUAL_DEVICES_VARIABLE] = "1"
@@ -191,7 +190,7 @@ def environment_of(
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """What a new process does first so that it does not outlive a killed parent (Linux)."""
+    """Return a `preexec_fn` that kills the child when its parent dies; None except on Linux."""
     if sys.platform != "linux":
         return None
     library = ctypes.CDLL(None, use_errno=True)

@@ -1,12 +1,12 @@
-"""Meeting the job's other replicas at the start, and noticing when one is gone.
+"""Rendezvous of the job's replicas at startup, and detection of lost replicas.
 
-Every worker connects to the chief at the chief's own port, and says who it is; once all have, the chief lets them go
-on, and only then do the engines' servers have the ports. The connections stay: when one breaks without a farewell, or
-nothing is heard on it for long, that replica is gone, the chief tells the others, and a process that hangs in the
-engine (a collective operation waits for ever where a library does not notice) is ended: it can be started again.
+Every worker connects to the chief's port and sends its rank. Once all are connected, the chief lets them continue and
+releases the ports to the engines' servers. The connections stay open: if one breaks without a farewell or is silent for
+too long, that replica is lost. The chief then notifies the others, and a process that hangs in the engine (a collective
+operation can block forever) is terminated so that it can be restarted.
 
-Engines notice a dead peer in different ways and times: TensorFlow 2.21 a killed one after 0.1 s and a frozen one after
-7 s (measured, four processes on one machine), but not at all while its own cluster is being formed.
+Engines detect a lost replica at different speeds: TensorFlow 2.21 a killed one after 0.1 s and a frozen one after 7 s
+(measured with four processes on one machine), but not at all while its own cluster is being formed.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ FIRST_REPORT_SECONDS = 5.0
 REPORT_SECONDS = 15.0
 POLL_SECONDS = 0.05
 HEARTBEAT_SECONDS = 1.0
-# A replica that is heard of for so long is taken for dead: its machine is gone, or the process is frozen.
+# A replica that sends nothing for this long is considered lost: its machine is down, or the process is frozen.
 SILENCE_SECONDS = 30.0
-# How long the engine may take to notice by itself that a peer is gone, and the last checkpoint to be written.
+# Time for the engine to detect a lost replica itself, and for the last checkpoint to be written.
 LOST_SECONDS = 5.0
-# How long the chief waits for the others' farewells, and how long any replica waits for its own to be heard.
+# How long the chief waits for the others' farewells, and any replica for its own to be received.
 FAREWELL_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 class Connection:
-    """A connection to another replica, by which lines of text go both ways: hello, waiting, go, lost, bye.
+    """A connection to another replica for lines of text in both directions: hello, waiting, go, lost, bye.
 
-    An empty line says only that the sender lives.
+    An empty line is a heartbeat.
     """
 
     def __init__(self, connected: socket.socket) -> None:
-        # Lines are short: each is sent at once and does not wait until the one before is acknowledged.
+        # Send each short line at once instead of waiting for the previous one to be acknowledged.
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setblocking(False)
         self.socket = connected
@@ -57,12 +57,12 @@ class Connection:
         self._rest = b""
 
     def send(self, line: str) -> None:
-        """Send a line; a connection that cannot take it is found broken when it is read."""
+        """Send a line; errors are ignored, since the next `receive` detects a broken connection."""
         with contextlib.suppress(OSError):
             self.socket.send(line.encode() + b"\n")
 
     def receive(self) -> list[str] | None:
-        """The lines that have come, maybe none; None when the other side has closed the connection."""
+        """Return the lines received since the last call, possibly none; None if the connection is closed."""
         try:
             data = self.socket.recv(65536)
         except BlockingIOError:
@@ -76,7 +76,7 @@ class Connection:
         return [line.decode(errors="replace") for line in lines]
 
     def say_bye(self) -> None:
-        """Send the farewell, the last line of this side."""
+        """Send the farewell, this side's last line."""
         self.send("bye")
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
@@ -84,7 +84,7 @@ class Connection:
     def close(self, deadline: float) -> None:
         """Close the connection once the other side has closed its own, or at `deadline` (time.monotonic).
 
-        A socket that is closed with unread bytes resets the connection, which drops what the other side has not read.
+        Closing a socket that has unread bytes resets the connection, which drops data in flight to the other side.
         """
         with contextlib.suppress(OSError):
             while (seconds := deadline - time.monotonic()) > 0:
@@ -95,12 +95,12 @@ class Connection:
 
 
 def meet(cluster: Cluster, seconds: float) -> Watch:
-    """Return once all replicas are there, with the watch over them.
+    """Wait until all replicas are connected, and return a watch over them.
 
-    A lone replica meets nobody, nor does one that torchrun started, which brings its own together and watches them.
+    Returns at once for a single replica, and under torchrun, which has its own rendezvous and supervision.
 
     Raises:
-        UserError: A peer did not come within `seconds`, or this replica's port is taken.
+        UserError: A replica did not connect within `seconds`, or this replica's port is in use.
     """
     if cluster.replicas == 1 or cluster.source == "torchrun":
         return Watch({})
@@ -112,7 +112,7 @@ def meet(cluster: Cluster, seconds: float) -> Watch:
 
 
 class _Patience:
-    """Says now and then for whom is waited, and for how long; gives up at the deadline."""
+    """Logs which replicas are still missing; raises at the deadline."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -120,19 +120,19 @@ class _Patience:
         self._report_at = self._started + FIRST_REPORT_SECONDS
 
     def wait(self, names: str) -> None:
-        """Wait a little for the replicas of these names.
+        """Sleep for one polling interval; `names` are the missing replicas.
 
         Raises:
-            UserError: The time is over.
+            UserError: The deadline has passed.
         """
         now = time.monotonic()
         if now - self._started > self._seconds:
             raise UserError(
-                f"Not all replicas came within {self._seconds:g} s; missing: {names}.",
+                f"Some replicas did not connect within {self._seconds:g} s: {names}.",
                 setting=PEER_SECONDS_VARIABLE,
                 value=self._seconds,
-                fix=f"see that replica's log for why it did not start; if it only needs longer, set "
-                f"{PEER_SECONDS_VARIABLE}",
+                fix=f"check the missing replica's log; to wait longer, export "
+                f"{PEER_SECONDS_VARIABLE}={2 * self._seconds:g}",
             )
         if now >= self._report_at:
             logger.info("waiting for %s (%.0f s of %g)", names, now - self._started, self._seconds)
@@ -141,7 +141,7 @@ class _Patience:
 
 
 def _gather(cluster: Cluster, listener: socket.socket, patience: _Patience) -> dict[str, Connection]:
-    """The chief's part: take in all others, then let them go on."""
+    """The chief's side: accept all other replicas, then let them continue."""
     there: dict[int, Connection] = {}
     unknown: list[Connection] = []
     told_at = 0.0
@@ -154,11 +154,11 @@ def _gather(cluster: Cluster, listener: socket.socket, patience: _Patience) -> d
             for line in lines or ():
                 word, _, number = line.partition(" ")
                 if word == "hello" and number.isdecimal() and 0 < int(number) < cluster.replicas:
-                    there[int(number)] = connection  # in the place of an earlier start of the same replica
+                    there[int(number)] = connection  # replaces an earlier start of the same replica
                     unknown.remove(connection)
         for rank, connection in list(there.items()):
             if connection.receive() is None:
-                del there[rank]  # gone again; maybe another start of it will come
+                del there[rank]  # disconnected; it may be started again
         if len(there) == cluster.replicas - 1:
             for connection in there.values():
                 connection.send("go")
@@ -178,7 +178,7 @@ def _accepted(listener: socket.socket) -> list[Connection]:
 
 
 def _report_to(chief: Task, cluster: Cluster, patience: _Patience) -> Connection:
-    """A worker's part: report to the chief until it says go. A server that is no chief of this try does not answer."""
+    """A worker's side: report to the chief until it sends "go"; retries if a different server holds the port."""
     missing = str(chief)
     while True:
         connection = _connected(chief)
@@ -213,18 +213,18 @@ def _is_silent(connection: Connection, seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _listening(task: Task) -> Iterator[socket.socket]:
-    """A listener on this replica's own port, which shows as well that no other program has it."""
+    """Listen on this replica's own port; also verifies that no other program uses it."""
     host, port = task.host_and_port
     with socket.socket() as listener:
-        # Whoever started this replica may hold its port for it with a socket that shares it.
+        # The launcher may reserve this replica's port with a socket that shares it (`Ports`).
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             listener.bind(("127.0.0.1" if host in ("127.0.0.1", "localhost") else "", port))
         except OSError as error:
             raise UserError(
-                f"This replica's port {port} cannot be listened on: {error.strerror}.",
-                fix="end the program that holds the port (an earlier run?)",
+                f"Cannot listen on this replica's port {port}: {error.strerror}.",
+                fix=f"stop the process that uses the port, perhaps an earlier run: fuser -k {port}/tcp",
             ) from None
         listener.listen(128)
         listener.setblocking(False)
@@ -232,8 +232,10 @@ def _listening(task: Task) -> Iterator[socket.socket]:
 
 
 class Watch:
-    """The watch over the replicas at the other ends of `connections`, by name: the chief's over all, a worker's over
-    the chief. The one that `leaves_last` is the chief's."""
+    """A watch over the replicas in `connections`, by name: the chief watches all others, a worker the chief.
+
+    `leaves_last` is true for the chief's.
+    """
 
     def __init__(self, connections: dict[str, Connection], *, leaves_last: bool = False) -> None:
         self.lost: str | None = None
@@ -245,17 +247,17 @@ class Watch:
             self._thread.start()
 
     def finish(self) -> None:
-        """All replicas have agreed that they are done: from now on the loss of one is no error."""
+        """Mark the job as done on all replicas: from now on losing one is not an error."""
         self._finished.set()
 
     def wait_for_farewells(self) -> None:
-        """Return when the replicas at the other ends have left, or after `FAREWELL_SECONDS`."""
+        """Wait until the watched replicas have left, for at most `FAREWELL_SECONDS`."""
         deadline = time.monotonic() + FAREWELL_SECONDS
         while time.monotonic() < deadline and not self._all_left():
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Say farewell and leave. The chief closes when all have said it, and so a worker stays until all are done."""
+        """Send the farewell and leave; the chief waits for all farewells, so workers stay until all are done."""
         self.finish()
         if self._leaves_last:
             self.wait_for_farewells()
@@ -287,14 +289,14 @@ class Watch:
                 if end_at is None:
                     end_at = now + LOST_SECONDS
                     self._report(self.lost)
-                elif now >= end_at:  # the engine has not noticed it by itself
+                elif now >= end_at:  # the engine has not detected the loss itself
                     os._exit(PEER_LOST_EXIT_CODE)
 
     def _all_left(self) -> bool:
         return all(connection.has_left for connection in self._connections.values())
 
     def _listen(self, name: str) -> bool:
-        """Process what came from a replica; whether there may be more."""
+        """Process a replica's received lines; return whether more may follow."""
         connection = self._connections[name]
         lines = connection.receive()
         for line in lines or ():
@@ -323,9 +325,9 @@ class Watch:
     def _report(self, lost: str) -> None:
         for connection in self._connections.values():
             connection.send(f"lost {lost}")
-        logger.error("%s is gone; this replica cannot continue alone", lost)
+        logger.error("lost %s; this replica cannot continue alone", lost)
 
 
 def seconds_to_wait(environment: Mapping[str, str]) -> float:
-    """How long to wait for peers, as the environment says."""
+    """Return the rendezvous timeout in seconds from the environment."""
     return float(environment.get(PEER_SECONDS_VARIABLE) or DEFAULT_PEER_SECONDS)

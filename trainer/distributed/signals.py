@@ -1,4 +1,4 @@
-"""Ending on SIGTERM or SIGHUP: at once while nothing would be lost, else at the next moment when all can be saved."""
+"""Graceful stop on SIGTERM or SIGHUP: at once if nothing would be lost, else as soon as a checkpoint can be saved."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from types import FrameType
 
 EXIT_CODE = 128 + signal.SIGTERM
-# Another replica is gone: nothing is wrong here, and whoever watches the job may start it again. Kubernetes' training
-# operators take this one as "try again", as they do all from 128 on.
+# Another replica is lost; this one is healthy and the job can be restarted. Kubernetes training operators treat exit
+# codes from 128 on as retryable.
 PEER_LOST_EXIT_CODE = 138
-# A call into the engine can outlast the patience of whoever asked; past this there is no more waiting for it.
+# Hard deadline after SIGTERM, in seconds: a call into the engine can take longer.
 DEADLINE_SECONDS = 15.0
-# The same where nothing is to be saved, and the process would be gone already were it not deep in a library.
+# The same if there is nothing to save and only a library call delays the exit.
 PROMPT_SECONDS = 3.0
-# How the line begins by which the replica that was asked tells so; the others follow it.
+# Prefix of the log line of the replica that received the signal; the others follow it.
 ASKED_TO_STOP = "asked to stop"
 
 
@@ -31,7 +31,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 class Stopped(SystemExit):
-    """All replicas have saved the same step, and end together."""
+    """All replicas have saved the same step and exit together."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_CODE)
@@ -40,35 +40,35 @@ class Stopped(SystemExit):
 class StopRequest:
     """Whether this process was asked to stop.
 
-    Outside of `deferred` such a signal raises SystemExit(143) at once. Within it only `requested` becomes true; whoever
-    deferred it looks, saves and exits. Whatever hangs, the process is gone `DEADLINE_SECONDS` after the signal.
+    Outside of `deferred` the signal raises SystemExit(143) at once. Within it only `requested` is set; the code that
+    deferred it has to check it, save and exit. The process exits at most `DEADLINE_SECONDS` after the signal.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self._deferred = False
-        self._changed_at = 0.0  # when it was last deferred, or no longer
-        # Python runs a handler only between two steps of its own; the wake-up descriptor is written to even while
-        # the main thread is deep in the engine.
+        self._changed_at = 0.0  # time.monotonic of the last change of `_deferred`
+        # Python runs signal handlers only between bytecode instructions; the wake-up descriptor is written to even
+        # while the main thread is in a native call of the engine.
         self._read_end, self._write_end = socket.socketpair()
         self._write_end.setblocking(False)
         threading.Thread(target=self._enforce_deadline, daemon=True).start()
 
     def install(self) -> None:
-        """Take over the signals to stop; again after a library installed a handler of its own."""
+        """Install the signal handlers; call again after a library has replaced them."""
         for number in stop_signals():
             signal.signal(number, self._handle)
         signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within, a request waits until it is looked at."""
+        """Within the context, a stop request only sets `requested`."""
         with self._set(True):
             yield
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within, a request ends the process at once, though it was deferred: nothing would be lost."""
+        """Within the context, a stop request ends the process at once even if deferred: nothing would be lost."""
         with self._set(False):
             if self.requested:
                 sys.exit(EXIT_CODE)

@@ -1,8 +1,7 @@
-"""The engines: what executes the training step. All take the same data, and give back plain numbers and arrays.
+"""The engine interface: an engine executes training steps. All accept the same data and return numbers and arrays.
 
-An engine's life is open, build, load_state (when resuming), then run, evaluate and agree as often as the loop asks,
-export, close. On a job of several replicas every one makes the same calls in the same order, since most are collective:
-all replicas meet in them.
+The order of calls is open, build, load_state (when resuming), then any number of run, evaluate and agree, then export
+and close. With several replicas, all must make the same calls in the same order, since most are collective.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ State = dict[str, NDArray[Any]]
 
 
 class PeerLost(Exception):
-    """Another replica is gone; nothing is wrong with this one, but it cannot go on alone."""
+    """Another replica is lost; this one is healthy but cannot continue alone."""
 
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What a call's steps gave, float64 [steps]: mean loss and accuracy over the global batch, before its update.
+    """Each step's mean loss and accuracy over the global batch before its update, float64 [steps].
 
-    The loss is what is minimized: class weights and regularizers are in it. `waited` are the seconds of the call in
-    which the steps waited for input; None where that cannot be told.
+    The loss is the training objective, including class weights and regularizers. `waited` is how many seconds the steps
+    waited for input; None if unknown.
     """
 
     losses: NDArray[np.float64]
@@ -44,7 +43,7 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class Measured:
-    """A split's mean loss and accuracy, and how many examples they are means of."""
+    """A split's mean loss and accuracy, and its number of examples."""
 
     loss: float
     accuracy: float
@@ -52,10 +51,10 @@ class Measured:
 
 
 class OutOfMemory(Exception):
-    """A device's memory does not hold what a call needs.
+    """A device has too little memory for a call.
 
-    `fits` is how many examples a device can work through at once (trained on, with their gradients), as trials on that
-    device have shown; None where it is not known, 0 where not even one fits.
+    `fits` is the largest number of examples per device that trials could train on at once (with gradients); None if
+    unknown, 0 if not even one fits.
     """
 
     def __init__(self, message: str, fits: int | None = None) -> None:
@@ -65,12 +64,11 @@ class OutOfMemory(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """What a training step asks of the devices.
+    """The computation of one training step.
 
-    `device` is the name of one of them as its maker gives it ("NVIDIA H100 80GB HBM3", "TPU v5 lite", "CPU"), `devices`
-    how many the whole job has, `precision` what they compute in, `step_flops` the floating-point operations of one
-    step on all of them together (a multiplication and an addition are two), counted from the network's own forward and
-    backward computation; None where the engine cannot count them.
+    `device` is one device's vendor name ("NVIDIA H100 80GB HBM3", "TPU v5 lite", "CPU"), `devices` the number of
+    devices of the job, `precision` their compute precision. `step_flops` is the FLOPs of one step on all devices (a
+    multiply-add counts as two), counted from the network's forward and backward pass; None if the engine cannot count.
     """
 
     device: str
@@ -81,92 +79,92 @@ class Work:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The bytes of all of a network's variables, and of those that are trained."""
+    """The size in bytes of a network's variables, and of the trainable ones."""
 
     variables: int
     trainable: int
 
 
 class Engine(Protocol):
-    """What the loop asks of an engine."""
+    """The interface that the training loop uses."""
 
     def open(self, cluster: Cluster) -> str:
-        """Take the devices and join the cluster; says in a few words on what it runs. Nothing else comes before."""
+        """Claim the devices and join the cluster; return a short description of them. Must be called first."""
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
-        """Make the network and its optimizer, seeded.
+        """Create the network and its optimizer, seeded.
 
         Raises:
-            UserError: The builder's or its network's mistakes, or a batch that the devices do not divide.
+            UserError: The builder or its network is not valid, or the batch size is not divisible by the devices.
         """
 
     def run(self, data: Any, step: int, rates: NDArray[np.float32]) -> StepFigures:
-        """Train exactly len(rates) steps, the first of them number `step` (from 0).
+        """Train for exactly len(rates) steps, starting at step `step` (from 0).
 
         Args:
             data: A slipway.trainer.data.inputs.TrainingData.
-            step: The first one's number in the run.
+            step: The first step's number in the run.
             rates: Each step's learning rate, float32 [steps].
 
         Raises:
             OutOfMemory: A step needs more memory than a device has.
-            PeerLost: Another replica is gone.
+            PeerLost: Another replica is lost.
         """
 
     def evaluate(self, data: Any) -> Measured:
-        """Measure a slipway.trainer.data.inputs.Evaluation over all replicas, each example once."""
+        """Evaluate a slipway.trainer.data.inputs.Evaluation over all replicas, each example once."""
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        """The greatest of each value over all replicas."""
+        """Return the maximum of each value over all replicas."""
 
     def state(self) -> State:
-        """All that training needs to go on, by name: weights, optimizer, random state. Equal on every replica.
+        """Return the state needed to resume training, by name: weights, optimizer, random state. Equal on all replicas.
 
-        The arrays are copies, which no later step writes to.
+        The arrays are copies that later steps do not modify.
         """
 
     def load_state(self, state: State) -> None:
-        """Take over what `state` gave.
+        """Restore the result of `state`.
 
         Raises:
-            UserError: It is another network's or optimizer's.
+            UserError: It belongs to a different network or optimizer.
         """
 
     def work(self) -> Work:
-        """What a training step asks of the devices; may take a second, and is asked for once."""
+        """Return the computation of a training step; called once, may take a second."""
 
     def graph(self) -> bytes | None:
-        """The network as a serialized tf.GraphDef, for TensorBoard; None where the engine has no such graph."""
+        """Return the network as a serialized tf.GraphDef, for TensorBoard; None if the engine has no such graph."""
 
     def profile(self, folder: Path) -> AbstractContextManager[None]:
-        """Within it, what the devices do is profiled; TensorBoard's files are then below `folder`. On the chief."""
+        """Profile the devices within the context; writes TensorBoard files below `folder`. On the chief only."""
 
     def size(self) -> ModelSize:
-        """How much memory the network's variables take."""
+        """Return the size of the network's variables."""
 
     def weights_checksum(self) -> str:
-        """SHA-256 (hex) over all weights in order."""
+        """Return the SHA-256 (hex) of all weights in order."""
 
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
-        """Write the model into `folder`, ready to serve, and model.keras where it is one of Keras. On the chief only.
+        """Write the model into `folder`, ready to serve, and model.keras for a Keras network. On the chief only.
 
         A SavedModel at the root of `folder` (`slipway.trainer.export.saved_model`), or for pytorch model.pt2
         (`slipway.trainer.engines.pytorch.export`).
         """
 
     def close(self, wait_for_others: Callable[[], None], /) -> None:
-        """Leave the cluster, once all have agreed that they are done.
+        """Leave the cluster, after all replicas have agreed that they are done.
 
         Args:
-            wait_for_others: Returns when all other replicas have closed theirs; for a chief that has to leave last.
+            wait_for_others: Blocks until all other replicas have closed; for a chief that has to leave last.
         """
 
 
 def load(name: str) -> Engine:
-    """The engine of that name; imports its libraries.
+    """Load the engine called `name`, importing its libraries.
 
     Raises:
-        UserError: They are not installed.
+        UserError: The libraries are not installed.
     """
     installed.verify(name)
     engine: Engine = importlib.import_module(f"slipway.trainer.engines.{name}.engine").make()

@@ -1,4 +1,4 @@
-"""From `model.builder`, an importable "module:function", to what it returns; its mistakes told to the user."""
+"""Load and call `model.builder`, an importable "module:function"; its errors become UserErrors."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _CONTRACT = "a function of (image_shape, classes, …) that returns a network fr
 
 
 class EndedProcess(Exception):
-    """User code tried to end this process; the cause is SystemExit, KeyboardInterrupt or what stands for os._exit."""
+    """User code tried to end this process; the cause is SystemExit, KeyboardInterrupt or `_OsExit`."""
 
 
 class _OsExit(BaseException):
-    """A call of os._exit, with its status."""
+    """A call of os._exit; the argument is its status."""
 
 
 @contextlib.contextmanager
 def user_code() -> Iterator[None]:
-    """Run user code that must not end this process, nor look like a stop request: then `EndedProcess` is raised.
+    """Run user code; if it tries to end this process, raise `EndedProcess` instead.
 
-    os._exit raises only in this thread; other threads and forked processes end as they ask for.
+    os._exit raises only in this thread; in other threads and forked processes it works as usual.
     """
     leave, caller = os._exit, (os.getpid(), threading.get_ident())
 
@@ -46,7 +46,7 @@ def user_code() -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt, _OsExit) as error:
-        if isinstance(error, SystemExit) and error.code == EXIT_CODE:  # not the user's: SIGTERM has come
+        if isinstance(error, SystemExit) and error.code == EXIT_CODE:  # not user code: SIGTERM was received
             raise
         raise EndedProcess(f"os._exit({error})" if isinstance(error, _OsExit) else _named(error)) from error
     finally:
@@ -54,19 +54,19 @@ def user_code() -> Iterator[None]:
 
 
 def what_happened(error: Exception) -> str:
-    """A sentence's end about what user code did: "raised KeyError: 'x'", "called os._exit(3)"."""
+    """Describe what user code did, as the end of a sentence: "raised KeyError: 'x'", "called os._exit(3)"."""
     if isinstance(error, EndedProcess):
         return f"{'called' if isinstance(error.__cause__, _OsExit) else 'raised'} {error}"
     return f"raised {_named(error)}"
 
 
 def origin(error: Exception) -> BaseException:
-    """What the user code raised itself."""
+    """Return the exception that the user code itself raised."""
     return (error.__cause__ if isinstance(error, EndedProcess) else None) or error
 
 
 def _named(error: BaseException) -> str:
-    """An exception's type and the first lines of its text, without the colours that Keras puts in."""
+    """Return an exception's type and the first lines of its text, without Keras's colour codes."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
     text = "\n".join([line for line in lines if line.strip()][:4])
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -76,12 +76,12 @@ def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: i
     """Call the builder with [height, width, channels], the number of classes, and `model.arguments` by name.
 
     Raises:
-        UserError: It does not import, does not take these arguments, or raises; then that exception is its cause.
+        UserError: It cannot be imported, does not accept these arguments, or raises (then with that cause).
     """
     function = load(settings.builder)
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a function written in C has none; its call will tell
+    except ValueError:  # a C function without a signature; the call itself will fail if it does not match
         pass
     else:
         check_signature(signature, settings)
@@ -96,19 +96,19 @@ def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: i
             setting="model.arguments" if settings.arguments else "model.builder",
             value=settings.arguments or settings.builder,
             allowed=_CONTRACT,
-            fix="fix the function, or choose other model.arguments",
+            fix="fix the function, or change model.arguments",
         ) from origin(error)
 
 
 def load(builder: str) -> Callable[..., Any]:
-    """The function that "module:function" names.
+    """Import and return the function that "module:function" names.
 
     Raises:
-        UserError: There is no such module or function, or the module's own import fails (then with that cause).
+        UserError: The module or function does not exist, or importing the module fails (then with that cause).
     """
     module_name, _, function_name = builder.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # a user's own modules lie in the folder that they work in; ours go before them
+        sys.path.append(here)  # user modules are in the working directory; appended so as not to shadow others
     try:
         with user_code():
             module = importlib.import_module(module_name)
@@ -119,9 +119,9 @@ def load(builder: str) -> Callable[..., Any]:
             f"There is no module {error.name!r}.",
             setting="model.builder",
             value=builder,
-            allowed='"module:function", the module importable from the working directory or installed',
+            allowed='"module:function" with a module that is installed or in the working directory',
             nearest=_nearest_module(module_name, function_name),
-            fix="correct the module's name, or start from the folder that holds it",
+            fix="correct the module's name, or run the command in the folder that contains the module",
         ) from None
     except Exception as error:
         raise _import_failed(builder, module_name, error) from origin(error)
@@ -145,12 +145,12 @@ def _import_failed(builder: str, module_name: str, error: Exception) -> UserErro
         f"The module {module_name} cannot be imported: it {what_happened(error)}",
         setting="model.builder",
         value=builder,
-        fix="fix the module, or install what it needs",
+        fix="fix the module, or install its dependencies",
     )
 
 
 def check_signature(signature: inspect.Signature, settings: ModelSettings) -> None:
-    """Check that a builder of this signature accepts (image_shape, classes, **model.arguments).
+    """Check that a builder with this signature accepts (image_shape, classes, **model.arguments).
 
     Raises:
         UserError: It does not.
@@ -175,14 +175,14 @@ def check_signature(signature: inspect.Signature, settings: ModelSettings) -> No
             problem,
             setting="model.arguments",
             value=settings.arguments,
-            allowed=f"arguments by the names {', '.join(names)}" if names else "no arguments",
+            allowed=f"the arguments {', '.join(names)}" if names else "no arguments",
             nearest=nearest(unknown[0], names) if unknown else None,
             fix="correct model.arguments",
         ) from None
 
 
 def _functions(module: Any) -> list[str]:
-    """The public functions that `module` itself defines."""
+    """Return the names of the public functions that `module` itself defines."""
     return [
         name
         for name, value in vars(module).items()
@@ -191,9 +191,9 @@ def _functions(module: Any) -> list[str]:
 
 
 def _nearest_module(module_name: str, function_name: str) -> str | None:
-    """The sibling module whose name is most like the one that is missing."""
+    """Return the sibling module with the name most similar to the missing one."""
     parent, _, own = module_name.rpartition(".")
-    if not parent:  # all that is installed would be its siblings
+    if not parent:  # every installed package would be a sibling
         return None
     try:
         path = importlib.import_module(parent).__path__

@@ -1,4 +1,4 @@
-"""Which installed packages engines and commands need; nothing is imported to find out."""
+"""Check that the packages that engines and commands need are installed, without importing them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from slipway.core.errors import UserError
 
-# What each extra installs, by the modules that are imported. Docker's client has no extra.
+# The importable modules that each extra installs. Docker's client has no extra.
 EXTRAS = {
     "training": (
         "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "PIL", "sklearn", "tensorflow",
@@ -27,7 +27,7 @@ DOCKER = "docker"
 
 @dataclass(frozen=True)
 class Needs:
-    """What an engine needs: the extra of the package that installs it, and the modules that it imports."""
+    """An engine's dependencies: the extra that installs them, and the modules that it imports."""
 
     extra: str
     modules: tuple[str, ...]
@@ -42,10 +42,10 @@ NEEDS = {
 
 
 def verify(engine: str) -> None:
-    """Check that the engine's libraries are there.
+    """Check that the engine's libraries are installed.
 
     Raises:
-        UserError: One is not; with the command that installs it.
+        UserError: One is missing; contains the command that installs it.
     """
     needs = NEEDS[engine]
     missing = [name for name in needs.modules if not _is_there(name)]
@@ -56,16 +56,16 @@ def verify(engine: str) -> None:
             f"installed.",
             setting="train.engine",
             value=engine,
-            allowed=f"installed here: {', '.join(there)}" if there else "none is installed here",
+            allowed=f"installed engines: {', '.join(there)}" if there else "no engine is installed",
             fix=f"pip install 'slipway[{needs.extra}]'",
         )
 
 
 def verify_extra(extra: str) -> None:
-    """Check that everything that an extra of the package installs is there.
+    """Check that everything in an extra of the package is installed.
 
     Raises:
-        UserError: A module is missing; with the command that installs the extra.
+        UserError: A module is missing; contains the command that installs the extra.
     """
     missing = [name for name in EXTRAS[extra] if not _is_there(name)]
     if missing:
@@ -73,17 +73,17 @@ def verify_extra(extra: str) -> None:
 
 
 def verify_docker() -> None:
-    """Check that Docker's client is there.
+    """Check that Docker's Python client is installed.
 
     Raises:
-        UserError: It is not; with the command that installs it.
+        UserError: It is missing; contains the command that installs it.
     """
     if not _is_there(DOCKER):
         raise _not_installed([DOCKER], DOCKER)
 
 
 def missing_extra(error: ImportError) -> UserError | None:
-    """The error of an import that failed because an extra is not installed; None for any other import."""
+    """Return the UserError for an import that failed because an extra is missing; None for any other import."""
     name = error.name or ""
     if name == DOCKER:
         return _not_installed([name], DOCKER)
@@ -104,5 +104,5 @@ def _not_installed(modules: list[str], package: str) -> UserError:
 def _is_there(module: str) -> bool:
     try:
         return module in sys.modules or importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that the module is in
+    except ModuleNotFoundError:  # the parent package is missing
         return False

@@ -1,4 +1,4 @@
-"""A network that is built only to be measured, on whatever engine: how large it is, and what an example takes."""
+"""Build a network for any engine only to measure its size and memory per example."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def build(engine: str, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
-    """What the builder returns; Keras is imported on the engine's backend for that.
+    """Build the network, with Keras imported on the engine's backend.
 
     Raises:
-        UserError: The builder's mistakes, see `builder.build`; it returned what the engine cannot train.
+        UserError: The builder failed (`builder.build`), or returned a network that the engine cannot train.
     """
     import_tensorflow(engine)
     model = builder.build(settings, image_shape, classes)
@@ -31,7 +31,7 @@ def build(engine: str, settings: ModelSettings, image_shape: tuple[int, int, int
 
 
 def size(model: Any) -> ModelSize:
-    """How many bytes its variables take, and those of them that are trained."""
+    """Return the size of the model's variables and of the trainable ones."""
     if not _is_keras(model):
         from slipway.trainer.engines.pytorch import network
 
@@ -42,7 +42,7 @@ def size(model: Any) -> ModelSize:
 
 
 def example_elements(model: Any, image_shape: tuple[int, int, int]) -> int:
-    """How many numbers one example is on its way through the network: the input and every layer's output."""
+    """Return the number of elements of one example's input and of all layers' outputs."""
     count = math.prod(image_shape)
     if not _is_keras(model):
         from slipway.trainer.engines.pytorch import network
@@ -51,7 +51,7 @@ def example_elements(model: Any, image_shape: tuple[int, int, int]) -> int:
     for layer in model._flatten_layers(include_self=False):
         try:
             outputs = layer.output
-        except (AttributeError, ValueError):  # a layer that is not part of a graph of layers
+        except (AttributeError, ValueError):  # a layer outside of the functional graph
             continue
         for output in outputs if isinstance(outputs, list | tuple) else [outputs]:
             count += math.prod(size for size in output.shape[1:] if size)

@@ -1,4 +1,4 @@
-"""In which precision a network computes: `train.precision` on the devices at hand, the same rule for every engine."""
+"""The compute precision: resolve `train.precision` for the available device, the same way for every engine."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Literal
 from slipway.trainer.config import TrainSettings
 
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
-# NVIDIA's compute capability from which its GPUs multiply matrices in bfloat16 (Ampere), and in float16 (Volta).
+# Minimum NVIDIA compute capability for matrix multiplication in bfloat16 (Ampere) and in float16 (Volta).
 BFLOAT16_CAPABILITY = (8, 0)
 FLOAT16_CAPABILITY = (7, 0)
 
 
 def choose(train: TrainSettings, device: str, capability: tuple[int, int] | None = None) -> Precision:
-    """The precision to compute in; what is asked for, or for "auto" what the device is fast in.
+    """Return the configured precision; for "auto" the fastest one that the device supports natively.
 
     Args:
         train: The settings.
         device: CPU, GPU or TPU.
-        capability: A GPU's compute capability, None where it is not known.
+        capability: A GPU's compute capability, None if unknown.
     """
     if train.precision != "auto":
         return train.precision

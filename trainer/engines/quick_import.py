@@ -1,7 +1,7 @@
-"""Importing TensorFlow and Keras in half the time, Keras on what the engine computes with.
+"""Import TensorFlow and Keras in half the time, with Keras on the engine's backend.
 
-Keras imports scikit-learn, matplotlib, pandas and SciPy wherever they are installed, for wrappers and pictures that
-nothing here uses; they take longer to import than Keras itself.
+Keras imports scikit-learn, matplotlib, pandas and SciPy if they are installed, for wrappers and plots that are not used
+here; they take longer to import than Keras itself.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import os
 import sys
 from collections.abc import Iterator
 
-# What Keras does without when it is missing.
+# Optional dependencies of Keras.
 _OPTIONAL = ("matplotlib", "pandas", "scipy", "sklearn")
-# By engine: what is imported.
+# The libraries that each engine imports, for messages.
 LIBRARIES = {"tensorflow": "TensorFlow", "jax": "JAX and TensorFlow", "pytorch": "PyTorch and TensorFlow"}
-# By engine: Keras's name for what it computes with, and the module behind it.
+# By engine: the Keras backend's name and its module.
 _BACKENDS = {
     "tensorflow": ("tensorflow", "tensorflow"),
     "jax": ("jax", "jax.experimental.sparse"),
@@ -27,16 +27,15 @@ _BACKENDS = {
 
 
 def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None:
-    """Import tensorflow (which reads the data for every engine) and keras, quietly; importing them again costs nothing.
+    """Import tensorflow (which reads the data for every engine) and keras without log output; can be called repeatedly.
 
-    Keras takes its backend when it is first imported in a process, and keeps it: the engine's is chosen here, whatever
-    the environment or ~/.keras says. The packages that are left out stay importable afterwards. A process that only
-    runs SavedModels needs no `keras`.
+    Keras fixes its backend on first import: this sets the engine's, overriding the environment and ~/.keras. The
+    skipped packages remain importable afterwards. A process that only runs SavedModels does not need `keras`.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # PyTorch's threads wait for each other by spinning, unless told otherwise before it is imported. Where other work
-    # takes one's core, the rest burn theirs: small steps took 15 times as long on a busy machine.
+    # PyTorch's threads wait for each other by spinning, unless configured otherwise before the import. If another
+    # process occupies a core, the other threads waste theirs: small steps took 15 times as long on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     backend, library = _BACKENDS[engine]
     if "keras" in sys.modules:
@@ -45,7 +44,7 @@ def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None
     if engine == "pytorch":
         import_triton()
     if library != "tensorflow":
-        importlib.import_module(library)  # first: JAX itself cannot do without SciPy
+        importlib.import_module(library)  # before hiding the optional packages: JAX requires SciPy
     with _hidden(_OPTIONAL), _uncollected():
         importlib.import_module("tensorflow")
         if keras:
@@ -56,7 +55,7 @@ def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None
 
 @contextlib.contextmanager
 def _hidden(names: tuple[str, ...]) -> Iterator[None]:
-    """Within, these modules cannot be imported, unless they have been."""
+    """Make these modules unimportable within the context, unless already imported."""
     hidden = [name for name in names if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]  # makes `import name` raise ImportError
@@ -69,10 +68,10 @@ def _hidden(names: tuple[str, ...]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Within, no garbage is collected; what is made within is never searched for garbage.
+    """Disable garbage collection within the context, and exclude the objects created in it from later collections.
 
-    The million objects of TensorFlow's modules live as long as the process. Searching them over and over takes a fifth
-    of the time of the import, and a tenth of a second in every full collection afterwards.
+    The million objects of TensorFlow's modules live as long as the process. Traversing them takes a fifth of the import
+    time, and a tenth of a second in every full collection afterwards.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -85,10 +84,10 @@ def _uncollected() -> Iterator[None]:
 
 
 def import_triton() -> None:
-    """Import Triton where PyTorch's builds for GPUs bring it along, and TensorFlow is not there yet.
+    """Import Triton (part of PyTorch's GPU builds), unless TensorFlow is already imported.
 
-    PyTorch imports it when it first needs it. After TensorFlow (from 2.20 on) that ends the process with SIGSEGV, since
-    TensorFlow lets all others see its own LLVM: https://github.com/tensorflow/tensorflow/issues/124205
+    PyTorch imports it lazily. After TensorFlow (2.20 and later) that crashes with SIGSEGV, since TensorFlow exports its
+    LLVM symbols: https://github.com/tensorflow/tensorflow/issues/124205
     """
     if "tensorflow" not in sys.modules and importlib.util.find_spec("triton") is not None:
         importlib.import_module("triton")
@@ -97,4 +96,4 @@ def import_triton() -> None:
 def _check_backend(backend: str) -> None:
     found = importlib.import_module("keras").backend.backend()
     if found != backend:
-        raise RuntimeError(f"keras was imported on {found} before; {backend} is needed, which takes a new process")
+        raise RuntimeError(f"keras is already imported on {found}; the backend {backend} requires a new process")

@@ -1,4 +1,4 @@
-"""What each engine cannot do. An option that an engine would ignore is refused, before anything is started."""
+"""Engine capabilities. A setting that an engine would ignore is rejected before anything is started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipway.trainer.config import TrainSettings
 
 @dataclass(frozen=True)
 class Unable:
-    """A setting of the section `train` that an engine cannot follow where `asked` is true of its value."""
+    """A setting of the section `train` that an engine does not support if `asked` is true of its value."""
 
     setting: str
     asked: Callable[[Any], bool]
@@ -21,30 +21,30 @@ class Unable:
     nearest: str | None = None
 
 
-# What is missing from an engine's row it can do.
+# The unsupported settings of each engine; everything else is supported.
 UNABLE: dict[str, tuple[Unable, ...]] = {
     "tensorflow": (),
-    "jax": (Unable("xla", lambda value: value is False, "is compiled by XLA always", "auto, true", "auto"),),
+    "jax": (Unable("xla", lambda value: value is False, "always compiles with XLA", "auto, true", "auto"),),
     "pytorch": (Unable("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),),
 }
 
-# A process of theirs trains on one device: a replica of several devices has as many processes.
+# Engines that train on one device per process: a replica has as many processes as devices.
 ONE_DEVICE_A_PROCESS = frozenset({"pytorch"})
 
-# Their exported model takes their own library to run; that of the others is a SavedModel.
+# Engines whose exported model requires their own library; the others export a SavedModel.
 RUN_THEIR_OWN_MODELS = frozenset({"pytorch"})
 
 
 def readers(engine: str, replicas: int, devices: int) -> int:
-    """How many processes read the data set: those of all replicas, which have `devices` each (0: only CPUs)."""
+    """Return how many processes read the data set, with `devices` per replica (0: only CPUs)."""
     return replicas * max(1, devices) if engine in ONE_DEVICE_A_PROCESS else replicas
 
 
 def refuse(train: TrainSettings) -> None:
-    """Check that the engine can do all that the settings ask for.
+    """Check that the engine supports the settings.
 
     Raises:
-        UserError: It cannot.
+        UserError: It does not support one.
     """
     for row in UNABLE[train.engine]:
         value: Any = train

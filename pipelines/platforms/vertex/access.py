@@ -153,6 +153,6 @@ def show_end(outcomes: list[Any], left: list[Line], console: Console) -> None:
             said.add(line.found)
             console.print(f"[red]✗[/] {escape(str(line.item))}: {escape(line.found)}", highlight=False, soft_wrap=True)
             if line.fix:
-                console.print(f"  fix: {escape(line.fix)}", highlight=False, soft_wrap=True)
+                console.print(f"  fix:      {escape(line.fix)}", highlight=False, soft_wrap=True)
     if not said and not blocking(left):
         console.print("Everything that a run needs is there.", highlight=False)

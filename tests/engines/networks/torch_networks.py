@@ -1,4 +1,4 @@
-"""Networks of PyTorch's own, good and bad, as a user might write them."""
+"""Valid and invalid PyTorch networks, as a user might write them."""
 
 import os
 
@@ -18,7 +18,7 @@ def dropout(image_shape, classes, width=4):
 
 
 class Half(nn.Module):
-    """Looks at the images' left half only: channels first, height, width."""
+    """Uses only the left half of the images (channels first)."""
 
     def __init__(self, image_shape, classes):
         super().__init__()

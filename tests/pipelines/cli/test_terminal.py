@@ -87,7 +87,7 @@ def test_a_users_mistake_is_a_screen_or_an_object() -> None:
 def test_a_package_that_is_missing_is_named_with_what_installs_it(module: str, command: str) -> None:
     result = invoke(ModuleNotFoundError(f"No module named {module!r}", name=module))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"error: The Python package {module} is not installed.\n  fix: {command}\n"
+    assert result.stderr == f"error: The Python package {module} is not installed.\n  fix:      {command}\n"
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_doctor_run_and_compile_refuse_alike(name: str, tmp_path: Path, monkeypa
         compiled = slipway("compile", "-o", "spec.yaml")
         assert compiled.exit_code == 2, compiled.output
         screen = str(UserError.from_dict(error | {"setting": None}))
-        assert re.sub(r"\n  setting: .*", "", compiled.stderr) == f"error: {screen}\n"
+        assert re.sub(r"\n  setting:  .*", "", compiled.stderr) == f"error: {screen}\n"
         assert not (tmp_path / "spec.yaml").exists()
 
 

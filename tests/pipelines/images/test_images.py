@@ -188,7 +188,7 @@ def test_a_build_that_cannot_be_is_refused_before_anything_is_started(
         app, ["build", "--target", "vertex", "-c", str(configuration(project, tmp_path)), *arguments]
     )
     assert result.exit_code == 2, result.output
-    assert f"setting: {setting}" in result.stderr
+    assert f"setting:  {setting}" in result.stderr
     assert project.world.writes["build"] == 0
 
 

@@ -68,7 +68,7 @@ def test_without_a_docker_api_nothing_is_started(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["run", "-c", str(DIGITS), "--runner", "docker"])
     assert result.exit_code == 2
-    assert "setting: DOCKER_HOST" in result.stderr
+    assert "setting:  DOCKER_HOST" in result.stderr
     assert not (tmp_path / "runs").exists()
 
 

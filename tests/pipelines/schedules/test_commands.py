@@ -123,7 +123,7 @@ def test_a_schedule_without_its_file_is_shown_and_can_be_deleted(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"hardware": "a100x3"}, "setting: hardware"),
+        ({"hardware": "a100x3"}, "setting:  hardware"),
         ({"end": "2020-01-01"}, "end is past"),
         ({"set": ["vertex.image=europe-west4-docker.pkg.dev/slipway-test/slipway/none:1"]}, "There is no image"),
     ],

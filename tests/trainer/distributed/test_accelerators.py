@@ -1,4 +1,4 @@
-"""What a machine has to train on, and waiting for a TPU."""
+"""Detecting a machine's accelerators, and waiting for a TPU."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_tpu_config_that_tells_of_no_node_is_refused(text: str) -> None:
 
 
 class FakeTpu:
-    """Answers at the `ready`-th try."""
+    """Responds at the `ready`-th attempt."""
 
     def __init__(self, ready: int, error: Exception) -> None:
         self.tries, self.ready, self.error = 0, ready, error
@@ -81,7 +81,7 @@ class FakeTpu:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that only sleeping moves."""
+    """A clock that only `sleep` advances."""
     now = [1000.0]
     monkeypatch.setattr(accelerators.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(accelerators.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
@@ -105,7 +105,7 @@ def test_a_tpu_that_is_being_provisioned_is_waited_for_and_that_is_said(
 
 def test_a_tpu_that_never_comes_is_given_up_at_the_deadline(clock: list[float]) -> None:
     tpu = FakeTpu(10**6, ConnectionError("no TPU here"))
-    with pytest.raises(UserError, match=r"no TPU node-7 within 60 s: no TPU here") as caught:
+    with pytest.raises(UserError, match=r"The TPU node-7 did not respond within 60 s: no TPU here") as caught:
         wait_for_tpu(NODE, tpu.connect, (ConnectionError,), 60)
     assert caught.value.setting == "SLIPWAY_TPU_SECONDS"
     assert clock[0] <= 1060

@@ -1,4 +1,4 @@
-"""Who this process is among its peers."""
+"""This process's rank in the cluster."""
 
 from __future__ import annotations
 
@@ -125,6 +125,6 @@ def test_torchruns_variables_that_are_missing_are_named() -> None:
 def test_one_line_tells_what_was_found() -> None:
     cluster = {"chief": ["a:1"], "worker": ["b:1"]}
     found = clusters.read({**tf_config(cluster, "chief"), "TPU_NODE_NAME": "node-7"}).describe()
-    assert found.startswith("chief 0 (the chief) of 2 replicas, by TF_CONFIG: chief 0 at a:1, worker 0 at b:1; ")
-    assert found.count("TPU") == 2  # the accelerator, and by which variable it was found
+    assert found.startswith("chief 0 (the chief) of 2 replicas, from TF_CONFIG: chief 0 at a:1, worker 0 at b:1; ")
+    assert found.count("TPU") == 2  # the accelerator, and the variable that it was detected from
     assert "\n" not in found

@@ -1,4 +1,4 @@
-"""Ports on loopback that stay ours."""
+"""Reserved ports on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In how many processes a replica trains."""
+"""The number of processes of a replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meeting the other replicas, and noticing when one is gone."""
+"""Rendezvous of the replicas, and detection of lost ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_nobody_goes_on_before_all_are_there_whoever_comes_first() -> None:
         order.append(f"came {rank}")
         met.append(rendezvous.meet(cluster(addresses, rank), 20))
         order.append(f"went {rank}")
-        if rank == 0:  # what follows in a chief: its server takes over the port
+        if rank == 0:  # as in a real chief: the engine's server takes over the port
             with socket.socket() as server:
                 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 host, port = addresses[rank].split(":")
@@ -85,7 +85,7 @@ def test_a_lone_replica_and_one_of_torchruns_meet_nobody() -> None:
 def test_a_missing_peer_is_named_in_the_log_and_after_the_deadline(
     rank: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The chief knows who is missing; a worker is told by the chief, or else misses the chief."""
+    """The chief knows which replicas are missing; a worker learns it from the chief, or else misses the chief."""
     monkeypatch.setattr(rendezvous, "FIRST_REPORT_SECONDS", 0.1)
     caplog.set_level("INFO")
     addresses = free_addresses(3)
@@ -111,7 +111,7 @@ def test_a_worker_names_the_one_that_the_chief_misses() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert f"missing: worker 1 at {addresses[2]}." in errors[0].message  # the worker's, whose time is over first
+    assert f" s: worker 1 at {addresses[2]}." in errors[0].message  # the worker's, whose deadline is first
     assert addresses[1] in errors[1].message, "the worker that left is missing again"
 
 
@@ -120,7 +120,7 @@ def test_a_taken_port_is_refused() -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         own = f"127.0.0.1:{holder.getsockname()[1]}"
-        with pytest.raises(UserError, match="cannot be listened on"):
+        with pytest.raises(UserError, match="Cannot listen on"):
             rendezvous.meet(cluster([own, "127.0.0.1:1"], 0), 1)
 
 
@@ -131,7 +131,7 @@ logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 peers.LOST_SECONDS, peers.SILENCE_SECONDS = 0.3, 3.0
 watch = peers.meet(cluster.read(os.environ), 60)
 print("met", flush=True)
-time.sleep(60)  # as in an engine that waits for the others for ever
+time.sleep(60)  # like an engine that blocks in a collective
 """
 
 
@@ -159,7 +159,7 @@ def test_when_one_dies_or_freezes_all_others_end_with_the_code_for_another_try(s
         said = [replica.communicate(timeout=30)[0] for replica in others]
         assert [replica.returncode for replica in others] == [138, 138]
         name = f"worker {victim - 1} at" if victim else "chief 0 at"
-        assert all(name in text and "is gone" in text for text in said), said
+        assert all(f"lost {name}" in text for text in said), said
     finally:
         for replica in replicas:
             replica.kill()
@@ -178,7 +178,7 @@ def busy_cores() -> Iterator[None]:
 
 
 def watches(workers: int = 1) -> tuple[rendezvous.Watch, list[rendezvous.Watch]]:
-    """A chief's and its workers'."""
+    """The watches of a chief and of its workers."""
     connections = {}
     others = []
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -191,7 +191,7 @@ def watches(workers: int = 1) -> tuple[rendezvous.Watch, list[rendezvous.Watch]]
 
 
 def lost_though_it_left(after: float) -> str | None:
-    """Whom a chief takes for lost when its worker leaves after so many seconds."""
+    """The replica that a chief considers lost when its worker leaves after the given number of seconds."""
     chief, (worker,) = watches()
     leaving = threading.Timer(after, worker.close)
     leaving.start()
@@ -203,7 +203,7 @@ def lost_though_it_left(after: float) -> str | None:
 
 
 def test_no_farewell_is_lost_on_busy_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SLIPWAY_FAREWELLS=2000 tries that many pairs of a chief and a worker, whose heartbeats cross all the time."""
+    """SLIPWAY_FAREWELLS=2000 tests that many pairs of a chief and a worker with crossing heartbeats."""
     monkeypatch.setattr(rendezvous, "HEARTBEAT_SECONDS", 0.01)
     monkeypatch.setattr(rendezvous, "LOST_SECONDS", 600.0)  # a watch that has lost a replica ends the process
     pairs = int(os.environ.get("SLIPWAY_FAREWELLS") or 200)
@@ -220,7 +220,7 @@ def test_no_farewell_is_lost_on_busy_cores(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("noticed", [False, True])
 def test_once_all_are_done_the_loss_of_one_is_no_error(noticed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is it when the loss was noticed just before this replica learned that all are done."""
+    """Also if the loss was detected just before this replica learned that all are done."""
     exits: list[int] = []
     monkeypatch.setattr(rendezvous.os, "_exit", exits.append)
     monkeypatch.setattr(rendezvous, "HEARTBEAT_SECONDS", 0.02)
@@ -229,7 +229,7 @@ def test_once_all_are_done_the_loss_of_one_is_no_error(noticed: bool, monkeypatc
     if not noticed:
         chief.finish()
     worker.finish()
-    worker._connections["chief"].socket.shutdown(socket.SHUT_RDWR)  # as the kernel does for one that is killed
+    worker._connections["chief"].socket.shutdown(socket.SHUT_RDWR)  # as the kernel does for a killed process
     chief.wait_for_farewells()
     chief.finish()
     time.sleep(0.8)
@@ -239,7 +239,7 @@ def test_once_all_are_done_the_loss_of_one_is_no_error(noticed: bool, monkeypatc
 
 
 def test_a_worker_stays_until_all_others_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that ended earlier could take along another that is still in the engine's last collective operation."""
+    """An early exit could abort another replica in the engine's last collective operation."""
     monkeypatch.setattr(rendezvous, "HEARTBEAT_SECONDS", 0.02)
     chief, (first, second) = watches(2)
     with concurrent.futures.ThreadPoolExecutor() as pool:

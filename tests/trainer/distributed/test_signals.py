@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP: at once where nothing is lost, later where all can be saved, and in the end whatever hangs."""
+"""SIGTERM and SIGHUP: stop at once if nothing is lost, else after saving, and at the deadline in any case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builders that are not what they should be: each a mistake that names the setting and fixes it."""
+"""Invalid builders: each raises an error that names the setting and the fix."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_a_good_one_is_called_with_its_arguments() -> None:
         ("sample_networks:leaves", r"called os\._exit\(3\)", None),
         ("exits_on_import:build", r"cannot be imported: it raised SystemExit: usage", None),
         ("sample_networks:returns_nothing", "returned NoneType instead of a keras.Model", None),
-        ("sample_networks:too_few_outputs", r"gives \[batch, 2\]; the data set has 3 classes", None),
+        ("sample_networks:too_few_outputs", r"returns \[batch, 2\]; the data set has 3 classes", None),
         ("sample_networks:probabilities", "ends in a softmax", None),
-        ("sample_networks:other_size", "cannot take images of 8 x 8 x 1", None),
+        ("sample_networks:other_size", "cannot process images of 8 x 8 x 1", None),
     ],
 )
 def test_a_bad_one_is_told(name: str, message: str, nearest: str | None) -> None:

@@ -1,4 +1,4 @@
-"""An engine that is not installed is refused with the command that installs it; nothing is imported to find out."""
+"""An engine that is not installed is rejected with the command that installs it, without importing anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `auto` means on which device, and that what is asked for is taken."""
+"""`auto` depends on the device; an explicit precision is used as is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importing TensorFlow quickly, without leaving a trace."""
+"""The quick import of TensorFlow has no lasting side effects."""
 
 from __future__ import annotations
 

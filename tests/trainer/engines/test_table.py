@@ -1,4 +1,4 @@
-"""How many processes of an engine read the data."""
+"""The number of processes that read the data, by engine."""
 
 from __future__ import annotations
 

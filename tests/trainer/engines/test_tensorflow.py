@@ -38,7 +38,7 @@ def rates(count: int, rate: float = 0.01) -> Any:
 
 
 def test_a_step_is_the_optimizers_step_on_the_mean_loss(tiny: Path, make_job: Any) -> None:
-    """Against the gradient worked out by hand, for a network without hidden layer and plain gradient descent."""
+    """Against a manually computed gradient, for a network without hidden layers and plain gradient descent."""
     config = make_job(
         tiny, steps=10, steps_per_epoch=75, builder="sample_networks:linear", optimizer="sgd", learning_rate=0.5
     )
@@ -99,7 +99,7 @@ def test_restored_it_goes_on_bit_by_bit(tiny: Path, make_job: Any, budget: int, 
     whole = engine_for(config)
     whole.run(training(config, budget), 0, rates(40))
     state = whole.state()
-    whole.run(training(config, budget), 40, rates(3))  # which must not change what `state` gave
+    whole.run(training(config, budget), 40, rates(3))  # must not change the result of `state`
     assert any("seed_generator" in name for name in state)
     # Another sequence of draws and steps must not matter.
     resumed = engine_for(config)
@@ -119,7 +119,7 @@ def test_another_networks_state_is_refused(tiny: Path, make_job: Any) -> None:
     with pytest.raises(UserError, match=r"float32 \[64, 20\], the network float32 \[64, 16\]"):
         engine.load_state(wide)
     momentum = engine_for(make_job(tiny, steps=1, steps_per_epoch=75, optimizer="sgd")).state()
-    with pytest.raises(UserError, match="another network"):
+    with pytest.raises(UserError, match="a different network"):
         engine.load_state(momentum)
 
 
@@ -182,7 +182,7 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(ti
 
 
 def cross_entropy(images: Any, labels: Any, kernel: Any, bias: Any) -> float:
-    """The mean loss of a network without hidden layer."""
+    """The mean loss of a network without hidden layers."""
     logits = images.reshape(len(labels), -1) @ kernel + bias
     return float((np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(labels)), labels]).mean())
 

@@ -1,4 +1,4 @@
-"""The tensorflow engine's optimizers move the weights as Keras's own do."""
+"""The tensorflow engine's optimizers update the weights like Keras's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each setting does to a step of the tensorflow engine, against the arithmetic by hand; on one device."""
+"""The effect of each setting on a step of the tensorflow engine, against a manual computation; on one device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
 @pytest.fixture
 def start(tiny: Path, make_job: Any) -> Any:
-    """An engine and its data, for some settings; plain gradient descent on a network without hidden layer."""
+    """An engine and its data for given settings; plain gradient descent on a network without hidden layers."""
 
     def start(budget: int = 10**9, builder: str = "sample_networks:linear", **settings: Any) -> tuple[Any, Any]:
         from slipway.trainer.data import inputs
@@ -43,7 +43,7 @@ def rates(*each: float) -> Any:
 
 
 def weights(engine: Any) -> tuple[Any, Any]:
-    """The kernel and the bias of the network without hidden layer."""
+    """The kernel and the bias of the network without hidden layers."""
     state = engine.state()
     return tuple(
         next(state[name] for name in state if name.startswith("model/") and name.endswith(end))
@@ -52,7 +52,7 @@ def weights(engine: Any) -> tuple[Any, Any]:
 
 
 def by_hand(data: Any, step: int, kernel: Any, bias: Any, factors: Any = (1.0, 1.0, 1.0)) -> tuple[float, Any, Any]:
-    """A step's loss and its gradients for kernel and bias, each example's part multiplied by its class's factor."""
+    """A step's loss and its gradients for kernel and bias, each example weighted by its class's factor."""
     chosen = data.order(step, 1)[0]
     pixels, labels = data.images[chosen].reshape(8, 64) / np.float32(255), data.labels[chosen]
     logits = pixels @ kernel + bias
@@ -228,7 +228,7 @@ def test_the_work_of_a_step_is_counted_from_the_network(start: Any) -> None:
     engine, _ = start()
     work = engine.work()
     assert (work.device, work.devices, work.precision) == ("CPU", 1, "float32")
-    # Forward and the kernel's gradient are a product of 64 x 3 each; the rest is element by element.
+    # The forward pass and the kernel's gradient are a product of 64 x 3 each; the rest is element-wise.
     products = 8 * 2 * (2 * 64 * 3)
     assert products <= work.step_flops < 1.2 * products
 

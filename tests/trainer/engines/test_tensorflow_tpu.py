@@ -1,4 +1,4 @@
-"""What the tensorflow engine does where there is a TPU; the TPU itself is a fake."""
+"""The tensorflow engine on a TPU, with a fake TPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TPU = {"TPU_CONFIG": json.dumps({"project": "p", "zone": "z", "tpu_node_name": "
 
 
 class FakeStrategy:
-    """As large as a v2-8."""
+    """The size of a v2-8."""
 
     num_replicas_in_sync = 8
 
@@ -28,7 +28,7 @@ class FakeStrategy:
 
 
 class FakeRuntime:
-    """Stands for libtpu: initialises at the `ready`-th try."""
+    """A fake libtpu: initialises at the `ready`-th attempt."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ready: int = 1) -> None:
         import tensorflow as tf
@@ -54,7 +54,7 @@ def test_a_tpu_vms_variables_lead_to_a_tpu_strategy_on_the_own_machine(monkeypat
     runtime = FakeRuntime(monkeypatch)
     engine: Any = base.load("tensorflow")
     said = engine.open(clusters.read(TPU))
-    assert "TPUStrategy, 8 of TPU here" in said
+    assert "TPUStrategy, 8 x TPU on this host" in said
     assert engine._strategy.resolver == "resolver of local"
     assert runtime.tries == 1
 
@@ -75,12 +75,12 @@ def test_one_that_never_comes_is_given_up_at_the_deadline(monkeypatch: pytest.Mo
     monkeypatch.setattr(accelerators, "_RETRY_SECONDS", 0.01)
     monkeypatch.setenv("SLIPWAY_TPU_SECONDS", "0.05")
     FakeRuntime(monkeypatch, ready=10**6)
-    with pytest.raises(UserError, match=r"no TPU node-7 within 0.05 s: TPU is being provisioned"):
+    with pytest.raises(UserError, match=r"The TPU node-7 did not respond within 0.05 s: TPU is being provisioned"):
         base.load("tensorflow").open(clusters.read(TPU))
 
 
 def test_a_tensorflow_without_tpu_kernels_is_refused_with_the_command_that_installs_one() -> None:
-    with pytest.raises(UserError, match=r"has a TPU, and TensorFlow .* cannot use it") as caught:
+    with pytest.raises(UserError, match=r"TensorFlow .* as installed cannot use this machine's TPU") as caught:
         base.load("tensorflow").open(clusters.read(TPU))
     assert "pip install tensorflow-tpu==" in str(caught.value.fix)
 
@@ -96,5 +96,5 @@ def test_several_replicas_cannot_share_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_under_torchrun_replicas_without_addresses_are_refused() -> None:
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    with pytest.raises(UserError, match="torchrun tells not that of worker 1"):
+    with pytest.raises(UserError, match="torchrun does not have that of worker 1"):
         base.load("tensorflow").open(clusters.read(torchrun))

@@ -1,4 +1,4 @@
-"""JAX's devices: those of this process, and those of all processes of the job as one."""
+"""JAX's devices: those of this process, and the mesh over all processes of the job."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from slipway.trainer.distributed.accelerators import virtual_devices
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
 
-# Everything is laid out along one axis: a batch's examples are split along it, all else is whole on each device.
+# The mesh's only axis: a batch's examples are split along it, everything else is replicated on each device.
 AXIS = "examples"
-# A process that is silent for so long is given up by the others.
+# A process that sends no heartbeat for this long is considered lost.
 HEARTBEAT_SECONDS = 30
-# What XLA's runtime, gloo and NCCL say where another process is gone.
+# Words in the errors of XLA's runtime, gloo and NCCL when another process is lost.
 _LOST = ("gloo", "nccl", "connection", "unavailable", "aborted", "peer", "heartbeat", "coordination service", "socket")
 
 
 class Devices:
-    """All devices of the job. Arrays are given to `whole` and `split`, the same calls on every process."""
+    """All devices of the job. Every process must make the same calls of `whole` and `split`."""
 
     def __init__(self, cluster: Cluster) -> None:
-        logging.getLogger("jax").setLevel(logging.WARNING)  # it lists the accelerators that are not there
-        # TensorFlow reads the data; it would take all of the accelerators' memory.
+        logging.getLogger("jax").setLevel(logging.WARNING)  # it logs every accelerator that is missing
+        # TensorFlow only reads the data, but would claim all accelerator memory.
         for kind in ("GPU", "TPU"):
             with contextlib.suppress(ValueError, RuntimeError):
                 tf.config.set_visible_devices([], kind)
@@ -39,7 +39,7 @@ class Devices:
             jax.config.update("jax_platforms", "cpu")
             jax.config.update("jax_num_cpu_devices", virtual)
         if cluster.on_this_machine > 1:
-            # Replicas that each use all cores take turns instead. XLA's name for the number of threads.
+            # Divide the cores, or the replicas would compete for them. NPROC sets XLA's number of threads.
             os.environ["NPROC"] = str(max(1, _cores() // cluster.on_this_machine))
         self.cluster = cluster
         if cluster.replicas > 1:
@@ -56,7 +56,7 @@ class Devices:
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """A GPU's compute capability."""
+        """A GPU's compute capability, None for other devices."""
         text = getattr(self.local[0], "compute_capability", None)
         if self.kind != "GPU" or not text:
             return None
@@ -65,44 +65,44 @@ class Devices:
 
     @property
     def memory(self) -> int | None:
-        """How many bytes a device has; None where it does not tell (a CPU's are the machine's)."""
+        """A device's memory in bytes; None if unknown, and for a CPU, which uses the machine's memory."""
         statistics = self.local[0].memory_stats() if self.kind != "CPU" else None
         return int(statistics["bytes_limit"]) if statistics and "bytes_limit" in statistics else None
 
     def layout(self, axis: int) -> NamedSharding:
-        """Split along that axis of an array."""
+        """Return the sharding of an array that is split along `axis`."""
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS))
 
     def whole(self, array: Any) -> Any:
-        """`array`, the same on every process, as a copy on every device."""
+        """Replicate `array`, which is equal on every process, to every device."""
         array = np.asarray(array)
         return jax.make_array_from_callback(array.shape, self.whole_layout, lambda _index: array)
 
     def split(self, array: Any, axis: int = 0) -> Any:
-        """This process's part of an array that is split evenly along `axis` over all devices of all processes."""
+        """Make an array that is split evenly along `axis` over all devices, from this process's part of it."""
         return jax.make_array_from_process_local_data(self.layout(axis), np.asarray(array))
 
     def on_each(self, array: Any) -> Any:
-        """An array of which each of this process's devices has the whole: the copies follow each other along axis 0."""
+        """Copy `array` to each of this process's devices; the result concatenates the copies along axis 0."""
         shape = (len(self.all) * array.shape[0], *array.shape[1:])
         copies = [jax.device_put(array, device) for device in self.local]
         return jax.make_array_from_single_device_arrays(shape, self.layout(0), copies)
 
     def leave(self) -> None:
-        """End the connection to the others."""
+        """Disconnect from the other processes."""
         if self.cluster.replicas > 1:
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the chief's end of it may be closed already
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the chief may have disconnected already
                 jax.distributed.shutdown()
 
 
 def _join(cluster: Cluster) -> None:
-    """Meet the other processes at the chief's address."""
+    """Join the other processes at the chief's address."""
     address = cluster.tasks[0].address
     host, _, port = address.rpartition(":")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # The processes end by themselves when a peer is gone, with a message; JAX's runtime would abort them.
+    # Without this, JAX's runtime aborts the processes when one is lost; they report it and exit themselves.
     jax.config.update("jax_enable_recoverability", True)
-    # SIGTERM is the trainer's: it agrees with the others on a step to stop at.
+    # The trainer handles SIGTERM itself: the replicas agree on a step to stop at.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator_address=address,
@@ -117,7 +117,7 @@ def _join(cluster: Cluster) -> None:
 
 @contextlib.contextmanager
 def errors_named(cluster: Cluster) -> Iterator[None]:
-    """Tell the loss of a peer and of memory from other errors."""
+    """Convert the errors of a lost replica and of exhausted memory to PeerLost and OutOfMemory."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

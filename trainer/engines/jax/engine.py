@@ -1,7 +1,7 @@
 """The jax engine: Keras networks on JAX, in one compiled function of many steps, data parallel over all devices.
 
-The devices of one process and of many are the same to it; so are CPUs, GPUs and TPUs. BatchNormalization looks at the
-global batch.
+It treats the devices of one and of many processes alike, and CPUs, GPUs and TPUs too. BatchNormalization uses the
+global batch's statistics.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from slipway.trainer.export import saved_model
 
 
 def make() -> Engine:
-    """The engine."""
+    """Create the engine."""
     return JaxEngine()
 
 
@@ -51,7 +51,7 @@ class JaxEngine:
         self._variables: Variables = ([], [], [])
         self._feed: Feed | None = None
         self._measure: Any = None
-        self._most = 1  # steps that one call of the compiled function can run
+        self._most = 1  # maximum steps in one call of the compiled function
         self._precision: precision.Precision = "float32"
         self._image_shape = (0, 0, 0)
 
@@ -60,7 +60,7 @@ class JaxEngine:
             self._devices = Devices(cluster)
         devices = self._devices
         there = f", {len(devices.all)} in {cluster.replicas} processes" if cluster.replicas > 1 else ""
-        return f"JAX {jax.__version__}, {len(devices.local)} of {devices.kind} here{there}"
+        return f"JAX {jax.__version__}, {len(devices.local)} x {devices.kind} on this host{there}"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
         check_shared_evenly(job.train, job.plan.replicas, len(self._devices.local))
@@ -101,14 +101,14 @@ class JaxEngine:
                 some = rates[start : start + self._feed.most]
                 self._variables, figures = self._feed.run(self._variables, step + start, some)
                 results.append((figures, len(some)))
-            # Only now are they waited for.
+            # Converting to NumPy waits for the results.
             parts = [np.concatenate([np.atleast_2d(each) for each in figures])[:count] for figures, count in results]
             found = np.concatenate(parts).astype(np.float64)
         return StepFigures(losses=found[:, 0], accuracies=found[:, 1], waited=self._feed.take_waited())
 
     def _feed_for(self, data: TrainingData, step: int) -> Feed:
         if isinstance(data, MemoryTraining):
-            # Every process must decide the same.
+            # Every process must make the same decision.
             (too_large,) = self.agree([float(not fits(data, self._devices))])
             if not too_large:
                 (examples,) = self.agree([len(data.labels)])
@@ -122,7 +122,7 @@ class JaxEngine:
             waiting: list[Any] = []
             for batch in data.batches():
                 waiting.append(self._measure(trained, others, *map(self._devices.split, batch)))
-                if len(waiting) > 1:  # one is computed while the next one is read
+                if len(waiting) > 1:  # compute one batch while the next is read
                     sums += np.asarray(waiting.pop(0))
             for result in waiting:
                 sums += np.asarray(result)
@@ -133,7 +133,7 @@ class JaxEngine:
         own = np.asarray(values, np.float64)
         if self._devices.cluster.replicas == 1:
             return [float(value) for value in own]
-        # The devices have no float64: its bytes go round.
+        # Float64 is disabled on the devices: exchange the values as raw bytes.
         parts = np.tile(own.view(np.uint32)[np.newaxis], (len(self._devices.local), 1))
         with errors_named(self._devices.cluster):
             everywhere = np.asarray(_gathered(self._devices.split(parts), self._devices.whole_layout))
@@ -182,7 +182,7 @@ class JaxEngine:
             native_serialization_platforms=("cpu", "cuda", "tpu"),
         )
         variables = [tf.Variable(np.asarray(array)) for array in trained]
-        # TensorFlow would rewrite all of JAX's Python code, which takes most of a minute and changes nothing.
+        # Otherwise AutoGraph would convert all of JAX's Python code, which takes most of a minute to no effect.
         as_it_is = tf.autograph.experimental.do_not_convert(lambda images: logits(variables, images))
         saved_model.write(folder, as_it_is, variables, manifest)
         model.save(folder / "model.keras")
@@ -199,7 +199,7 @@ class JaxEngine:
         return list(model.trainable_variables), list(model.non_trainable_variables), list(self._optimizer.variables)
 
     def _names(self) -> list[str]:
-        """Every variable's name in a checkpoint, in the order of `_variables`."""
+        """Return every variable's name in a checkpoint, in the order of `_variables`."""
         names: dict[int, str] = {}
         for group, variables in (("model", self._model.variables), ("optimizer", self._optimizer.variables)):
             words = states.named(group, [variable.name for variable in variables])
@@ -210,7 +210,7 @@ class JaxEngine:
         return [self._devices.whole(variable) for variable in variables]
 
     def _into_model(self) -> None:
-        """Give the network the trained values; the compiled functions work on arrays of their own."""
+        """Copy the trained values into the network; the compiled functions work on separate arrays."""
         for variables, arrays in zip(self._groups(), self._variables, strict=True):
             for variable, array in zip(variables, arrays, strict=True):
                 variable.assign(np.asarray(array))
@@ -221,5 +221,5 @@ def _place(wanted: Any, variables: Sequence[Any]) -> int:
 
 
 def _gathered(array: Any, layout: Any) -> Any:
-    """The whole array on every device."""
+    """Replicate `array` on every device (all-gather)."""
     return jax.jit(lambda same: same, out_shardings=layout)(array)

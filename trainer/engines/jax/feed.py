@@ -1,4 +1,4 @@
-"""How the jax engine's steps get their examples: from a device's own memory, or streamed to it ahead of the steps."""
+"""Input of the jax engine's steps: from device memory, or streamed to the devices ahead of the steps."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from slipway.trainer.data.inputs import MEMORY_BUDGET, MemoryTraining, TrainingD
 from slipway.trainer.engines.jax.devices import Devices
 from slipway.trainer.engines.jax.step import Step, Variables
 
-# The part of a device's memory that the training split may take.
+# The fraction of a device's memory that the training split may use.
 DEVICE_SHARE = 0.25
-# About as many bytes of pixels go to the devices at once.
+# Approximate bytes of pixels transferred to the devices at once.
 CHUNK_BYTES = 64 * 1024**2
 
 
 def fits(data: MemoryTraining, devices: Devices) -> bool:
-    """Whether each device can keep all of its process's training examples."""
+    """Whether each device's memory can hold all of its process's training examples."""
     if devices.memory is None:
         return data.images.nbytes * len(devices.local) <= MEMORY_BUDGET
     return data.images.nbytes <= devices.memory * DEVICE_SHARE
 
 
 class Feed(Protocol):
-    """Runs steps on what it reads; at most `most` in a call."""
+    """Runs training steps on the data that it reads, at most `most` per call."""
 
     most: int
 
     def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, list[Any]]:
-        """The variables after len(rates) steps from `step` on, and their figures (see Steps); before they are done."""
+        """Run len(rates) steps from `step` on; return variables and figures (see Steps) without waiting for them."""
 
     def take_waited(self) -> float:
-        """The seconds that the devices waited for input since this was asked last."""
+        """Return the seconds that the devices waited for input since the last call."""
 
 
 class MemoryFeed:
-    """The training split is on every device; a call sends the order of its examples."""
+    """Holds the training split on every device; a call transfers only the order of the examples."""
 
     def __init__(self, data: MemoryTraining, step: Step, most: int, examples: int) -> None:
-        """`examples` is the most that any process has: the others fill up with zeros, which no order names."""
+        """`examples` is the maximum over all processes; the others pad with zeros, which are never used."""
         self._data, self._devices, self.most = data, step.devices, most
         missing = examples - len(data.labels)
         images, labels = data.images, data.labels
@@ -62,7 +62,7 @@ class MemoryFeed:
 
 
 class StreamFeed:
-    """Batches are read while the devices compute: a call returns at once, and the next one reads."""
+    """Reads batches while the devices compute: a call returns at once, and the next one reads."""
 
     def __init__(self, data: TrainingData, step: Step, most: int, first: int) -> None:
         self._batches = _batches(data, first)
@@ -79,7 +79,7 @@ class StreamFeed:
         self._position += len(rates)
         started = time.perf_counter()
         images, labels = zip(*(next(self._batches) for _ in rates), strict=True)
-        # Whether the devices have waited is known only where they had nothing left to do when the reading was over.
+        # The devices waited for certain only if they were idle when reading finished.
         if self._running is None or self._running.is_ready():
             self._waited += time.perf_counter() - started
         both = [self._devices.split(_filled(np.stack(each), self.most), axis=1) for each in (images, labels)]
@@ -93,7 +93,7 @@ class StreamFeed:
 
 
 def _batches(data: TrainingData, step: int) -> Iterator[tuple[Any, Any]]:
-    """Every step's images uint8 [batch, height, width, channels] and labels int32 [batch], from `step` on."""
+    """Yield each step's images uint8 [batch, height, width, channels] and labels int32 [batch], from `step` on."""
     if not isinstance(data, MemoryTraining):
         yield from data.batches(step).as_numpy_iterator()
         return
@@ -104,7 +104,7 @@ def _batches(data: TrainingData, step: int) -> Iterator[tuple[Any, Any]]:
 
 
 def _filled(array: NDArray[Any], length: int) -> NDArray[Any]:
-    """`array` with zeros at its end, `length` long: every call has the same shapes."""
+    """Pad `array` with zeros to `length`, so that every call has the same shapes."""
     if len(array) == length:
         return array
     return np.concatenate([array, np.zeros((length - len(array), *array.shape[1:]), array.dtype)])

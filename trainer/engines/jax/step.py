@@ -1,6 +1,6 @@
-"""The jax engine's compiled functions: many training steps in one call, and the measuring of a batch.
+"""The jax engine's compiled functions: many training steps in one call, and the evaluation of a batch.
 
-All are written for the global batch; XLA shares the work among the devices and puts the all-reduces in.
+All are written for the global batch; XLA partitions the work over the devices and inserts the all-reduces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipway.trainer.config import AugmentSettings
 from slipway.trainer.engines.jax.devices import AXIS, Devices
 from slipway.trainer.engines.keras import augment as keras_augment
 
-# Variables as arrays: the network's trained ones, its others (random state, moving statistics), the optimizer's.
+# Variables as arrays: the network's trainable ones, its others (random state, moving statistics), the optimizer's.
 Variables = tuple[list[Any], list[Any], list[Any]]
 # The function (variables, inputs, first, rates, count) -> (variables, figures) that runs `count` steps, `first` being
 # the first one's number in the run, `rates` float32 [most] their learning rates. The figures are arrays [n, 2] or [2]
@@ -29,20 +29,20 @@ Steps = Callable[[Variables, Any, int, Any, int], tuple[Variables, list[Any]]]
 
 @dataclass(frozen=True)
 class Step:
-    """What one training step is.
+    """One training step.
 
     Args:
         model: The keras.Model.
-        optimizer: Its keras optimizer, maybe one that scales the loss.
-        rate: The place of the learning rate among the optimizer's variables.
-        loss_scale: The place of the loss's scale among them; None where the loss is not scaled.
-        batch: The global batch's examples.
-        accumulation: In how many parts the batch is worked through.
+        optimizer: Its Keras optimizer, possibly a LossScaleOptimizer.
+        rate: The index of the learning rate among the optimizer's variables.
+        loss_scale: The index of the loss scale among them; None without loss scaling.
+        batch: The global batch size.
+        accumulation: Micro-batches per device per step.
         class_weights: A factor for each class, float32 [classes], or None.
-        augment: The changes to images.
-        seed: Of the run.
-        devices: The job's.
-        is_loop_fast: Whether the steps of a call run in one compiled loop; else each is a call of its own.
+        augment: The data augmentation.
+        seed: The run's seed.
+        devices: The job's Devices.
+        is_loop_fast: Whether the steps of a call run in one compiled loop; else each is a separate call.
     """
 
     model: Any
@@ -58,7 +58,7 @@ class Step:
     is_loop_fast: bool
 
     def from_memory(self) -> Steps:
-        """Steps on (images, labels, order).
+        """Return steps on (images, labels, order).
 
         `images` uint8 and `labels` int32 are each device's copy of its process's examples (Devices.on_each), `order`
         int32 [most, batch] their indices step by step.
@@ -71,14 +71,14 @@ class Step:
         return self._steps(lambda inputs, number, step: fetch(inputs[0], inputs[1], inputs[2][number], step))
 
     def from_stream(self) -> Steps:
-        """Steps on batches (images, labels): uint8 [most, batch, height, width, channels] and int32 [most, batch]."""
+        """Return steps on batches: images uint8 [most, batch, height, width, channels], labels int32 [most, batch]."""
         prepare = self._on_devices(self._prepared, 2)
         return self._steps(lambda inputs, number, step: prepare(inputs[0][number], inputs[1][number], step))
 
     def measuring(self) -> Callable[..., Any]:
-        """The compiled function (trained, others, images uint8, labels, weights) -> sums, float32 [3].
+        """Return the compiled function (trained, others, images uint8, labels, weights) -> sums, float32 [3].
 
-        The sums of losses, of right answers and of weights over the global batch, each example by its weight.
+        They are the weighted sums of losses and correct predictions over the global batch, and the sum of the weights.
         """
 
         def measure(trained: Any, others: Any, images: Any, labels: Any, weights: Any) -> Any:
@@ -89,7 +89,7 @@ class Step:
         return jax.jit(measure, out_shardings=self.devices.whole_layout)
 
     def gradient_flops(self, variables: Variables, image_shape: tuple[int, int, int]) -> float | None:
-        """The floating-point operations of one step's forward and backward computation, all devices together."""
+        """Return the FLOPs of one step's forward and backward pass over all devices; None if XLA has no estimate."""
         images = jax.ShapeDtypeStruct((self.batch, *image_shape), jnp.float32)
         labels = jax.ShapeDtypeStruct((self.batch,), jnp.int32)
         function = jax.jit(jax.grad(self._loss, has_aux=True))
@@ -100,7 +100,7 @@ class Step:
     # The parts
 
     def _steps(self, fetch: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Steps:
-        """`fetch` gives a step's images and labels: of the inputs, its number in the call and its number in the run."""
+        """Return steps; `fetch` is (inputs, step number in the call, step number in the run) -> (images, labels)."""
         whole = self.devices.whole_layout
 
         def one(variables: Variables, inputs: Any, first: Any, rates: Any, number: Any) -> tuple[Variables, Any]:
@@ -131,20 +131,20 @@ class Step:
         return run_many if self.is_loop_fast else run_each
 
     def _on_devices(self, function: Callable[..., Any], split: int) -> Callable[..., Any]:
-        """`function` on every device's part of its first `split` arguments; the last one is the step's number.
+        """Map `function` over every device's part of its first `split` arguments; the last one is the step's number.
 
-        What it gives, [accumulation, part of the batch, …], becomes [accumulation, batch, …].
+        Its results, [accumulation, part of the batch, …], are combined to [accumulation, batch, …].
         """
         arguments = (*[PartitionSpec(AXIS)] * split, PartitionSpec())
         parts = (PartitionSpec(None, AXIS), PartitionSpec(None, AXIS))
         return jax.shard_map(function, mesh=self.devices.mesh, in_specs=arguments, out_specs=parts)
 
     def _prepared(self, images: Any, labels: Any, step: Any) -> tuple[Any, Any]:
-        """A device's part of a batch as the network is given it, in its parts: float32 [accumulation, share, …]."""
+        """Scale, augment and split a device's part of a batch into micro-batches: float32 [accumulation, share, …]."""
         images = _scaled(images)
         if self.augment.is_on:
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), step), jax.lax.axis_index(AXIS))
-            # One key for each change, whether on or off: switching one leaves the others' draws as they are.
+            # One key for each transformation, enabled or not, so that toggling one does not change the others' draws.
             keys = jax.random.split(key, 4)
             draws = keras_augment.draw(
                 self.augment,
@@ -160,9 +160,9 @@ class Step:
         )
 
     def _step(self, variables: Variables, images: Any, labels: Any, rate: Any) -> tuple[Variables, Any]:
-        """One update; its loss and accuracy over the global batch before it, float32 [2].
+        """Run one update; return its loss and accuracy over the global batch before it, float32 [2].
 
-        `images` and `labels` are the batch in its parts, [accumulation, batch / accumulation, …].
+        `images` and `labels` are the batch in micro-batches, [accumulation, batch / accumulation, …].
         """
         trained, others, kept = variables
         scale = jnp.float32(1.0) if self.loss_scale is None else kept[self.loss_scale]
@@ -184,7 +184,7 @@ class Step:
         return (list(trained), list(others), list(kept)), figures
 
     def _loss(self, trained: Any, others: Any, images: Any, labels: Any, scale: Any) -> Any:
-        """A part's share of the global batch's mean loss, times `scale`; beside it, (other variables, figures)."""
+        """Return a micro-batch's part of the global mean loss, times `scale`, and (other variables, figures)."""
         logits, others, extra = self.model.stateless_call(trained, others, images, training=True, return_losses=True)
         losses, correct = _losses(logits.astype(jnp.float32), labels)
         if self.class_weights is not None:
@@ -194,17 +194,17 @@ class Step:
 
 
 def has_convolutions(model: Any) -> bool:
-    """Whether the network has any. On CPUs XLA computes those in a compiled loop over ten times slower than outside."""
+    """Whether the network has convolutions, which on CPUs XLA runs over ten times slower inside a compiled loop."""
     names = [type(layer).__name__ for layer in model._flatten_layers()]
     return any("Conv" in name for name in names)
 
 
 def _scaled(pixels: Any) -> Any:
-    """Pixels uint8 as float32 in [0, 1], what a network is given."""
+    """Convert uint8 pixels to the network's input, float32 in [0, 1]."""
     return pixels.astype(jnp.float32) * np.float32(1.0 / 255.0)
 
 
 def _losses(logits: Any, labels: Any) -> tuple[Any, Any]:
-    """Each example's cross-entropy and whether its most probable class is the label (1 or 0), float32 [batch]."""
+    """Return each example's cross-entropy and whether its prediction is correct (1 or 0), float32 [batch]."""
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)[:, 0]
     return -chosen, (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)

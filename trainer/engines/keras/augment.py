@@ -1,6 +1,6 @@
-"""The changes of `train.augment` with Keras's operations, for engines that draw the random numbers themselves.
+"""Data augmentation (`train.augment`) in Keras operations, for engines that draw the random numbers themselves.
 
-`slipway.trainer.data.augment` is the same in TensorFlow's; what is drawn differs from engine to engine.
+`slipway.trainer.data.augment` is the TensorFlow version; the random numbers differ between engines.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from slipway.trainer.config import AugmentSettings
 
 @dataclass(frozen=True)
 class Draws:
-    """What was drawn for a batch of n images; None for a change that is off.
+    """The random draws for a batch of n images; None for a disabled transformation.
 
-    `flips` is float [n, 1, 1, 1] in [0, 1): below a half the image is flipped. `shifts` is integers [n, 2] in
-    [0, 2 x settings.shift], down and right. `brightness` and `contrast` are float [n, 1, 1, 1], to be added and to be
-    multiplied with.
+    `flips` is float [n, 1, 1, 1] in [0, 1): an image is flipped if below 0.5. `shifts` is integer [n, 2] in
+    [0, 2 x settings.shift], down and right. `brightness` (added) and `contrast` (a factor) are float [n, 1, 1, 1].
     """
 
     flips: Any
@@ -29,12 +28,12 @@ class Draws:
 
 
 def draw(settings: AugmentSettings, examples: int, uniform: Any, integers: Any) -> Draws:
-    """The draws for `examples` images.
+    """Return the draws for `examples` images.
 
     Args:
-        settings: Which changes.
-        examples: How many images.
-        uniform: A function of a change's number (0 to 3), a shape, low and high that draws floats in [low, high).
+        settings: The enabled transformations.
+        examples: The number of images.
+        uniform: Function (transformation's number 0 to 3, shape, low, high) that draws floats in [low, high).
         integers: The same for integers.
     """
     each = (examples, 1, 1, 1)
@@ -48,7 +47,7 @@ def draw(settings: AugmentSettings, examples: int, uniform: Any, integers: Any) 
 
 
 def change(images: Any, settings: AugmentSettings, draws: Draws) -> Any:
-    """Images float32 in [0, 1], [n, height, width, channels], each changed by its own draws."""
+    """Apply each image's draws; `images` are float32 in [0, 1], [n, height, width, channels]."""
     if draws.flips is not None:
         images = ops.where(draws.flips < 0.5, ops.flip(images, axis=2), images)
     if draws.shifts is not None:
@@ -64,7 +63,7 @@ def change(images: Any, settings: AugmentSettings, draws: Draws) -> Any:
 
 
 def _shift(images: Any, most: int, starts: Any) -> Any:
-    """Each image cut out of itself with a black margin of `most` pixels, from its own start."""
+    """Shift images: pad each with `most` black pixels, then crop it from its own start."""
     _, height, width, channels = images.shape
     images = ops.pad(images, [[0, 0], [most, most], [most, most], [0, 0]])
     rows = starts[:, 0, None] + ops.arange(height, dtype=starts.dtype)

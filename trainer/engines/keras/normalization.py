@@ -1,4 +1,4 @@
-"""Batch normalization on several devices: each would keep other moving statistics, which nothing would tell."""
+"""Reject batch normalization on several devices: the moving statistics would silently differ between them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NAMED = 5  # of the layers, in the message
 
 @dataclass(frozen=True)
 class BatchNormalization:
-    """The layers of a network that normalize over their own device's part of a batch.
+    """The layers of a network that normalize over one device's part of a batch.
 
-    `kind` is what its library calls them, `layers` their names, `instead` what would do.
+    `kind` is their library's name for the type, `layers` their names, `instead` the suggested replacement.
     """
 
     kind: str
@@ -26,20 +26,20 @@ class BatchNormalization:
 
 
 def refuse(found: BatchNormalization, settings: ModelSettings, replicas: int) -> None:
-    """Check that a network on `replicas` devices has no such layers.
+    """Check that a network on several devices (`replicas`) has no such layers.
 
     Raises:
-        UserError: It has.
+        UserError: It has some.
     """
     if replicas == 1 or not found.layers:
         return
     names = ", ".join(found.layers[:_NAMED]) + (", …" if len(found.layers) > _NAMED else "")
     raise UserError(
-        f"The network of {settings.builder} has {found.kind} ({names}), whose moving statistics would differ on each "
-        f"of {replicas} devices.",
+        f"The network of {settings.builder} has {found.kind} ({names}), whose moving statistics would differ between "
+        f"the {replicas} devices.",
         setting="model.builder",
         value=settings.builder,
-        allowed="on several devices: normalization that does not look across the batch",
+        allowed="on several devices: normalization that is independent of the batch",
         nearest=found.instead,
-        fix="replace those layers, or train on one device (hardware: cpu)",
+        fix="replace these layers, or train on one device: --hardware cpu",
     )

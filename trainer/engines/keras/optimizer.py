@@ -1,4 +1,4 @@
-"""The optimizer that the settings ask for, as Keras has it."""
+"""Create the configured Keras optimizer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from slipway.trainer.engines.precision import Precision
 
 
 def make(train: TrainSettings, model: Any, precision: Precision) -> Any:
-    """A built keras.optimizers.Optimizer for the model's variables.
+    """Return a built keras.optimizers.Optimizer for the model's variables.
 
-    Weight decay leaves out variables of less than two dimensions. In mixed_float16 it is a LossScaleOptimizer.
+    Weight decay skips biases and 1-D variables. In mixed_float16 it is a LossScaleOptimizer.
     """
     common: dict[str, Any] = {
         "learning_rate": train.learning_rate,

@@ -1,4 +1,4 @@
-"""An engine's state as arrays by name, and whether what a checkpoint holds is the same network's."""
+"""An engine's state as named arrays, and the check that a checkpoint matches the network."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 def named(group: str, names: Iterable[str]) -> list[str]:
-    """Names that tell each variable's place: two builds of one network give the same ones."""
+    """Return names that contain each variable's position, identical for every build of the same network."""
     return [f"{group}/{number:04d}/{name}" for number, name in enumerate(names)]
 
 
 def verify(state: State, expected: Shapes) -> None:
-    """Check that `state` has exactly the arrays expected, by name: each one's shape and the name of its type.
+    """Check that `state` has exactly the expected names, shapes and data types.
 
     Raises:
-        UserError: It is another network's or optimizer's.
+        UserError: It belongs to a different network or optimizer.
     """
     found = {name: (tuple(array.shape), array.dtype.name) for name, array in state.items()}
     for name in [*expected, *found]:
         if expected.get(name) != found.get(name):
             raise UserError(
-                f"The checkpoint is another network's: for {name} it has {_words(found.get(name))}, "
+                f"The checkpoint is of a different network: for {name} it has {_words(found.get(name))}, "
                 f"the network {_words(expected.get(name))}.",
                 setting="model.builder",
-                fix="train with the settings that the checkpoint was made with, or start anew in an empty "
+                fix="restore the settings that the checkpoint was written with, or start again with an empty "
                 "checkpoint folder",
             )
 

@@ -1,4 +1,4 @@
-"""PyTorch's device of this process, and the group of all processes of the job."""
+"""This process's PyTorch device, and the job's process group."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
 from slipway.trainer.engines.pytorch import tpu
 
-# The longest that a process waits in a collective: the chief may be exporting meanwhile.
+# Timeout of a collective; long because the others wait while the chief exports.
 COLLECTIVE_MINUTES = 10
-# The longest that a process waits for the others when all is done, and how often it looks.
+# How long a process waits for the others at the end, and its polling interval.
 LEAVE_SECONDS = 10.0
 LEAVE_POLL_SECONDS = 0.01
-# What gloo, NCCL and the store say where another process is gone.
+# Words in the errors of gloo, NCCL and the store when another process is lost.
 _LOST = ("gloo", "nccl", "connection", "peer", "socket", "timed out", "broken pipe", "store")
 
 
 class Devices:
-    """This process's device, and the process group where there are several processes."""
+    """This process's device, and the process group if there are several processes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         with contextlib.suppress(ValueError, RuntimeError):
-            tf.config.set_visible_devices([], "GPU")  # TensorFlow reads the data; it would take all of the memory
+            tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads the data, but would claim all GPU memory
         self.tpu = tpu.open_tpu() if tpu.is_here(os.environ) else None
         if self.tpu:
             self.device = self.tpu.device
@@ -44,9 +44,9 @@ class Devices:
             torch.cuda.set_device(self.device)
         else:
             self.device = torch.device("cpu")
-            if cluster.on_this_machine > 1:  # replicas that each use all cores take turns instead
+            if cluster.on_this_machine > 1:  # divide the cores, or the replicas would compete for them
                 torch.set_num_threads(max(1, torch.get_num_threads() // cluster.on_this_machine))
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS's sums are not the same again
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for reproducible cuBLAS sums
         torch.use_deterministic_algorithms(True, warn_only=True)
         if cluster.replicas > 1:
             self._join()
@@ -58,21 +58,21 @@ class Devices:
 
     @property
     def name(self) -> str:
-        """The device's, as its maker gives it."""
+        """The device's vendor name."""
         return str(torch.cuda.get_device_name(self.device)) if self.kind == "GPU" else self.kind
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """A GPU's compute capability."""
+        """A GPU's compute capability, None for other devices."""
         return torch.cuda.get_device_capability(self.device) if self.kind == "GPU" else None
 
     @property
     def memory(self) -> int | None:
-        """How many bytes the device has; None for a CPU, whose are the machine's."""
+        """The device's memory in bytes; None for a CPU, which uses the machine's memory."""
         return int(torch.cuda.get_device_properties(self.device).total_memory) if self.kind == "GPU" else None
 
     def _join(self) -> None:
-        """Meet the other processes at the chief's address, and tell the user's code by torchrun's variables."""
+        """Join the process group at the chief's address, and set torchrun's variables for user code."""
         host, _, port = self.cluster.tasks[0].address.rpartition(":")
         os.environ |= {
             "MASTER_ADDR": host,
@@ -104,22 +104,22 @@ class Devices:
         )
 
     def reduced(self, values: Any, operation: str) -> Any:
-        """`values` (a tensor on the CPU) combined with those of all processes: by "SUM" or "MAX"."""
+        """All-reduce `values` (a tensor on the CPU) over all processes with "SUM" or "MAX"."""
         if self.cluster.replicas > 1:
             distributed.all_reduce(values, getattr(distributed.ReduceOp, operation))
         return values
 
     def end_step(self) -> None:
-        """A step's work is all handed over."""
+        """Mark the end of a step, which torch_xla requires."""
         if self.tpu:
             self.tpu.end_step()
 
     def leave(self) -> None:
-        """Leave the group, when all are through with the last collective: gloo cuts off who is still in it."""
+        """Leave the group after all processes have finished the last collective; gloo would abort it otherwise."""
         others = self.cluster.replicas - 1
         if not others:
             return
-        with contextlib.suppress(RuntimeError):  # the chief, which has the store, does not wait for ever
+        with contextlib.suppress(RuntimeError):  # the chief, which hosts the store, may have left after the timeout
             self._store.add("through", 1)
             self._wait_for("through", others + 1)
             if self.cluster.is_chief:
@@ -135,21 +135,21 @@ class Devices:
 
 
 def _check_gpus(cluster: Cluster, found: int) -> None:
-    """Raise UserError where there are fewer GPUs here than processes: each trains on one of its own."""
+    """Raise UserError if this machine has fewer GPUs than processes, each of which needs its own."""
     if found < cluster.on_this_machine:
         raise UserError(
-            f"{cluster.on_this_machine} processes of the engine pytorch are on this machine, and it has {found} "
+            f"The engine pytorch has {cluster.on_this_machine} processes on this machine, which has {found} "
             f"GPU{'s' if found > 1 else ''}.",
             setting="hardware",
             value=f"{cluster.on_this_machine} processes on one machine",
-            allowed="at most one process a GPU",
+            allowed="at most one process per GPU",
             nearest=str(found),
-            fix="use fewer replicas, or slipway rehearse, which trains on the CPU",
+            fix="use fewer replicas, or train on the CPU: slipway rehearse",
         )
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """The store's socket; it shares its port with who holds it for this replica."""
+    """Return the store's listening socket; it shares its port with the process that reserved it (`Ports`)."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -160,7 +160,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def errors_named(cluster: Cluster) -> Iterator[None]:
-    """Tell the loss of a peer and of memory from other errors."""
+    """Convert the errors of a lost replica and of exhausted memory to PeerLost and OutOfMemory."""
     try:
         yield
     except torch.OutOfMemoryError as error:

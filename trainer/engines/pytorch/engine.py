@@ -1,5 +1,7 @@
-"""The pytorch engine: networks of Keras (on torch) or torch.nn.Modules, one device a process, joined by
-DistributedDataParallel."""
+"""The pytorch engine: Keras networks (on torch) or torch.nn.Modules with DistributedDataParallel.
+
+Each process trains on one device.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,12 @@ from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
 from slipway.trainer.engines.pytorch.step import Step, load_loss_scale, make_optimizer, optimizer_arrays, scaled
 
-# The part of a device's memory that the training split may take.
+# The fraction of a device's memory that the training split may use.
 DEVICE_SHARE = 0.25
 
 
 def make() -> Engine:
-    """The engine."""
+    """Create the engine."""
     return PyTorchEngine()
 
 
@@ -65,7 +67,7 @@ class PyTorchEngine:
         devices = self._devices
         chosen = precision.choose(job.train, devices.kind, devices.capability)
         keras.backend.clear_session()
-        keras.utils.set_random_seed(job.train.seed)  # torch's own generator too
+        keras.utils.set_random_seed(job.train.seed)  # also seeds torch
         keras.config.set_dtype_policy(chosen)
         builder.load(job.model.builder)
         self._network = pytorch_network.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
@@ -89,8 +91,8 @@ class PyTorchEngine:
     def _wrapped(self) -> Any:
         if self._devices.cluster.replicas == 1 or not self._network.trained():
             return self._network
-        # With find_unused_parameters the order in which gradients are summed up never changes, so that a resumed run's
-        # sums are the same as an undisturbed one's. Buffers are equal everywhere: BatchNorm is refused.
+        # find_unused_parameters keeps the order in which gradients are summed constant, so that a resumed run gets the
+        # same sums as an uninterrupted one. Buffers are equal on all processes, since BatchNorm is rejected.
         with errors_named(self._devices.cluster):
             return torch.nn.parallel.DistributedDataParallel(
                 self._network, find_unused_parameters=True, forward_sync_buffers=False
@@ -113,7 +115,7 @@ class PyTorchEngine:
         return StepFigures(losses=found[:, 0], accuracies=found[:, 1], waited=waited)
 
     def _batches_of(self, data: TrainingData, step: int) -> Iterator[tuple[Any, Any]]:
-        """Every step's images uint8 and labels int64 on the device, from `step` on."""
+        """Yield each step's uint8 images and int64 labels on the device, starting at `step`."""
         device = self._devices.device
         if isinstance(data, MemoryTraining):
             memory = self._devices.memory
@@ -141,7 +143,7 @@ class PyTorchEngine:
         return Measured(loss / examples, correct / examples, round(examples))
 
     def _measure(self, images: Any, labels: Any, weights: Any) -> Any:
-        """The sums of losses, of right answers and of weights, each example by its weight: float64 [3] on the CPU."""
+        """Return the weighted sums of losses and correct predictions, and of the weights: float64 [3] on the CPU."""
         device = self._devices.device
         images, labels, weights = images.to(device), labels.long().to(device), weights.to(device)
         with self._step.autocast():
@@ -171,7 +173,7 @@ class PyTorchEngine:
                     tensor.copy_(torch.from_numpy(np.array(state[name])))
 
     def _tensors(self) -> dict[str, Any]:
-        """All that training needs to go on; the tensors themselves."""
+        """Return the tensors of the training state by name, not copies."""
         optimizer = optimizer_arrays(self._step.optimizer, self._step.scaler)
         return {
             **{f"model/{name}": tensor for name, tensor in self._network.variables().items()},
@@ -179,7 +181,7 @@ class PyTorchEngine:
         }
 
     def work(self) -> Work:
-        self._network.eval()  # in training BatchNorm would take the zeros in
+        self._network.eval()  # in training mode BatchNorm would include the zeros
         images = torch.zeros(1, *self._image_shape, device=self._devices.device)
         with FlopCounterMode(display=False) as counter:
             total = self._network(images).sum()

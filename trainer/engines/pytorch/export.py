@@ -1,4 +1,4 @@
-"""The pytorch engine's exported model: a torch.export program that plain PyTorch loads, without this code."""
+"""Export of the pytorch engine: a torch.export program that plain PyTorch can load, without Slipway."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipway.trainer.export.export import PROGRAM_FILE
 
 
 class _Served(torch.nn.Module):
-    """From decoded pixels uint8 [batch, height, width, channels] to probabilities float32 [batch, classes]."""
+    """The served module, from uint8 pixels [batch, height, width, channels] to probabilities [batch, classes]."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -25,15 +25,15 @@ class _Served(torch.nn.Module):
 
 
 def write(folder: Path, network: Network, manifest: Manifest) -> None:
-    """Write model.pt2, and model.keras where the network is one of Keras.
+    """Write model.pt2, and model.keras for a Keras network.
 
-    The program takes `pixels`, uint8 [batch, height, width, channels] of any batch, and gives probabilities float32
-    [batch, classes] in the order of model.json's classes. It is the SavedModel's serving function after decoding.
+    The program accepts `pixels`, uint8 [batch, height, width, channels] of any batch size, and returns probabilities
+    float32 [batch, classes] in the order of model.json's classes. It equals the SavedModel's function after decoding.
 
     Args:
-        folder: Where; it exists.
-        network: On the CPU.
-        manifest: The data set's, for the images' shape.
+        folder: An existing folder.
+        network: The network, on the CPU.
+        manifest: The data set's manifest, for the image shape.
     """
     example = torch.zeros(2, *manifest.image_shape, dtype=torch.uint8)
     program = torch.export.export(

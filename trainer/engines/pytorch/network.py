@@ -1,7 +1,7 @@
-"""A network as the pytorch engine trains it: from a builder's keras.Model (on torch) or torch.nn.Module.
+"""The pytorch engine's network, wrapping a builder's keras.Model (on torch) or torch.nn.Module.
 
-A keras.Model is given images float32 in [0, 1], [batch, height, width, channels]; any other Module is given them as
-PyTorch has them, [batch, channels, height, width].
+A keras.Model receives images float32 in [0, 1], [batch, height, width, channels]; any other Module receives them
+channels first, [batch, channels, height, width].
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slipway.trainer.engines.keras.normalization import TORCH_INSTEAD, BatchNorm
 
 
 class Network(torch.nn.Module):
-    """From images float32 in [0, 1], [batch, height, width, channels], to logits float32 [batch, classes]."""
+    """A network from images float32 in [0, 1], [batch, height, width, channels], to logits float32 [batch, classes]."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -35,11 +35,11 @@ class Network(torch.nn.Module):
         return self.inner(images.permute(0, 3, 1, 2).contiguous()).float()
 
     def extra_losses(self) -> list[Any]:
-        """What a Keras network adds to the loss by itself, such as regularizers."""
+        """Return a Keras network's additional losses, such as regularization."""
         return list(self.inner.losses) if self.is_keras else []
 
     def variables(self) -> dict[str, Any]:
-        """All that training changes, by name, in order: parameters and buffers. Not the state of random generators."""
+        """Return parameters and buffers by name, in order, without the state of random generators."""
         if self.is_keras:
             seeds = {id(generator.state) for generator in self.seed_generators()}
             kept = [variable for variable in self.inner.variables if id(variable) not in seeds]
@@ -50,11 +50,11 @@ class Network(torch.nn.Module):
         }
 
     def trained(self) -> list[Any]:
-        """The parameters that the optimizer changes."""
+        """Return the trainable parameters."""
         return [tensor for tensor in self.variables().values() if tensor.requires_grad]
 
     def seed_generators(self) -> list[Any]:
-        """A Keras network's random generators, in the layers' order."""
+        """Return a Keras network's random generators, in layer order."""
         if not self.is_keras:
             return []
         found = [each for layer in self.inner._flatten_layers() for each in getattr(layer, "_seed_generators", [])]
@@ -62,10 +62,10 @@ class Network(torch.nn.Module):
 
 
 def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Network:
-    """The builder's network, from images [batch, *image_shape] to logits [batch, classes].
+    """Return the builder's network, from images [batch, *image_shape] to logits [batch, classes].
 
     Raises:
-        UserError: The builder's own mistakes (`builder.build`), or its network is not such a classifier.
+        UserError: The builder failed (`builder.build`), or its network is not such a classifier.
     """
     model = checked(builder.build(settings, image_shape, classes), settings)
     if isinstance(model, keras.Model):
@@ -77,39 +77,39 @@ def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int],
             output = network.eval()(torch.zeros(2, *image_shape))
     except Exception as error:
         raise UserError(
-            f"The network of {settings.builder} cannot take images of {size}: {type(error).__name__}: {error}",
+            f"The network of {settings.builder} cannot process images of {size}: {type(error).__name__}: {error}",
             setting="model.builder",
             value=settings.builder,
-            allowed=f"a Module that takes [batch, {image_shape[2]}, {image_shape[0]}, {image_shape[1]}]: channels "
-            "first, any batch",
-            fix="let the builder use image_shape, which is (height, width, channels)",
+            allowed=f"a Module with input [batch, {image_shape[2]}, {image_shape[0]}, {image_shape[1]}]: channels "
+            "first, any batch size",
+            fix="use image_shape, which is (height, width, channels), in the builder",
         ) from error
     if tuple(output.shape) != (2, classes):
         given = ", ".join(map(str, output.shape[1:]))
         raise _wrong(
             settings,
-            f"gives [batch, {given}]; the data set has {classes} classes",
+            f"returns [batch, {given}]; the data set has {classes} classes",
             f"end in torch.nn.Linear(…, {classes})",
         )
     last = list(model.modules())[-1]
     if isinstance(last, torch.nn.Softmax | torch.nn.LogSoftmax):
-        raise _wrong(settings, "ends in a softmax; logits are wanted", "leave the softmax out")
+        raise _wrong(settings, "ends in a softmax; it must return logits", "remove the softmax")
     return network
 
 
 def checked(model: Any, settings: ModelSettings) -> Any:
-    """`model` itself.
+    """Return `model` if it is a keras.Model or a torch.nn.Module.
 
     Raises:
-        UserError: It is neither a keras.Model nor a torch.nn.Module.
+        UserError: It is neither.
     """
-    if not isinstance(model, torch.nn.Module):  # as a keras.Model is on torch
+    if not isinstance(model, torch.nn.Module):  # includes keras.Model on the torch backend
         raise _wrong(settings, f"returned {type(model).__name__}", "return a keras.Model or a torch.nn.Module")
     return model
 
 
 def batch_normalization(network: Network) -> BatchNormalization:
-    """Its modules that keep moving statistics of their own device's part of the batches."""
+    """Return the modules whose moving statistics cover only one device's part of the batches."""
     if network.is_keras:
         return keras_model.batch_normalization(network.inner)
     names = [
@@ -121,7 +121,7 @@ def batch_normalization(network: Network) -> BatchNormalization:
 
 
 def size(model: Any) -> ModelSize:
-    """How many bytes the variables of a builder's network take, and those of them that are trained."""
+    """Return the size of a builder's network: of its variables and of the trainable ones."""
     if isinstance(model, keras.Model):
         return keras_model.size(model)
     network = Network(model)
@@ -129,7 +129,7 @@ def size(model: Any) -> ModelSize:
 
 
 def output_elements(model: torch.nn.Module, image_shape: tuple[int, int, int]) -> int:
-    """How many numbers all modules of a builder's network give for one example."""
+    """Return the number of elements in the outputs of all leaf modules for one example."""
     count = 0
 
     def add(_module: Any, _inputs: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""The pytorch engine's training step: forward, backward, all-reduce, update; and its optimizers' state."""
+"""The pytorch engine's training step (forward, backward, all-reduce, update) and its optimizer state."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from slipway.trainer.engines.precision import Precision
 from slipway.trainer.engines.pytorch.devices import Devices
 from slipway.trainer.engines.pytorch.network import Network
 
-# Keras's constants, so that the engines' results are alike.
+# Keras's defaults, so that the engines' results agree.
 EPSILON = 1e-7
 BETAS = (0.9, 0.999)
-# What torch's Adam keeps for a parameter: a counter, and arrays of the parameter's shape.
+# The state of torch's Adam for each parameter: a counter, and arrays of the parameter's shape.
 _KEPT_BY_ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
 def make_optimizer(train: TrainSettings, network: Network) -> Any:
-    """The optimizer of the settings; weight decay is not its own but the step's. Its state is there from the start."""
+    """Return the configured optimizer with initialized state; weight decay is applied by the step, not by it."""
     parameters = network.trained()
-    groups = [{"params": parameters}]  # as a group there may be none of them, in a network that is frozen
+    groups = [{"params": parameters}]  # as a group, since the list is empty for a frozen network
     if train.optimizer == "sgd":
         optimizer: Any = torch.optim.SGD(
             groups, lr=train.learning_rate, momentum=train.momentum, nesterov=train.nesterov
@@ -45,18 +45,18 @@ def make_optimizer(train: TrainSettings, network: Network) -> Any:
 
 @dataclass(frozen=True)
 class Step:
-    """What one training step is.
+    """One training step.
 
     Args:
-        network: The Network; `wrapped` is the same in DistributedDataParallel where there are several processes.
-        wrapped: See there.
-        optimizer: Of make_optimizer.
-        scaler: A torch.amp.GradScaler, which does nothing but in mixed_float16.
+        network: The Network.
+        wrapped: `network` in DistributedDataParallel if there are several processes, else `network` itself.
+        optimizer: The optimizer made by `make_optimizer`.
+        scaler: A torch.amp.GradScaler, enabled only in mixed_float16.
         train: The settings.
-        precision: What the network computes in.
+        precision: The compute precision.
         class_weights: A factor for each class on the device, float32 [classes], or None.
-        batch: The examples of a step that this process takes.
-        devices: The process's.
+        batch: This process's examples per step.
+        devices: This process's Devices.
     """
 
     network: Network
@@ -70,12 +70,12 @@ class Step:
     devices: Devices
 
     def run(self, images: Any, labels: Any, number: int, rate: float) -> Any:
-        """One update; this process's mean loss and accuracy before it, float32 [2] on the device.
+        """Run one update; return this process's mean loss and accuracy before it, float32 [2] on the device.
 
         Args:
             images: This process's part of the batch, uint8 [batch, height, width, channels], on the device.
             labels: int64 [batch], on the device.
-            number: The step's in the run, from 0.
+            number: The step's number in the run, from 0.
             rate: The learning rate.
         """
         self._seed(number)
@@ -108,7 +108,7 @@ class Step:
         return torch.stack([loss.detach(), correct.to(loss.dtype)])
 
     def _update(self, rate: float) -> None:
-        """What the gradients ask for; then they are gone."""
+        """Apply and clear the gradients."""
         parameters = self.network.trained()
         if not parameters:
             return
@@ -127,7 +127,7 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
 
     def autocast(self) -> Any:
-        """The precision of a Module; a Keras network has it built in."""
+        """Return the autocast context of a torch Module; a Keras network handles precision itself."""
         if self.network.is_keras or self.precision == "float32":
             return contextlib.nullcontext()
         kind = torch.bfloat16 if self.precision == "mixed_bfloat16" else torch.float16
@@ -137,7 +137,7 @@ class Step:
         return self.wrapped.no_sync() if self.wrapped is not self.network else contextlib.nullcontext()
 
     def _seed(self, number: int) -> None:
-        """Make what is drawn in a step follow from seed, step and rank alone; no random state needs to be saved."""
+        """Seed all random generators from seed, step and rank, so that no random state has to be saved."""
         seed = _seed(self.train.seed, number, self.devices.cluster.rank)
         torch.manual_seed(seed)
         for place, generator in enumerate(self.network.seed_generators()):
@@ -160,12 +160,12 @@ class Step:
 
 
 def scaled(pixels: Any) -> Any:
-    """Pixels uint8 as float32 in [0, 1], what a network is given."""
+    """Convert uint8 pixels to the network's input, float32 in [0, 1]."""
     return pixels.to(torch.float32) * np.float32(1.0 / 255.0).item()
 
 
 def optimizer_arrays(optimizer: Any, scaler: Any) -> dict[str, Any]:
-    """The optimizer's tensors by name, in its parameters' order, and the loss's scale as [scale, steps since]."""
+    """Return the optimizer's tensors by name, in parameter order, and the loss scale as [scale, steps since growth]."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     kept = {
         f"{number:04d}/{name}": tensor
@@ -179,12 +179,12 @@ def optimizer_arrays(optimizer: Any, scaler: Any) -> dict[str, Any]:
 
 
 def load_loss_scale(scaler: Any, values: NDArray[np.float32]) -> None:
-    """Take over what `optimizer_arrays` gave as loss_scale."""
+    """Restore the `loss_scale` of `optimizer_arrays`."""
     scaler.load_state_dict(
         scaler.state_dict() | {"scale": float(values[0]), "_growth_tracker": round(float(values[1]))}
     )
 
 
 def _seed(*numbers: int) -> int:
-    """A seed below 2**31 that differs for each sequence of numbers."""
+    """Return a seed below 2**31 derived from a hash of `numbers`."""
     return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:4], "big") >> 1

@@ -1,6 +1,6 @@
-"""The pytorch engine on a TPU: one small adapter for torch_tpu and for torch_xla, which it takes the place of.
+"""The pytorch engine on a TPU: an adapter for torch_tpu and for its predecessor torch_xla.
 
-Written from both packages' documentation; it has not run on a TPU.
+Written from both packages' documentation; not tested on a TPU.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 
 from slipway.core.errors import UserError
 
-# What the environment of a TPU machine, or Vertex AI's of a TPU job, holds.
+# Environment variables of a TPU machine or of Vertex AI's TPU jobs.
 VARIABLES = ("TPU_CONFIG", "TPU_NODE_NAME", "TPU_ACCELERATOR_TYPE")
 
 
 @dataclass(frozen=True)
 class Tpu:
-    """A way to the TPU: device, process group's backend, and what ends a step (torch_xla collects until then)."""
+    """Access to the TPU: device, process group backend, and `end_step`, which makes torch_xla execute a lazy step."""
 
     package: str
     device: Any
@@ -36,10 +36,10 @@ def is_here(environment: Mapping[str, str], devices: Path = Path("/dev")) -> boo
 
 
 def open_tpu() -> Tpu:
-    """The TPU by torch_tpu, or by torch_xla where that is what is installed.
+    """Open the TPU with torch_tpu, else with torch_xla.
 
     Raises:
-        UserError: Neither is.
+        UserError: Neither is installed.
     """
     if importlib.util.find_spec("torch_tpu") is not None:
         importlib.import_module("torch_tpu")
@@ -49,7 +49,7 @@ def open_tpu() -> Tpu:
         importlib.import_module("torch_xla.distributed.xla_backend")
         return Tpu("torch_xla", torch_xla.device(), "xla", torch_xla.sync)
     raise UserError(
-        "PyTorch does not find the TPU of this machine: neither torch_tpu nor torch_xla is installed.",
+        "PyTorch cannot use this machine's TPU: neither torch_tpu nor torch_xla is installed.",
         setting="train.engine",
         value="pytorch",
         allowed="on a TPU: pytorch with torch_tpu (or torch_xla 2.9), or jax",

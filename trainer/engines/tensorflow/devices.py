@@ -1,4 +1,4 @@
-"""What TensorFlow trains on: the devices at hand, and the strategies that join several."""
+"""TensorFlow's devices, and its distribution strategy for several machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipway.trainer.distributed.cluster import Cluster
 
 
 def devices() -> list[str]:
-    """The devices to train on, such as GPU:0; as many virtual ones of the CPU as SLIPWAY_VIRTUAL_DEVICES asks for."""
+    """Return the devices to train on, such as GPU:0; virtual CPU devices if SLIPWAY_VIRTUAL_DEVICES is set."""
     virtual = virtual_devices(os.environ)
     if virtual:
         tf.config.set_visible_devices([], "GPU")
@@ -30,15 +30,15 @@ def devices() -> list[str]:
 
 
 def multi_worker_strategy(cluster: Cluster, names: Sequence[str]) -> Any:
-    # The cluster is handed over, not read by TensorFlow: it knows no `master`, and Vertex's TF_CONFIG may have one.
+    # The cluster is passed in because TensorFlow's own resolver does not know `master`, which Vertex AI may use.
     tasks: dict[str, list[str]] = {}
     for task in cluster.tasks:
         if not task.address:
             raise UserError(
-                f"TensorFlow has to know the address of each replica, and {cluster.source} tells not that of {task}.",
+                f"TensorFlow requires the address of each replica; {cluster.source} does not have that of {task}.",
                 setting="train.engine",
                 value="tensorflow",
-                allowed="TF_CONFIG or CLUSTER_SPEC in the environment, or the engine pytorch under torchrun",
+                allowed="tensorflow with TF_CONFIG or CLUSTER_SPEC in the environment, or pytorch under torchrun",
                 fix="unset RANK and set TF_CONFIG, or --set train.engine=pytorch",
             )
         tasks.setdefault(_job(task.type), []).append(task.address)
@@ -59,7 +59,7 @@ def _job(task_type: str) -> str:
 
 @contextlib.contextmanager
 def _several_processors(names: Sequence[str]) -> Iterator[None]:
-    """Let the strategy take all of the CPU's virtual devices; it would take the first only, whatever it is told."""
+    """Make the strategy use all virtual CPU devices; by default it uses only the first."""
     original = CollectiveAllReduceExtended._initialize_local_devices
 
     def initialize(_self: Any, _resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
@@ -78,12 +78,12 @@ def kind(names: Sequence[str]) -> str:
 
 
 def maker_name(names: Sequence[str]) -> str:
-    """The first one's name as its maker gives it; its kind where it has none."""
+    """Return the first device's vendor name, or its kind if it has none."""
     return str(_details(names).get("device_name") or kind(names))
 
 
 def capability(names: Sequence[str]) -> tuple[int, int] | None:
-    """A GPU's compute capability."""
+    """Return a GPU's compute capability, None for other devices."""
     found = _details(names).get("compute_capability")
     return (int(found[0]), int(found[1])) if found else None
 

@@ -1,6 +1,7 @@
-"""The tensorflow engine: Keras networks in a training loop of our own, inside one tf.function.
+"""The tensorflow engine: Keras networks in a custom training loop inside one tf.function.
 
-One device, several devices of one machine (MirroredStrategy) or several machines (MultiWorkerMirroredStrategy).
+Runs on one device, on several devices of one machine (MirroredStrategy), on several machines
+(MultiWorkerMirroredStrategy) or on a TPU (TPUStrategy).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 def make() -> Engine:
-    """The engine."""
+    """Create the engine."""
     return TensorFlowEngine()
 
 
@@ -57,7 +58,7 @@ class TensorFlowEngine:
         self._model: Any = None
         self._optimizer: Any = None
         self._image_shape = (0, 0, 0)
-        self._batch = 0  # examples that this worker takes a step
+        self._batch = 0  # this worker's examples per step
         self._train: TrainSettings | None = None
         self._precision: Precision = "float32"
         self._step: TrainingStep | None = None
@@ -73,7 +74,7 @@ class TensorFlowEngine:
     def open(self, cluster: Cluster) -> str:
         self._workers = cluster.replicas
         if cluster.on_this_machine > 1:
-            # Replicas that each use all cores take turns instead: two on two cores trained a quarter slower.
+            # Divide the cores, since replicas that each use all of them compete: two on two cores were 25 % slower.
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // cluster.on_this_machine))
         devices = tensorflow_devices.devices()
@@ -91,7 +92,7 @@ class TensorFlowEngine:
             self._strategy = tf.distribute.get_strategy()
             kind = "one device"
         self._names = devices
-        return f"TensorFlow {tf.__version__}, {kind}, {self._devices} of {devices[0].partition(':')[0]} here"
+        return f"TensorFlow {tf.__version__}, {kind}, {self._devices} x {devices[0].partition(':')[0]} on this host"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
         self._batch = job.plan.batch_per_replica
@@ -107,7 +108,8 @@ class TensorFlowEngine:
         keras.utils.set_random_seed(train.seed)
         keras.config.set_dtype_policy(self._precision)
         tf.config.experimental.enable_op_determinism()  # no measurable cost on a CPU
-        builder.load(job.model.builder)  # outside of the scope, as what the module itself makes does not belong to it
+        # Outside of the scope, so that variables created on import are detected as foreign.
+        builder.load(job.model.builder)
         with self._strategy.scope():
             self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
             normalization.refuse(keras_model.batch_normalization(self._model), job.model, replicas)
@@ -125,16 +127,16 @@ class TensorFlowEngine:
         logger.info("computing in %s, %s", self._precision, "compiled by XLA" if compiled else "not compiled")
 
     def _refuse_foreign_variables(self, settings: ModelSettings) -> None:
-        """Raise UserError for a variable that no device but one would have: it was not made while the builder ran."""
+        """Raise UserError for a variable created outside of the builder, which only one device would have."""
         for variable in self._model.variables:
             if not self._strategy.extended.variable_created_in_scope(variable.value):
                 raise UserError(
-                    f"The variable {variable.path} of {settings.builder} was made outside of the builder: "
+                    f"The variable {variable.path} of {settings.builder} was created outside of the builder: "
                     f"{self._strategy.num_replicas_in_sync} devices cannot share it.",
                     setting="model.builder",
                     value=settings.builder,
-                    allowed="a function that makes all layers and variables itself",
-                    fix="make the layer inside the function, each time that it is called",
+                    allowed="a function that creates all layers and variables itself",
+                    fix="create the layer inside the function, on every call",
                 )
 
     def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
@@ -148,7 +150,7 @@ class TensorFlowEngine:
 
     def evaluate(self, data: Evaluation) -> Measured:
         key = (data.batch, data.share.manifest.image_shape)
-        if key not in self._measures:  # tracing it anew each epoch would take longer than a small split's measuring
+        if key not in self._measures:  # retracing each epoch would take longer than evaluating a small split
             self._measures[key] = self._measuring_function(data)
         measure = self._measures[key]
         sums = np.zeros(3)
@@ -196,8 +198,8 @@ class TensorFlowEngine:
         return keras_model.checksum(self._model)
 
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
-        # A network of plain variables, made anew: the trained one's belong to the strategy, and saving those would
-        # need every worker. It computes in float32, which any device that serves it can.
+        # Rebuild the network with plain variables: the trained one's belong to the strategy, and saving them would
+        # require every worker. It computes in float32, which every serving device supports.
         keras.config.set_dtype_policy("float32")
         with tf.distribute.get_strategy().scope() if self._workers == 1 else contextlib.nullcontext():
             model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
@@ -207,7 +209,7 @@ class TensorFlowEngine:
         model.save(folder / "model.keras")
 
     def close(self, _wait_for_others: Callable[[], None]) -> None:
-        """Nothing: TensorFlow's server goes with the process."""
+        """Do nothing: TensorFlow's server ends with the process."""
 
     # Measuring
 
@@ -251,11 +253,11 @@ class TensorFlowEngine:
 
     @traced(reduce_retracing=True)
     def _reduce(self, values: Any, how: str) -> Any:
-        """The sum or the maximum over the workers of each worker's `values`, a vector or a matrix."""
+        """Return the sum or maximum of `values` (a vector or matrix) over all workers."""
         if self._workers == 1:
             return values
         if how == "MAX":
-            # The strategies can only sum: each worker writes its values into a row of its own.
+            # Strategies can only sum, so each worker writes its values into its own row.
             own = tf.one_hot(self._strategy.extended._id_in_cluster, self._workers, dtype=values.dtype)
             return tf.reduce_max(self._reduce(own[:, tf.newaxis] * values[tf.newaxis, :], "SUM"), axis=0)
 
@@ -265,7 +267,7 @@ class TensorFlowEngine:
         return self._strategy.experimental_local_results(self._strategy.run(everywhere))[0]
 
     def _variables(self) -> dict[str, Any]:
-        """All variables by a name that tells their place; two builds of one network give the same names."""
+        """Return all variables by a name that contains their position, identical for every build of a network."""
         assert self._step is not None
         groups = {"model": self._model.variables, "optimizer": self._optimizer.variables, "loss": self._step.variables}
         return {
@@ -276,7 +278,7 @@ class TensorFlowEngine:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Tell the loss of a peer and a memory that is too small from other errors."""
+        """Convert the errors of a lost replica and of exhausted memory to PeerLost and OutOfMemory."""
         try:
             with _peers():
                 yield
@@ -290,7 +292,7 @@ class TensorFlowEngine:
 
 @contextlib.contextmanager
 def _peers() -> Iterator[None]:
-    """Tell the loss of a peer from other errors."""
+    """Convert the errors of a lost replica to PeerLost."""
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:

@@ -1,7 +1,7 @@
-"""Many training steps in one call of TensorFlow, from a split in memory or from a stream of batches.
+"""Run many training steps in one TensorFlow call, from a split in memory or from a stream of batches.
 
-Two ways: a loop in a graph, which any number of devices takes part in and whose operations TensorFlow executes one by
-one; or, on one device, a loop that XLA compiles as a whole. Both take any number of steps without being made anew.
+There are two kinds: a graph loop for any number of devices, whose operations TensorFlow executes one by one; and, on a
+single device, a loop that XLA compiles as a whole. Both accept any number of steps without retracing.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from slipway.trainer.data.tracing import traced
 from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite
 
 Rates = NDArray[np.float32]
-# From the first step's number and the steps' learning rates to float32 [steps, 2], each step's loss and accuracy (this
-# worker's part of them), and the seconds that were spent on input.
+# Function (first step's number, learning rates) -> (float32 [steps, 2], seconds spent on input): each step's loss and
+# accuracy, this worker's contribution to them.
 Call = Callable[[int, Rates], tuple[Any, float]]
 
-# A compiled loop is handed its batches all at once: so many bytes of pixels, and of a stream so many batches as its
-# reader keeps ready, lest it pauses while they are trained on.
+# Limits on the batches passed to a compiled loop at once: bytes of pixels, and for a stream the number of batches that
+# its reader prefetches, so that it does not pause while they are trained on.
 _HANDED_BYTES = 64 * 1024**2
 _HANDED_OF_STREAM = 2
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a worker's batch is shared: `devices` of this worker take `share` examples each, of `replicas` in the job."""
+    """How a batch is split: this worker has `devices` of the job's `replicas` devices, with `share` examples each."""
 
     strategy: Any
     devices: int
@@ -44,20 +44,20 @@ class Layout:
 
     @property
     def batch(self) -> int:
-        """The examples that this worker takes a step."""
+        """This worker's examples per step."""
         return self.devices * self.share
 
 
 class StepLoop:
-    """Calls of many steps.
+    """Creates the functions that run many steps in one call.
 
     Args:
-        step: What a step does.
-        optimizer: The one that `step` uses; its learning rate is set anew for each step.
-        layout: Of the devices.
+        step: The training step.
+        optimizer: The optimizer that `step` uses; its learning rate is set before each step.
+        layout: How the batch is split over devices.
         train: The settings.
-        compiled: Whether XLA compiles the whole loop; for one device only.
-        resident: Where a split in memory is kept and gathered from by a compiled loop ("GPU:0"); None: by the CPU.
+        compiled: Whether XLA compiles the whole loop; single device only.
+        resident: The device that holds an in-memory split for a compiled loop ("GPU:0"); None for the CPU.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class StepLoop:
         self._compiled, self._resident = compiled, resident
 
     def on(self, data: TrainingData, first: int) -> Call:
-        """The call on `data`; a stream starts at step `first`, and is gone through in order."""
+        """Return the call for `data`; a stream starts at step `first` and is read in order."""
         if isinstance(data, MemoryTraining):
             return self._compiled_from_memory(data) if self._compiled else self._from_memory(data)
         return _in_order((self._compiled_from_stream if self._compiled else self._from_stream)(data, first), first)
@@ -82,7 +82,7 @@ class StepLoop:
     # A loop in a graph
 
     def _from_memory(self, data: MemoryTraining) -> Call:
-        """The examples stay where they are; a call is told their order, and gathers them in the graph."""
+        """Gather examples in the graph; each call passes only their order."""
         images, labels = data.tensors()
         shape = [self._layout.devices, self._layout.share]
 
@@ -129,14 +129,13 @@ class StepLoop:
         return call
 
     def _loop(self, first: Any, rates: Any, fetch: Callable[[Any], Any], batch: Callable[..., Any]) -> Any:
-        """Steps in the graph; gives float32 [steps, 2] and the seconds spent in `fetch`.
+        """Run steps in the graph; return their figures, float32 [steps, 2], and the seconds spent in `fetch`.
 
         Args:
-            first: The first one's number in the run (from 0), int32 scalar.
-            rates: Each one's learning rate, float32 [steps].
-            fetch: From the step's number within the call to the worker's batch, or what names it, and the seconds that
-                this took.
-            batch: From a device's number on this worker and what `fetch` gave to its images and labels.
+            first: The first step's number in the run (from 0), int32 scalar.
+            rates: The steps' learning rates, float32 [steps].
+            fetch: Function (step's number within the call) -> (the worker's batch or its indices, seconds).
+            batch: Function (device's number on this worker, result of `fetch`) -> (images, labels).
         """
 
         def on_device(step: Any, *fetched: Any) -> Any:
@@ -168,7 +167,7 @@ class StepLoop:
         return figures.stack(), waited
 
     def _update_if_finite(self, gradients: Any) -> None:
-        """The second half of a step whose loss is scaled; outside of the replicas, which all do the same."""
+        """Apply the gradients of a step with loss scaling, in cross-replica context; skips non-finite gradients."""
         if self._step.loss_scale is None:
             return
         strategy = self._layout.strategy
@@ -219,9 +218,9 @@ class StepLoop:
         return max(1, _HANDED_BYTES // int(np.prod(shape) * self._layout.batch))
 
     def _compiled_steps(self, rows: int, batch: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of (first, count, rates [rows], *handed) that XLA compiles: `count` of at most `rows` steps.
+        """Return a function (first, count, rates [rows], *handed), compiled by XLA, that runs `count` <= `rows` steps.
 
-        `handed` has a row for each step, of which `batch` makes its images and labels. What it gives has `rows` rows.
+        `handed` has a row for each step, from which `batch` makes its images and labels. The result has `rows` rows.
         """
 
         def one(number: Any, figures: Any, first: Any, rates: Any, handed: Any) -> Any:
@@ -247,7 +246,7 @@ class StepLoop:
         return steps
 
     def _pictures(self, images: Any, step: Any, replica: Any) -> Any:
-        """What the network is given, from a device's uint8 pixels."""
+        """Convert a device's uint8 pixels to the network's input, with augmentation."""
         images = scale(images)
         if self._train.augment.is_on:
             images = augment.augment(images, self._train.augment, self._train.seed, step, replica)
@@ -255,7 +254,7 @@ class StepLoop:
 
 
 def _in_parts(rows: int, fetch: Callable[[int, int], tuple[Any, ...]], steps: Callable[..., Any]) -> Call:
-    """The call that goes through its steps `rows` at a time."""
+    """Return a call that runs its steps in chunks of `rows`."""
 
     def call(step: int, rates: Rates) -> tuple[Any, float]:
         waited, parts = 0.0, []
@@ -274,7 +273,7 @@ def _in_parts(rows: int, fetch: Callable[[int, int], tuple[Any, ...]], steps: Ca
 
 
 def _in_order(call: Call, first: int) -> Call:
-    """`call`, which has to go on where it ended."""
+    """Wrap `call` to check that each call continues where the previous one ended."""
     position = first
 
     def checked(step: int, rates: Rates) -> tuple[Any, float]:
@@ -288,10 +287,10 @@ def _in_order(call: Call, first: int) -> Call:
 
 
 def _now() -> Any:
-    """The time in seconds, a float64 scalar, when the graph comes to it; deterministic runs refuse tf.timestamp."""
+    """Return the current time in seconds, a float64 scalar; deterministic runs do not allow tf.timestamp."""
     return tf.ensure_shape(tf.numpy_function(lambda: np.float64(time.perf_counter()), [], tf.float64), [])
 
 
 def _padded(values: NDArray[Any], rows: int) -> NDArray[Any]:
-    """`values` with rows of zeros behind them, `rows` altogether."""
+    """Pad `values` with zeros to `rows` rows."""
     return np.concatenate([values, np.zeros((rows - len(values), *values.shape[1:]), values.dtype)])

@@ -1,7 +1,7 @@
-"""Keras's optimizers on TensorFlow: each variable is updated by one operation of TensorFlow's, not a dozen of Keras's.
+"""Keras optimizers on TensorFlow that update each variable with one fused operation instead of a dozen.
 
-The formulas are the same. What Keras composes of elementary operations goes through the memory a dozen times: of a
-network with four million weights, three times as long as one operation that goes through it once.
+The formulas are the same. Keras's elementary operations read and write memory a dozen times, which takes three times as
+long as the fused operation for a network with four million weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slipway.trainer.config import TrainSettings
 
 
 def make(train: TrainSettings, variables: list[Any]) -> Any:
-    """The Keras optimizer that the settings name, built for `variables`; it takes gradients that are summed already."""
+    """Return the configured Keras optimizer, built for `variables`; it expects gradients that are already summed."""
     made: Any
     if train.optimizer == "sgd":
         momentum = {"momentum": train.momentum, "nesterov": train.nesterov}
@@ -26,14 +26,14 @@ def make(train: TrainSettings, variables: list[Any]) -> Any:
         made = _Adam(train.learning_rate)
     if train.decay:
         made.exclude_from_weight_decay(var_list=[variable for variable in variables if len(variable.shape) < 2])
-    # Keras would sum them over the devices itself, too late for what is to be done with the sum.
+    # Keras would sum the gradients over the devices itself, but clipping and loss scaling need the sum earlier.
     made._all_reduce_sum_gradients = lambda pairs: pairs
     made.build(variables)
     return made
 
 
 class _FusedAdam:
-    """What Adam and AdamW do with a variable and its gradient."""
+    """The fused update step of Adam and AdamW."""
 
     def update_step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
         index = self._get_variable_index(variable)

@@ -1,7 +1,6 @@
-"""One training step of a Keras network on TensorFlow: from a device's images to the update of the weights.
+"""One training step of a Keras network on TensorFlow: from a device's images to the weight update.
 
-The gradients are those of the global batch, summed over all devices before anything is done to them; so clipping and
-loss scaling see the same gradients on every device, and do the same.
+Gradients are summed over all devices before clipping and loss scaling, which therefore do the same on every device.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from numpy.typing import NDArray
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.tracing import traced
 
-# The loss scale of mixed_float16 at the start, and after how many steps without overflow it doubles.
+# Initial loss scale of mixed_float16, and the number of steps without overflow after which it doubles.
 FIRST_SCALE = 2.0**15
 STEPS_BEFORE_GROWTH = 2000
 
 
 class LossScale:
-    """What the loss is multiplied by, so that float16 gradients neither vanish nor overflow; its state is checkpointed.
+    """Dynamic loss scaling, so that float16 gradients neither underflow nor overflow; its state is checkpointed.
 
-    It doubles after `STEPS_BEFORE_GROWTH` steps with finite gradients, and halves at one without, which is left out.
+    It doubles after `STEPS_BEFORE_GROWTH` steps with finite gradients; otherwise it halves and the step is skipped.
     """
 
     def __init__(self) -> None:
@@ -38,7 +37,7 @@ class LossScale:
         return [self.scale, self.finite_steps]
 
     def update(self, finite: Any) -> None:
-        """Take note of whether a step's gradients were finite, a boolean scalar. Outside of any replica."""
+        """Update the scale after a step; `finite` is a boolean scalar. Call in cross-replica context."""
         steps = tf.where(finite, self.finite_steps + 1, 0)
         grows = steps >= STEPS_BEFORE_GROWTH
         scale = tf.where(finite, tf.where(grows, self.scale * 2.0, self.scale), self.scale * 0.5)
@@ -47,17 +46,17 @@ class LossScale:
 
 
 class TrainingStep:
-    """A step's two halves: `gradients` on each device, then `update`.
+    """The two halves of a training step: `gradients` on each device, then `update`.
 
-    `part` is what a device computes at once, of a part of its share, as `gradients` does for all of it.
+    `part` computes the gradients of one micro-batch, `gradients` those of the device's whole part of the batch.
 
     Args:
         model: The network.
-        optimizer: As `optimizer` makes it.
+        optimizer: The optimizer made by `optimizer.make`.
         train: The settings.
         class_weights: A factor for each class, float32 [classes], or None.
-        replicas: How many devices share a batch.
-        compiled: Whether XLA compiles the gradients' computation.
+        replicas: The number of devices that a batch is split over.
+        compiled: Whether XLA compiles the gradient computation.
     """
 
     def __init__(
@@ -78,22 +77,22 @@ class TrainingStep:
 
     @property
     def variables(self) -> list[Any]:
-        """What of its state is not the network's and not the optimizer's."""
+        """State variables other than the network's and the optimizer's."""
         return self.loss_scale.variables if self.loss_scale else []
 
     def gradients(self, images: Any, labels: Any) -> tuple[Any, list[Any]]:
-        """A device's part of the global batch's loss and accuracy, float32 [2], and of the gradients.
+        """Return a device's contribution to the global batch's loss and accuracy, float32 [2], and to the gradients.
 
         Args:
-            images: What the network is given, float32 [share of the batch, height, width, channels].
-            labels: int32 [share of the batch].
+            images: The network's input, float32 [per-device batch, height, width, channels].
+            labels: int32 [per-device batch].
         """
         parts = self._train.accumulation
         if parts == 1:
             return self.part(images, labels)
         images = tf.reshape(images, [parts, -1, *images.shape[1:]])
         labels = tf.reshape(labels, [parts, -1])
-        # One after the other: only one part's activations are in memory at a time.
+        # Sequentially, so that only one micro-batch's activations are in memory at a time.
         zeros = [tf.zeros_like(variable.value) for variable in self._variables]
 
         def add(number: Any, figures: Any, sums: list[Any]) -> Any:
@@ -107,7 +106,7 @@ class TrainingStep:
         return figures, sums
 
     def update(self, gradients: list[Any]) -> None:
-        """Apply the global batch's gradients; in replica context, the same on every device."""
+        """Apply the global batch's gradients; call in replica context, the same on every device."""
         if self.loss_scale:
             gradients = [gradient / self.loss_scale.scale for gradient in gradients]
         if self._train.clip_norm is not None:
@@ -117,7 +116,7 @@ class TrainingStep:
         self._optimizer.apply(gradients, self._variables)
 
     def _of_part(self, images: Any, labels: Any) -> tuple[Any, list[Any]]:
-        # Every device has the same share, and every part of it the same size.
+        # All per-device batches have the same size, and so have all micro-batches.
         examples = images.shape[0] * self._train.accumulation * self._replicas
         with tf.GradientTape() as tape:
             logits = tf.cast(self._model(images, training=True), tf.float32)
@@ -125,7 +124,7 @@ class TrainingStep:
             if self._class_weights is not None:
                 losses *= tf.gather(self._class_weights, labels)
             loss = tf.reduce_sum(losses) / examples
-            if self._model.losses:  # the regularizers', the same on every device and for every part
+            if self._model.losses:  # regularization, equal on every device and for every micro-batch
                 loss += tf.add_n(self._model.losses) / (self._replicas * self._train.accumulation)
             minimized = loss * self.loss_scale.scale if self.loss_scale else loss
         variables = [variable.value for variable in self._variables]
@@ -135,7 +134,7 @@ class TrainingStep:
 
 
 def correct(logits: Any, labels: Any) -> Any:
-    """1.0 where the most probable class is the label, else 0.0: float32 [batch]."""
+    """Return 1.0 where the most probable class is the label, else 0.0: float32 [batch]."""
     return tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels), tf.float32)
 
 

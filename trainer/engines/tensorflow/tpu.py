@@ -1,7 +1,7 @@
-"""A TPU VM's TPU for TensorFlow: found, waited for, initialised.
+"""Wait for and initialise a TPU VM's TPU for TensorFlow.
 
-TensorFlow on a TPU needs the package tensorflow-tpu: the one on PyPI called tensorflow has no TPU kernels. Not run on a
-TPU yet; the calls are those of Google's guide for TPU VMs, where the resolver's name for the own machine is "local".
+TensorFlow on a TPU requires the package tensorflow-tpu: PyPI's tensorflow has no TPU kernels. Not tested on a TPU yet;
+the calls follow Google's guide for TPU VMs, where the resolver's name for the local machine is "local".
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from slipway.trainer.distributed.accelerators import (
 )
 from slipway.trainer.distributed.cluster import Cluster
 
-# A libtpu that TensorFlow can load; 0.0.51 has no C API any more.
+# A libtpu that TensorFlow can load; 0.0.51 no longer has the C API.
 INSTALL = "pip uninstall -y tensorflow && pip install tensorflow-tpu==2.20.0 libtpu==0.0.15"
-# What the runtime says while the TPU is being provisioned, restarted, or still held by another process.
+# The runtime's errors while the TPU is being provisioned, restarted, or held by another process.
 _TEMPORARY = (
     tf.errors.UnavailableError,
     tf.errors.NotFoundError,
@@ -34,18 +34,18 @@ _TEMPORARY = (
 
 
 def tpu_strategy(cluster: Cluster) -> Any:
-    """A TPUStrategy over all cores of this machine's TPU, once it answers.
+    """Return a TPUStrategy over all cores of this machine's TPU; waits until the TPU responds.
 
     Raises:
-        UserError: TensorFlow cannot use TPUs here, several replicas would share it, or it does not answer in time.
+        UserError: TensorFlow has no TPU support, the job has several replicas, or the TPU does not respond in time.
     """
     refuse_without_support()
     if cluster.replicas > 1:
         raise UserError(
-            f"TensorFlow trains on one TPU VM, and the job has {cluster.replicas} replicas.",
+            f"The engine tensorflow trains on a single TPU VM; the job has {cluster.replicas} replicas.",
             setting="hardware",
             value=f"{cluster.replicas} replicas",
-            allowed="one replica, or the engine jax, which trains on several",
+            allowed="one replica, or several with the engine jax",
             fix="--set train.engine=jax",
         )
     seconds = float(os.environ.get(TPU_SECONDS_VARIABLE) or DEFAULT_TPU_SECONDS)
@@ -53,7 +53,7 @@ def tpu_strategy(cluster: Cluster) -> Any:
 
 
 def _connected(accelerators: Accelerators, seconds: float) -> Any:
-    """The resolver of an initialised TPU."""
+    """Return the resolver of the initialised TPU."""
 
     def connect() -> Any:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
@@ -64,12 +64,12 @@ def _connected(accelerators: Accelerators, seconds: float) -> Any:
 
 
 def refuse_without_support() -> None:
-    """Raise UserError where the TensorFlow at hand has no TPU kernels."""
+    """Raise UserError if the installed TensorFlow has no TPU kernels."""
     try:
         importlib.metadata.version("tensorflow-tpu")
     except importlib.metadata.PackageNotFoundError:
         raise UserError(
-            f"This machine has a TPU, and TensorFlow {tf.__version__} cannot use it.",
+            f"TensorFlow {tf.__version__} as installed cannot use this machine's TPU.",
             setting="train.engine",
             value="tensorflow",
             allowed="tensorflow with the package tensorflow-tpu (TPU v2, v3 and v5e), or jax",

@@ -1,4 +1,4 @@
-"""What a Keras network on TensorFlow computes: its floating-point operations, counted, and its graph."""
+"""The FLOPs, the graph and the largest fitting batch of a Keras network on TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import tensorflow as tf
 
 from slipway.trainer.data.tracing import traced
 
-# Operations that call functions of their own, whose operations are not in the graph that is counted.
+# Operations that call other functions, whose operations are not part of the counted graph.
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"}
 
 
 def example_flops(model: Any, image_shape: tuple[int, int, int]) -> float | None:
-    """The floating-point operations of training on one example: the loss and all gradients.
+    """Return the FLOPs of training on one example: the loss and all gradients.
 
-    They are counted by TensorFlow's own statistics of each operation in the traced graph (matrix products,
-    convolutions and their gradients, pooling, element-wise additions and multiplications). None for a network with
-    loops or functions in its graph, which cannot be counted so.
+    Uses TensorFlow's statistics of each operation in the traced graph (matrix products, convolutions and their
+    gradients, pooling, element-wise additions and multiplications). None for a network whose graph has loops or
+    function calls, which these statistics do not cover.
     """
 
     def gradients(images: Any, labels: Any) -> Any:
@@ -37,7 +37,7 @@ def example_flops(model: Any, image_shape: tuple[int, int, int]) -> float | None
 
 
 def graph(model: Any, image_shape: tuple[int, int, int]) -> bytes:
-    """The network's graph from images to logits, as a serialized tf.GraphDef."""
+    """Return the network's graph from images to logits, as a serialized tf.GraphDef."""
     specification = tf.TensorSpec([None, *image_shape], tf.float32, name="images")
 
     def logits(images: Any) -> Any:
@@ -48,12 +48,12 @@ def graph(model: Any, image_shape: tuple[int, int, int]) -> bytes:
 
 
 def most_that_fit(gradients: Callable[[Any, Any], Any], image_shape: tuple[int, int, int], below: int) -> int:
-    """How many examples a device can work through at once, fewer than `below`: tried on it, by halving the difference.
+    """Return the largest batch below `below` that fits in a device's memory, found by bisection on the device.
 
     Args:
-        gradients: What a step computes, from float32 images and int32 labels; called with zeros.
+        gradients: The gradient computation, from float32 images and int32 labels; called with zeros.
         image_shape: Height, width, channels.
-        below: A number that does not fit.
+        below: A batch size that does not fit.
     """
 
     def fits(examples: int) -> bool:

@@ -1,4 +1,4 @@
-"""Whether XLA is to compile the training step of a Keras network on TensorFlow: `train.xla` on the devices at hand."""
+"""Decide whether XLA compiles the training step (`train.xla`) of a Keras network on TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import keras
 
 from slipway.trainer.config import TrainSettings
 
-# On a CPU, XLA's convolutions took more than twice as long as TensorFlow's own; networks of these layers only were
-# trained 1.8 times as fast. What is not named here could also be something that XLA cannot compile.
+# On a CPU, XLA's convolutions took more than twice as long as TensorFlow's own; networks of only these layers trained
+# 1.8 times as fast. Other layers may contain operations that XLA cannot compile.
 _DENSE = (
     "InputLayer", "Dense", "EinsumDense", "Flatten", "Reshape", "Permute", "Dropout", "Activation", "ReLU", "LeakyReLU",
     "PReLU", "ELU", "Softmax", "Add", "Subtract", "Multiply", "Average", "Concatenate", "Rescaling",
@@ -22,11 +22,11 @@ _CONVOLUTIONAL = (
 
 
 def compiles(train: TrainSettings, model: Any, device: str, replicas: int) -> bool:
-    """Whether to compile; "auto" does where it pays: on one device, for networks of layers that it is known for.
+    """Whether to compile; "auto" compiles on a single device if all layers are known to benefit.
 
-    The answer follows from the settings, the network and the kind of device alone, so a resumed run has the same.
+    Depends only on the settings, the network and the device kind, so a resumed run decides the same.
     """
-    if device == "TPU":  # its strategy compiles by itself
+    if device == "TPU":  # TPUStrategy always compiles
         return False
     if train.xla != "auto":
         return train.xla
@@ -36,5 +36,5 @@ def compiles(train: TrainSettings, model: Any, device: str, replicas: int) -> bo
 
 
 def _is_keras(layer: Any) -> bool:
-    """Whether it is one of Keras' own, not one of the same name."""
+    """Whether the layer's class is from Keras, not a custom one of the same name."""
     return type(layer).__module__.split(".")[0] == "keras"

@@ -103,7 +103,7 @@ def test_hardware_that_such_a_cluster_has_not_is_refused(tmp_path: Path, hardwar
         arguments = [*command, "-c", str(tmp_path / "run.yaml"), "--target", "kubeflow"]
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 2
-        assert f"nearest: {near}" in result.stderr
+        assert f"closest:  {near}" in result.stderr
     assert not (tmp_path / "spec.yaml").exists()
 
 

@@ -174,6 +174,6 @@ def test_what_the_doctor_sees_is_refused_before_anything_is_sent(
     damage(ready_google)
     result = slipway(*RUN)
     assert result.exit_code == 2, result.output
-    assert "fix: " in result.output
+    assert "fix:      " in result.output
     assert not (workspace / "runs").exists()
     assert not ready_google.region.pipelines.jobs

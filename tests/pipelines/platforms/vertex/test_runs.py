@@ -177,7 +177,7 @@ def test_the_logs_of_all_replicas_come_once_each_and_in_order(
     assert "train workerpool0-0 | chief 2" in everything
     unknown = slipway("logs", "--step", "trian")
     assert unknown.exit_code == 2
-    assert "nearest: train" in unknown.output
+    assert "closest:  train" in unknown.output
 
 
 def test_a_failed_run_goes_on_in_its_own_folder(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
