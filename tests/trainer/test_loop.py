@@ -485,7 +485,7 @@ def test_best_weights_that_could_not_be_saved_are_saved_later(
 @pytest.mark.parametrize(
     ("fits", "setting", "fix"),
     [
-        (5, "train.batch_size", "train.accumulation=4 "),  # 16 examples a device: in 4 parts of 4
+        (5, "train.batch_size", "train.accumulation=4 "),  # 16 examples per device: 4 micro-batches of 4
         (None, "train.batch_size", "train.accumulation=2,"),
         (0, "model.builder", "a smaller network"),
     ],
@@ -530,7 +530,7 @@ def test_an_epoch_reports_rates_waiting_and_the_share_of_the_peak(
     assert last["waiting_for_input"] == pytest.approx(0.25)
     assert last["share_of_peak"] == pytest.approx(1e12 * 100 / (4 * 989.5e12), abs=1e-4)
     assert (
-        "100.0 steps/s, 1,600 examples/s a device, waiting for input 25% of the time, 2.5% of the peak" in caplog.text
+        "100.0 steps/s, 1,600 examples/s per device, waiting for input 25% of the time, 2.5% of the peak" in caplog.text
     )
 
 

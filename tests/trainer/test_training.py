@@ -100,7 +100,7 @@ def test_stopped_then_killed_it_ends_with_the_same_weights_and_history(
 
     end = workers.start(config, tmp_path).wait()
     assert end.status == 0, end.errors
-    assert "going on from the checkpoint at step" in end.output
+    assert "resuming from the checkpoint at step" in end.output
     place, whole = undisturbed
     assert end.checksum == whole.checksum
     assert without_clock(history(tmp_path)) == without_clock(history(place))
@@ -155,7 +155,7 @@ def test_two_replicas_leave_the_same_steps_out_and_end_early_together(
     best = max(validations, key=lambda step: (validations[step], -step))
     model = json.loads((tmp_path / "model" / "model.json").read_text())
     assert model["weights_step"] == best == model["steps"] - 75
-    assert all(f"ending early at step {model['steps']} of 7500" in end.output for end in (chief, other))
+    assert all(f"stopping early at step {model['steps']} of 7500" in end.output for end in (chief, other))
 
     last = Checkpoints(tmp_path / "checkpoints", keep=3).newest()
     assert last is not None
@@ -265,7 +265,7 @@ def test_too_little_memory_is_told_on_one_screen_with_what_fits(
     end = workers.start(config, tmp_path).wait()
     assert end.status == 1
     assert "Traceback" not in end.errors
-    assert "does not hold a step of 8 examples: OOM when allocating" in end.user_error["message"]
+    assert "A step of 8 examples does not fit in a device's memory: OOM when allocating" in end.user_error["message"]
     assert end.user_error["nearest"] == "3"
     assert "train.accumulation=4 " in end.user_error["fix"]
 
@@ -282,6 +282,6 @@ def test_it_ends_early_and_exports_the_best_weights(tiny: Path, tmp_path: Path, 
     best = max(validations, key=lambda step: (validations[step], -step))
     assert model["weights_step"] == best == model["steps"] - 75
     assert model["planned_steps"] == 750
-    assert "ending early at step" in end.output
+    assert "stopping early at step" in end.output
     assert any(line.endswith("best") and f" {best} " in line for line in end.output.splitlines())
     assert list((tmp_path / "logs").glob("plugins/profile/*/*.xplane.pb"))
