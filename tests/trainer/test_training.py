@@ -1,4 +1,4 @@
-"""Whole runs of `python -m trainer`: alone, two together, stopped, killed, resumed."""
+"""Complete runs of `python -m trainer`: one or two replicas, stopped, killed, resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from slipway.trainer.checkpoint.store import Checkpoints
 
-# Long enough to be stopped in the middle; 150 steps an epoch, so that 200 is within one.
+# Long enough to be stopped midway; 150 steps per epoch, so that step 200 is not at the end of one.
 LONG = {"steps": 1800, "steps_per_epoch": 150, "batch": 4, "builder": "sample_networks:dropout"}
 SAVING = {"checkpoint": {"every_steps": 200, "every_seconds": None}}
 
@@ -31,7 +31,7 @@ def without_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tiny: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
-    """A run from start to end: where its outputs are, and how it ended."""
+    """A finished run: its output folder and how it ended."""
     conftest = request.config.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
     place = tmp_path_factory.mktemp("undisturbed")
     events = place / "events.jsonl"
@@ -125,7 +125,7 @@ def test_a_finished_run_only_exports_what_is_missing(undisturbed: Any, tiny: Pat
 def test_a_replica_whose_peer_is_killed_ends_and_asks_for_another_try(
     tiny: Path, tmp_path: Path, workers: Any, make_job: Any
 ) -> None:
-    """How that goes on is in tests/chaos."""
+    """tests/chaos covers the restart that follows."""
     config = make_job(tiny, steps=200_000, steps_per_epoch=75, replicas=2, **SAVING)
     chief, other = workers.start_two(config, tmp_path)
     chief.wait_for_checkpoint(1)
@@ -139,7 +139,7 @@ def test_a_replica_whose_peer_is_killed_ends_and_asks_for_another_try(
 def test_two_replicas_leave_the_same_steps_out_and_end_early_together(
     tiny: Path, tmp_path: Path, workers: Any, make_job: Any
 ) -> None:
-    """Gradients that overflow in float16 where the batch has a class of such a weight, so maybe on one replica only."""
+    """Gradients overflow in float16 for a heavily weighted class, possibly on one replica only."""
     config = make_job(
         tiny, steps=7500, steps_per_epoch=75, replicas=2, precision="mixed_float16", class_weights={"left": 200.0},
         monitor="accuracy", export="best", early_stop={"patience": 1},
@@ -171,7 +171,7 @@ def test_two_replicas_leave_the_same_steps_out_and_end_early_together(
     "settings",
     [
         {},
-        # Clipping has to see the gradient over both devices; the scaled loss takes a path of its own.
+        # Clipping must use the gradient over both devices; loss scaling has a separate code path.
         {"precision": "mixed_float16", "clip_norm": 0.2, "accumulation": 2, "class_weights": {"left": 2.0}},
     ],
 )
@@ -250,7 +250,7 @@ def test_a_users_mistake_is_one_screen_and_one_line(tiny: Path, tmp_path: Path, 
     end = raising.wait()
     assert end.status == 1
     assert end.user_error["setting"] == "model.builder"
-    # The user's own traceback is shown, ours is not; programs are told it, too.
+    # Only the traceback of the user's code is shown; it is also in the machine-readable error.
     screen = end.errors.partition("slipway-error: ")[0]
     assert 'return {}["no such layer"]' in screen
     assert screen.count("Traceback") == 1
