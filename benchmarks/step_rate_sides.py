@@ -128,7 +128,7 @@ def fit_flowers(folder: Path, epochs: int) -> list[float]:
     import keras
     import tensorflow as tf
 
-    tf.data.Dataset.range(1).reduce(0, lambda one, _: one)  # TensorFlow's own start is not counted
+    tf.data.Dataset.range(1).reduce(0, lambda one, _: one)  # excludes TensorFlow's startup
     watch = Watch()
     training, validation = (
         keras.utils.image_dataset_from_directory(

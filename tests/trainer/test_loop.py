@@ -75,7 +75,7 @@ class CountingEngine:
 
 
 class Run:
-    """Run one process of a job in `place`."""
+    """One process of a job in `place`."""
 
     def __init__(self, config: JobConfig, place: Path, engine: CountingEngine) -> None:
         from slipway.trainer.loop import Loop
