@@ -1,7 +1,7 @@
 """Peak memory of prepare_data and evaluate as a data set grows: `python -m benchmarks.memory --images FOLDER`.
 
-FOLDER holds `split/class/*.png`, such as MNIST's 70,000 files. The pipeline runs on a tenth of them and on all, with a
-few training steps; each step's record tells the most memory that its largest process has had.
+FOLDER holds `split/class/*.png`, such as MNIST's 70,000 files. The pipeline runs on a tenth of them and on all of them,
+with a few training steps. Memory is the peak of a step's largest process, from the step's record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEPS = ("prepare_data", "evaluate")
 
 
 def tenth(images: Path, folder: Path) -> Path:
-    """Hard links to every tenth file of `images`, in the same folders below `folder` (copies on another disk)."""
+    """Hard-link every tenth file of `images` into the same subfolders of `folder` (copy if on another disk)."""
     for path in sorted(images.glob("*/*/*"))[::10]:
         target = folder / path.relative_to(images)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def tenth(images: Path, folder: Path) -> Path:
 
 
 def run(images: Path, workspace: Path) -> dict[str, float]:
-    """The pipeline on `images`: how many there are, and each step's peak in MiB."""
+    """Run the pipeline on `images`; return the number of images and each step's peak memory in MiB."""
     options = [f"data.source=images:{images}", "data.name=mnist", "train.steps=20", "evaluate.gate.minimum=0"]
     settings = [argument for option in options for argument in ("--set", option)]
     command = [sys.executable, "-m", "slipway.pipelines", "run", "-c", str(CONFIGURATION), *settings]

@@ -1,12 +1,12 @@
 """TensorFlow's TPU guide's MNIST example on an accelerator: `python -m benchmarks.mnist_accelerator --images FOLDER`.
 
-The guide's network (two convolutions of 256 filters), its batch of 200 and Adam, five epochs from the TFRecords of a
-prepared set, in bfloat16. Side by side, each in a process of its own: the jax engine, JAX written by hand (the set in
-the device's memory, an epoch in one scan), and the pytorch engine. Milliseconds a step are those of the fastest epoch
-but the first one, with the compilation; the accuracy is the test split's after the last.
+Uses the guide's network (two convolutions with 256 filters), batch size 200 and Adam, for five epochs in bfloat16 from
+the TFRecords of a prepared data set. Compares three variants, each in its own process: the jax engine, hand-written JAX
+(data set in device memory, one scan per epoch) and the pytorch engine. Reports the milliseconds per step of the fastest
+epoch, except the first, which includes compilation, and the final accuracy on the test split.
 
-Without --images the set is scikit-learn's digits, and with --steps an epoch is as short as that: so it can be tried
-on a CPU, where its figures mean nothing.
+Without --images the data set is scikit-learn's digits; --steps shortens an epoch. Both are for trying the benchmark on
+a CPU, where its results are not meaningful.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ BATCH, RATE = 200, 0.001
 
 
 def main() -> None:
-    """Measure all variants, or, in a process of its own, one."""
+    """Measure all variants in subprocesses, or a single one in this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, help="MNIST as split/class/*.png")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--steps", type=int, help="steps an epoch; all examples without it")
+    parser.add_argument("--steps", type=int, help="steps per epoch; default: all examples")
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--precision", choices=["float32", "mixed_bfloat16"], default="mixed_bfloat16")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
@@ -65,12 +65,12 @@ def main() -> None:
 
 
 def row(variant: str, device: str, milliseconds: float, accuracy: float) -> str:
-    """A line of the table."""
+    """Return a row of the table."""
     return f"{VARIANTS[variant]:16}{device:28}{milliseconds:10.3f} ms/step   test accuracy {accuracy:.4f}"
 
 
 def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One variant's device, milliseconds a step and test accuracy."""
+    """Return one variant's device, milliseconds per step and test accuracy."""
     engine_name = "pytorch" if variant == "pytorch" else "jax"
     import_tensorflow(engine_name)
     from slipway.trainer.data import inputs
@@ -121,7 +121,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def by_hand(training: Any, test: Any, classes: int, steps: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The same network and Adam in plain JAX, an epoch in one scan."""
+    """The same network and Adam in plain JAX, with one scan per epoch."""
     import jax
     import jax.numpy as jnp
 
@@ -165,7 +165,7 @@ def by_hand(training: Any, test: Any, classes: int, steps: int, arguments: argpa
         loss, gradients = jax.value_and_grad(loss_of)(weights, images[chosen], labels[chosen])
         return (*adam(weights, first, second, number + 1.0, gradients), number + 1.0), loss
 
-    # On CPUs XLA computes convolutions in a loop over ten times slower than outside.
+    # On CPUs, XLA runs convolutions inside a loop over ten times slower than outside.
     unroll = jax.devices()[0].platform == "cpu"
     epoch_of = jax.jit(lambda carry, order: jax.lax.scan(step, carry, order, unroll=unroll), donate_argnums=0)
     zeros = jax.tree.map(jnp.zeros_like, weights)

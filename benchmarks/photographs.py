@@ -1,29 +1,29 @@
-"""Photographs to measure with: JPEG files cut from scikit-learn's two sample photographs, which have 640x427 pixels."""
+"""Test images for the benchmarks: JPEG files cropped from scikit-learn's two 640x427 sample photographs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 SIDE = 256
-# Heights and widths that are drawn from: about 320x240.
+# Ranges of heights and widths: about 320x240.
 VARIOUS = ((200, 281), (270, 371))
-# CIFAR-10's numbers, and the lengths of the squares that are shrunk to its size.
+# CIFAR-10's image size and classes, and the sides of the squares that are scaled down to that size.
 CIFAR_SIDE, CIFAR_CLASSES = 32, 10
 CIFAR_SQUARES = (40, 161)
 
 
 def make_jpegs(folder: Path, count: int) -> None:
-    """Write so many files of 256x256 pixels below `folder/train`; see `_cut`."""
+    """Write `count` files of 256x256 pixels below `folder/train`; see `_cut`."""
     _cut(folder, count, ((SIDE, SIDE + 1), (SIDE, SIDE + 1)))
 
 
 def make_photographs(folder: Path, count: int) -> None:
-    """Write so many files of various sizes below `folder/train`; see `_cut`."""
+    """Write `count` files of various sizes below `folder/train`; see `_cut`."""
     _cut(folder, count, VARIOUS)
 
 
 def _cut(folder: Path, count: int, sizes: tuple[tuple[int, int], tuple[int, int]]) -> None:
-    """Write so many files, one class for each photograph, of sizes and cut at places drawn with seed 0."""
+    """Write `count` random crops (seed 0), one class per photograph, with random sizes from `sizes`."""
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_sample_images
@@ -47,7 +47,7 @@ def _cut(folder: Path, count: int, sizes: tuple[tuple[int, int], tuple[int, int]
 
 
 def make_cifar(folder: Path, train: int = 50_000, test: int = 10_000) -> None:
-    """Write a set of the size of CIFAR-10: `folder`/train and test, 32x32 JPEG files in ten class folders (seed 0).
+    """Write a data set the size of CIFAR-10 to `folder`: train and test, 32x32 JPEG files in ten classes (seed 0).
 
     A class is a band of one photograph, from which squares of various sizes are cut and shrunk.
     """

@@ -1,12 +1,12 @@
-"""Where the seconds of a run go: `python -m benchmarks.pipeline_overhead`.
+"""Pipeline overhead: where the seconds of a run go: `python -m benchmarks.pipeline_overhead`.
 
-Runs the digits pipeline twice in a folder of its own: the first run prepares the data, the second reuses it. A step's
-own work is what its record counts; all else (the command line, kfp, processes that start) is overhead.
+Runs the digits pipeline twice in a temporary folder: the first run prepares the data, the second reuses it. The time
+recorded by the steps is work; everything else (command line, kfp, process startup) is overhead.
 
-With `--cifar`, runs 60,000 JPEG files of 32x32 pixels through the pipeline instead (`--cifar FOLDER`: those of
-FOLDER/train and FOLDER/test), two epochs of a small network, and shows wall and CPU seconds by phase; with
-`--against TREE` by turns with the code of another checkout. CPU seconds are those of all processes of the run, and vary
-less than wall time where other work is going on.
+With `--cifar`, runs the pipeline on 60,000 JPEG files of 32x32 pixels instead (`--cifar FOLDER`: on those in
+FOLDER/train and FOLDER/test) with two epochs of a small network, and shows wall and CPU seconds by phase. With
+`--against TREE`, runs alternate with the code of another checkout. CPU seconds cover all processes of the run and
+vary less than wall time on a busy machine.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ model: {{builder: 'slipway.trainer.models.digits:build', arguments: {{width: 4}}
 train: {{epochs: 2, batch_size: 128}}
 """
 SAMPLE_SECONDS = 0.1
-# What a step's progress counts once it does the work that it is there for.
+# Unit of a step's progress events during its actual work.
 WORK = {"prepare_data": "images", "train": "steps", "evaluate": "examples"}
 
-Seconds = dict[str, tuple[float, float]]  # by what they were spent on: wall and CPU
-Interval = tuple[str, float, float]  # what was done, from when to when
+Seconds = dict[str, tuple[float, float]]  # activity -> wall and CPU seconds
+Interval = tuple[str, float, float]  # activity, start, end
 
 
 def run(folder: Path) -> dict[str, float]:
-    """Run the pipeline in `folder`; gives the whole command's seconds, each step's, and what is left over."""
+    """Run the pipeline in `folder`; return the seconds of the whole command, of each step, and the rest."""
     started = time.monotonic()
     subprocess.run(
         [sys.executable, "-m", "slipway.pipelines", "run", "-c", str(CONFIGURATION)],
@@ -64,7 +64,7 @@ def run(folder: Path) -> dict[str, float]:
 
 
 def digits() -> None:
-    """Two runs, and what of the second is overhead."""
+    """Run the digits pipeline twice, and print the overhead of the second run."""
     with tempfile.TemporaryDirectory() as folder:
         first, second = run(Path(folder)), run(Path(folder))
     table = Table("seconds", "first run", "second run", title="digits, the whole pipeline")
@@ -83,7 +83,7 @@ def digits() -> None:
 
 
 class Clock:
-    """The CPU seconds of a process and all that it started, by wall time, as sampled until it has ended."""
+    """Samples the CPU seconds of a process and all its descendants until it ends."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = psutil.Process(process.pid)
@@ -97,18 +97,18 @@ class Clock:
                 spent = 0.0
                 for process in [self._process, *self._process.children(recursive=True)]:
                     with contextlib.suppress(psutil.NoSuchProcess):
-                        spent += sum(process.cpu_times()[:4])  # its own, and of children that have ended
+                        spent += sum(process.cpu_times()[:4])  # including children that have ended
                 self._samples.append((time.time(), max(spent, self._samples[-1][1])))
                 time.sleep(SAMPLE_SECONDS)
 
     def between(self, start: float, end: float) -> tuple[float, float]:
-        """Wall and CPU seconds between two times."""
+        """Return wall and CPU seconds between two times."""
         times, spent = zip(*self._samples, strict=True)
         return end - start, float(np.interp(end, times, spent) - np.interp(start, times, spent))
 
 
 def measured(tree: Path, images: Path) -> tuple[Seconds, Seconds]:
-    """One run of `tree`'s code in a new folder: the seconds by part, and by phase; `outside steps` is in both."""
+    """Run the code of `tree` in a new folder; return seconds by part and by phase, both with `outside steps`."""
     with tempfile.TemporaryDirectory() as folder:
         configuration = Path(folder, "cifar.yaml")
         configuration.write_text(CIFAR.format(images=images))
@@ -135,7 +135,7 @@ def measured(tree: Path, images: Path) -> tuple[Seconds, Seconds]:
 
 
 def _parts(events: list[dict[str, Any]]) -> list[Interval]:
-    """Each step's time before its work, at it and after it, from its progress alone."""
+    """Return each step's time before, during and after its work, from its progress events."""
     intervals: list[Interval] = []
     for step in dict.fromkeys(event["step"] for event in events):
         own = [event for event in events if event["step"] == step]
@@ -148,7 +148,7 @@ def _parts(events: list[dict[str, Any]]) -> list[Interval]:
 
 
 def _phases(events: list[dict[str, Any]]) -> list[Interval]:
-    """The time of each phase that the steps report."""
+    """Return the time of each phase reported by the steps."""
     intervals: list[Interval] = []
     name = ""
     for event, following in itertools.pairwise(events):
@@ -174,7 +174,7 @@ def _sum(clock: Clock, intervals: list[Interval]) -> Seconds:
 
 
 def cifar(images: Path | None, against: Path | None, rounds: int) -> None:
-    """Runs of 60,000 images by turns, and the medians of where their seconds went."""
+    """Run all trees in turn on 60,000 images, and print the median seconds by part and phase."""
     trees = {"before": against, "this tree": ROOT} if against else {"this tree": ROOT}
     rows: dict[str, list[tuple[Seconds, Seconds]]] = {name: [] for name in trees}
     with tempfile.TemporaryDirectory() as folder:

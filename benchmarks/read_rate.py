@@ -1,21 +1,20 @@
-"""How fast examples come into an empty step, side by side: `python -m benchmarks.read_rate --images FOLDER`.
+"""Input throughput into an empty step: `python -m benchmarks.read_rate --images FOLDER`.
 
-Three sets are prepared in a temporary folder: the given one (PNG); photographs, JPEG files of various sizes around
-320x240 pixels that either side resizes to 180x180, as one has them; and JPEG files of 256x256 pixels that nobody
-resizes. Both are cut from scikit-learn's two sample photographs. Each variant is measured in a process of its own, one
-after the other, as often as `--rounds` says (the best round counts, so that other work on the machine does not). The
-step is empty but for looking at one pixel and one label, in the graph. The first epoch's examples are also counted by
-the CPU seconds that they took: on a machine that others use too this is the steadier figure.
+Prepares three data sets in a temporary folder: FOLDER (PNG); JPEG photographs of about 320x240 pixels, resized to
+180x180 by all variants; and JPEG files of 256x256 pixels that need no resizing. The JPEG files are cropped from
+scikit-learn's two sample photographs. Each variant runs in its own process, one after the other, for `--rounds` rounds;
+the best round counts, to reduce the effect of other work on the machine. The step only reads one pixel and one label in
+the graph. The first epoch is also reported in examples per CPU second, which varies less on a shared machine.
 
-- The first epoch: all of it, from opening the set to its last batch. Ours and `image_dataset_from_directory` shuffle,
-  `map` doesn't. What `image_dataset_from_directory` takes to list its files is in one of its two rates, as ours have
-  been listed when the set was prepared. Ours resizes with antialiasing, `image_dataset_from_directory` without.
-- Five epochs: from opening the set, with its listing, to the last batch. Nothing is kept by
-  `image_dataset_from_directory`, as its guide begins with it; ours keeps decoded images where they fit.
-- From the second epoch on: ours beside tf.data over the same decoded array, epoch by epoch in one process.
+- First epoch: from opening the data set to the last batch. Slipway and `image_dataset_from_directory` shuffle, `map`
+  does not. `image_dataset_from_directory` is shown with and without the time to list the files, which Slipway does
+  during data preparation. Slipway resizes with antialiasing, `image_dataset_from_directory` without.
+- Five epochs: from opening the data set, including listing, to the last batch. `image_dataset_from_directory` caches
+  nothing, as at the start of its guide; Slipway keeps decoded images in memory if they fit.
+- Later epochs: Slipway compared with tf.data over the same decoded array, alternating epochs in one process.
 
-A virtual machine may have to ask its host for memory, at its first use and slowly: each process uses as much as the
-decoded set takes once before it is measured.
+First use of memory can be slow on a virtual machine, so each process touches as much memory as the decoded data set
+needs before it is measured.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from typing import Any
 
 from benchmarks.photographs import SIDE, make_jpegs, make_photographs
 
-# Each set's title, batch size (for JPEG image_dataset_from_directory's own), and the variants that are measured.
+# Title, batch size (for JPEG, the default of image_dataset_from_directory) and measured variants of each data set.
 SETS = {
     "png": ("PNG", 64, ("map", "memory", "stream")),
     "photographs": ("JPEG of various sizes, resized to 180x180", 32, ("directory", "memory", "stream")),
     "jpeg": ("JPEG of 256x256", 32, ("directory", "memory", "stream")),
 }
 IMAGE_SIZES = {"photographs": 180, "jpeg": SIDE}
-# The rows of a table: a variant, and what of it is in the columns.
+# Rows of a table: the variant and its measurement in each column.
 COLUMNS = ("1st epoch", "per CPU s", "5 epochs", "later")
 ROWS = {
     "map(parse + decode), batch": ("map", "first", "cpu", "", ""),
@@ -57,10 +56,10 @@ STEPS_PER_CALL = 50
 
 
 def main() -> None:
-    """Measure all variants, or, in a process of its own, one."""
+    """Measure all variants in subprocesses, or a single one in this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", required=True, type=Path, help="split/class/* or class/*, PNG of one size")
-    parser.add_argument("--jpegs", type=int, default=5000, help="how many JPEG files to make of either kind")
+    parser.add_argument("--jpegs", type=int, default=5000, help="number of JPEG files to create of each kind")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--variant", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -83,7 +82,7 @@ def main() -> None:
 
 
 def prepared(images: Path, folder: str, kind: str) -> Path:
-    """A data set of `images`, all but a few of them in its training split."""
+    """Prepare a data set from `images`, nearly all of them in the training split."""
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.settings import DataSettings
 
@@ -94,7 +93,7 @@ def prepared(images: Path, folder: str, kind: str) -> Path:
 
 
 def in_a_process(name: str, place: Path) -> dict[str, float]:
-    """Measure one variant in a fresh process; what it printed last."""
+    """Measure one variant in a new process and return its last line of output, parsed."""
     command = [sys.executable, "-m", "benchmarks.read_rate", "--images", str(place), "--variant", name]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
@@ -103,7 +102,7 @@ def in_a_process(name: str, place: Path) -> dict[str, float]:
 
 
 def measure(kind: str, variant: str, place: Path) -> dict[str, float]:
-    """Examples/s of the first epoch, and of the later ones where the variant has such."""
+    """Return examples/s of the first epoch, and of later epochs if the variant measures them."""
     import numpy as np
     import tensorflow as tf
 
@@ -126,13 +125,13 @@ def measure(kind: str, variant: str, place: Path) -> dict[str, float]:
 
 
 class Clock:
-    """What has gone by since it was made, on the wall and on all cores that this process used."""
+    """Wall and CPU time of this process since creation."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def rates(self, examples: int) -> dict[str, float]:
-        """Examples/s of a first epoch, and examples per CPU second."""
+        """Return examples/s of a first epoch, and examples per CPU second."""
         return {
             "first": examples / (time.perf_counter() - self._wall),
             "cpu": examples / (time.process_time() - self._cpu),
@@ -140,7 +139,7 @@ class Clock:
 
 
 def consume(dataset: Any, batch: int) -> int:
-    """Go through a tf.data.Dataset of batches in the graph; how many examples it had."""
+    """Iterate over a tf.data.Dataset of batches in the graph; return the number of examples."""
     import tensorflow as tf
 
     def step(state: Any, examples: Any) -> Any:
@@ -152,7 +151,7 @@ def consume(dataset: Any, batch: int) -> int:
 
 
 def map_rate(share: Any, batch: int) -> dict[str, float]:
-    """As the guides have it: each record parsed and decoded by itself, then batched."""
+    """The way of the guides: each record is parsed and decoded individually, then batched."""
     import tensorflow as tf
 
     features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
@@ -169,7 +168,7 @@ def map_rate(share: Any, batch: int) -> dict[str, float]:
 
 
 def directory_rates(images: Path, size: int, batch: int) -> dict[str, float]:
-    """Keras's reader of folders of images: its first epoch, that with the listing of the files before it, several."""
+    """Measure image_dataset_from_directory: first epoch, first epoch with file listing, several epochs."""
     import keras
 
     opened = Clock()
@@ -185,7 +184,7 @@ def directory_rates(images: Path, size: int, batch: int) -> dict[str, float]:
 
 
 def memory_rates(share: Any, batch: int) -> dict[str, float]:
-    """Ours, decoded in memory; from the second epoch on beside tf.data over the same array."""
+    """Measure Slipway with decoded images in memory; later epochs alternate with tf.data over the same array."""
     import tensorflow as tf
 
     from slipway.trainer.data import inputs
@@ -226,7 +225,7 @@ def memory_rates(share: Any, batch: int) -> dict[str, float]:
 
 
 def stream_rate(share: Any, batch: int) -> dict[str, float]:
-    """Ours, as for a set that does not fit in memory."""
+    """Measure Slipway streaming, as for a data set that does not fit in memory."""
     import tensorflow as tf
 
     from slipway.trainer.data import inputs
@@ -240,7 +239,7 @@ def stream_rate(share: Any, batch: int) -> dict[str, float]:
 
 
 def show(best: dict[str, dict[str, float]]) -> None:
-    """Print a table for each set, and the ratios."""
+    """Print a table per data set, and the ratios."""
     from rich.console import Console
     from rich.table import Table
 

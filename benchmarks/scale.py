@@ -1,9 +1,9 @@
-"""Memory and time of prepare_data as a set grows from 7,000 to 700,000 examples: `python -m benchmarks.scale`.
+"""Memory and time of prepare_data as a data set grows from 7,000 to 700,000 examples: `python -m benchmarks.scale`.
 
-The images are made here, 16x16 random pixels each, all different: 700,000 files would measure the file system and
-take long to delete, so they lie in a tar archive (`images:`), and, for a source that can be read once only, come from a
-function (`module:`). Each set is prepared in a process of its own; the memory is the most that any of its processes has
-had, the time that of the whole call.
+The images are generated, 16x16 random pixels each and all different. They come from a tar archive (`images:`), since
+700,000 files would measure the file system and take long to delete, and from a function (`module:`), a source that can
+be read only once. Each data set is prepared in its own process. Memory is the peak of the largest process, time that of
+the whole call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SPLIT_OF = ("train",) * 8 + ("validation", "test")
 
 
 def examples(count: int) -> Iterator[dict[str, Any]]:
-    """So many examples; the bytes of each follow from its number."""
+    """Yield `count` examples; the content of each depends only on its number."""
     from slipway.components.prepare_data.encoding.png import encode_png
 
     for number in range(count):
@@ -39,22 +39,22 @@ def examples(count: int) -> Iterator[dict[str, Any]]:
 
 
 def examples_7000() -> Iterator[dict[str, Any]]:
-    """As a source."""
+    """Yield 7,000 examples, as a `module:` source."""
     return examples(7_000)
 
 
 def examples_70000() -> Iterator[dict[str, Any]]:
-    """As a source."""
+    """Yield 70,000 examples, as a `module:` source."""
     return examples(70_000)
 
 
 def examples_700000() -> Iterator[dict[str, Any]]:
-    """As a source."""
+    """Yield 700,000 examples, as a `module:` source."""
     return examples(700_000)
 
 
 def write_archive(path: Path, count: int) -> None:
-    """A tar file of the same examples."""
+    """Write a tar file of the same examples."""
     with tarfile.open(path, "w") as archive:
         for example in examples(count):
             about = tarfile.TarInfo(f"{example['split']}/{example['label']}/{example['number']:07d}.png")
@@ -64,7 +64,7 @@ def write_archive(path: Path, count: int) -> None:
 
 
 def main() -> None:
-    """Measure all sets, or, in a process of its own, one."""
+    """Measure all data sets in subprocesses, or a single one in this process."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
     parser.add_argument("--source", help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def in_a_process(source: str) -> dict[str, float]:
-    """Prepare one set in a fresh process; what it printed last."""
+    """Prepare one data set in a new process and return its last line of output, parsed."""
     with tempfile.TemporaryDirectory() as store:
         command = [sys.executable, "-m", "benchmarks.scale", "--source", source, "--store", store]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -93,7 +93,7 @@ def in_a_process(source: str) -> dict[str, float]:
 
 
 def measure(source: str, store: str) -> dict[str, float]:
-    """Prepare the set; examples, seconds, and the largest process's peak in MiB."""
+    """Prepare the data set; return examples, seconds and the largest process's peak memory in MiB."""
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.settings import DataSettings
 

@@ -1,27 +1,26 @@
-"""Steps a second, side by side with code in the manner of Google's guides: `python -m benchmarks.step_rate`.
+"""Training throughput compared with code from Google's guides: `python -m benchmarks.step_rate`.
 
 Three comparisons, each with the same network, batch size and number of processes on both sides:
 
-- dense: a small dense network (28x28 pixels, 128 units, batch 32, Adam). The TPU guide's way: Keras `fit` on
-  tf.data with map, shuffle, repeat and batch, with one step a call and with 50; and, harder to beat, both on
-  batches that are made before and cached. Against them Slipway's trainer as it runs in the pipeline, with its logs.
-- flowers: the network of the codelab on distributed training (180x180 pixels, batch 32, a fifth of the pictures for
-  validation after each epoch). The codelab's way: JPEG files through image_dataset_from_directory, cached, Resizing and
-  Rescaling in the network, MirroredStrategy, `fit`. Against it Slipway's trainer on the same files, prepared, in
-  float32 as the codelab and in mixed_bfloat16, which processors with such instructions are faster in. Counted from the
-  first file that is read to the last epoch's end: decoding, tracing, validation, and Slipway's checkpoints are in it,
-  the import of libraries and what is saved afterwards are not.
-  "layers alone" is a bound on what computes with TensorFlow's layers in float32: their forward and backward pass on a
-  batch that is there, in one call, with no optimizer, no input, no validation and no start. No trainer can be faster
-  than that, and the codelab's code is not far from it; so the target is one for bfloat16.
-- processes: two of Slipway's processes on two cores, against one process that is limited to one core, on the same
-  network, the same global batch.
+- dense: a small dense network (28x28 pixels, 128 units, batch 32, Adam). Baseline: the TPU guide's Keras `fit` on
+  tf.data with map, shuffle, repeat and batch, with 1 and with 50 steps per call; as a stronger baseline, both also on
+  precomputed, cached batches. Compared with Slipway's trainer as it runs in the pipeline, including logging.
+- flowers: the network of the codelab on distributed training (180x180 pixels, batch 32, a fifth of the images for
+  validation after each epoch). Baseline: the codelab's image_dataset_from_directory on JPEG files, cached, Resizing and
+  Rescaling in the network, MirroredStrategy, `fit`. Compared with Slipway's trainer on the same files, prepared, in
+  float32 like the codelab and in mixed_bfloat16, which is faster on CPUs with bfloat16 instructions. Time runs from the
+  first file read to the end of the last epoch: it includes decoding, tracing, validation and Slipway's checkpoints, but
+  not imports or the final export.
+  "layers alone" is an upper bound for TensorFlow's layers in float32: their forward and backward pass on one batch in
+  memory, in a single call, without optimizer, input, validation or startup. The codelab's code is close to this bound,
+  so the target applies to bfloat16.
+- processes: two Slipway processes on two cores, compared with one process limited to one core, on the same network and
+  global batch.
 
-Every side of a comparison is a process of its own, and they take turns, round after round, so that other work on the
-machine hits all of them; what is printed are medians over the rounds, of the rates and of each round's ratios. Seconds
-are measured inside of the processes: imports and building the network are not in them, nor is what runs before the
-first epoch's end, except for flowers. Its sides keep all cores busy throughout, so they are also compared by the
-processor's seconds that an example takes, which other work on the machine hardly changes.
+Every variant runs in its own process. The variants take turns over several rounds, so that other work on the machine
+affects all of them. The output shows medians over the rounds, of the rates and of each round's ratios. Time is measured
+inside the processes, without imports, building the network and, except for flowers, the first epoch. The flowers
+variants keep all cores busy, so they are also compared by examples per CPU second, which other work hardly affects.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ RATIOS = (
     "dense / fit 1", "dense / fit 50", "dense / fit 1, cached batches", "dense / fit 50, cached batches",
     "flowers / codelab", "flowers in bfloat16 / codelab", "layers alone / codelab", "two processes / one on one core",
 )  # fmt: skip
-# What the project holds itself to.
+# Target ratios.
 TARGETS = {
     "dense / fit 1": 5.0, "dense / fit 50": 1.1, "flowers in bfloat16 / codelab": 1.5,
     "two processes / one on one core": 1.5,
@@ -61,17 +60,17 @@ TARGETS = {
 
 
 class Rate(NamedTuple):
-    """Steps or examples, a second and, where that was measured, a second of a processor's time."""
+    """Steps or examples per second and, if measured, per CPU second."""
 
     a_second: float
     a_processor_second: float | None = None
 
 
 def main() -> None:
-    """Measure in turns, then show."""
+    """Measure all variants in turn, then print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--part", choices=PARTS, action="append", help="only this one (may be given again)")
+    parser.add_argument("--part", choices=PARTS, action="append", help="run only this comparison (repeatable)")
     options = parser.parse_args()
     rates: dict[str, list[Rate]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +85,7 @@ def main() -> None:
 
 
 def dense(place: Path) -> dict[str, Callable[[], Rate]]:
-    """The sides of the small dense network, steps/s."""
+    """Return the variants of the small dense network, in steps/s."""
     step_rate_sides.make_pictures(place / "pictures", PICTURES)
     data = prepared(place, "pictures")
     return {
@@ -99,7 +98,7 @@ def dense(place: Path) -> dict[str, Callable[[], Rate]]:
 
 
 def flowers(place: Path) -> dict[str, Callable[[], Rate]]:
-    """The sides of the flowers network, examples/s with reading."""
+    """Return the variants of the flowers network, in examples/s including reading."""
     step_rate_sides.make_photographs(place / "photographs", FLOWERS)
     data = prepared(place, "photographs", image_size=(180, 180), split=FLOWERS_SPLIT)
 
@@ -115,7 +114,7 @@ def flowers(place: Path) -> dict[str, Callable[[], Rate]]:
 
 
 def processes(place: Path) -> dict[str, Callable[[], Rate]]:
-    """Two processes and one on one core, steps/s."""
+    """Return the variants with two processes and with one process on one core, in steps/s."""
     step_rate_sides.make_pictures(place / "pictures", PICTURES // 2)
     data = prepared(place, "pictures", replicas=2)
     cores = sorted(os.sched_getaffinity(0))[:2]
@@ -126,7 +125,7 @@ def processes(place: Path) -> dict[str, Callable[[], Rate]]:
 
 
 def prepared(place: Path, images: str, replicas: int = 1, **settings: Any) -> Path:
-    """The folder of the prepared set."""
+    """Return the folder of the prepared data set."""
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.settings import DataSettings
 
@@ -138,7 +137,7 @@ def prepared(place: Path, images: str, replicas: int = 1, **settings: Any) -> Pa
 
 
 def in_a_process(*arguments: str | Path) -> Rate:
-    """What one of `benchmarks.step_rate_sides` gives, in a fresh process."""
+    """Run one variant of `benchmarks.step_rate_sides` in a new process, and return its rate."""
     command = [sys.executable, "-m", "benchmarks.step_rate_sides", *map(str, arguments)]
     done = subprocess.run(command, env=_environment(), capture_output=True, text=True)
     if done.returncode:
@@ -156,7 +155,7 @@ def trained(
     whole: bool = False,
     precision: str = "float32",
 ) -> Rate:
-    """Slipway's trainer, a process for each of `cores`: steps/s after the first epoch, or examples/s of the `whole`."""
+    """Run Slipway's trainer, one process per core: steps/s after the first epoch, or examples/s of the `whole`."""
     from slipway.core import manifest as manifests
 
     cores = cores or [sorted(os.sched_getaffinity(0))]
@@ -182,7 +181,7 @@ def trained(
 
 
 def run_replicas(job: str, cores: list[list[int]], place: Path) -> None:
-    """Run a process of the trainer for each of `cores`, to its end."""
+    """Run one trainer process for each of `cores` and wait for them."""
     addresses = _free_addresses(len(cores))
     tasks = {"chief": addresses[:1], "worker": addresses[1:]}
     running = []
@@ -213,7 +212,7 @@ def run_replicas(job: str, cores: list[list[int]], place: Path) -> None:
 
 
 def _free_addresses(count: int) -> list[str]:
-    """Addresses on loopback whose ports nobody listens on."""
+    """Return loopback addresses with free ports."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -228,15 +227,15 @@ def _environment() -> dict[str, str]:
 
 
 def show(rates: dict[str, list[Rate]]) -> None:
-    """The table of medians, and as the last line the ratios as JSON: each round's own, then their median."""
-    print(f"{'':40}{'a second':>12}{'a processor second':>22}")
+    """Print the table of medians and, as the last line, the ratios as JSON."""
+    print(f"{'':40}{'per second':>12}{'per CPU second':>22}")
     for name, values in rates.items():
         unit = "steps" if values[0].a_processor_second is None else "examples"
         text = f"{name:<40}{statistics.median(value.a_second for value in values):>12,.1f}"
         by_processor = [value.a_processor_second for value in values if value.a_processor_second is not None]
         text += f"{statistics.median(by_processor):>22,.1f}" if by_processor else f"{'':>22}"
         print(f"{text} {unit}")
-    print(f"\n{'':40}{'ratio':>12}{'target':>10}   of each round")
+    print(f"\n{'':40}{'ratio':>12}{'target':>10}   per round")
     ratios = {}
     for name in RATIOS:
         ours, _, theirs = name.partition(" / ")
@@ -250,9 +249,9 @@ def show(rates: dict[str, list[Rate]]) -> None:
                 if one.a_processor_second and other.a_processor_second
             ]
             if by_processor:
-                ratios[f"{name}, processor"] = _show_ratio("  by processor seconds", by_processor, "")
+                ratios[f"{name}, processor"] = _show_ratio("  by CPU seconds", by_processor, "")
     load = [round(value, 1) for value in os.getloadavg()]
-    print(f"\nload of the machine (1, 5, 15 minutes): {load}, cores: {len(os.sched_getaffinity(0))}")
+    print(f"\nload average (1, 5, 15 minutes): {load}, cores: {len(os.sched_getaffinity(0))}")
     print(json.dumps({"ratios": ratios, "targets": TARGETS, "load": load}))
 
 

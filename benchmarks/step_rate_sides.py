@@ -1,10 +1,10 @@
-"""What `benchmarks.step_rate` compares, each side in a process of its own; the guides' print rates as their last line.
+"""The variants that `benchmarks.step_rate` runs, each in its own process; all but trainer print rates as the last line.
 
-dense FOLDER STEPS_PER_CALL [cached]    Keras fit on small pictures, steps/s
-flowers FOLDER EPOCHS                   the codelab's way from JPEG files, examples/s, and a processor second
-layers                                  the codelab's layers alone, the same
-trainer FILE JOB                        Slipway's trainer; FILE gets the seconds, the clock's and the processor's, from
-                                        the first file that is read to the last epoch's end
+dense FOLDER STEPS_PER_CALL [cached]    Keras fit on small images: steps/s
+flowers FOLDER EPOCHS                   the codelab's code on JPEG files: examples per second and per CPU second
+layers                                  the codelab's layers alone: the same units
+trainer FILE JOB                        Slipway's trainer; writes wall and CPU seconds to FILE, from the first file read
+                                        to the end of the last epoch
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FLOWERS_BATCH = 32
 FLOWERS_SIZE = (180, 180)
 DENSE_BATCH = 32
 CLASSES = 5
-# Steps of `fit` that are measured, after as many as one call has.
+# Measured steps of `fit`, by steps per call; one call runs before them as a warm-up.
 STEPS = {1: 1500, 50: 6000}
 LAYERS_STEPS = 60
 
 
 def dense(image_shape: tuple[int, int, int], classes: int) -> Any:
-    """A small dense network, for both sides."""
+    """A small dense network, used by both sides."""
     import keras
 
     return keras.Sequential(
@@ -38,14 +38,14 @@ def dense(image_shape: tuple[int, int, int], classes: int) -> Any:
 
 
 def flowers(image_shape: tuple[int, int, int], classes: int) -> Any:
-    """The codelab's network without what Slipway has done before: resizing and rescaling."""
+    """The codelab's network without Resizing and Rescaling, which Slipway has already done."""
     from slipway.trainer.models import flowers
 
     return flowers.build(image_shape, classes)
 
 
 def convolutional(image_shape: tuple[int, int, int], classes: int) -> Any:
-    """Two convolutions of 32 filters: enough work a step that two processes can share it."""
+    """Two convolutions with 32 filters: enough work per step to benefit from two processes."""
     import keras
 
     layers = [keras.Input(image_shape)]
@@ -54,7 +54,7 @@ def convolutional(image_shape: tuple[int, int, int], classes: int) -> Any:
 
 
 def make_pictures(folder: Path, count: int) -> None:
-    """Write PNG files of 28x28 grey pixels (seed 0), a folder a class."""
+    """Write 28x28 grayscale PNG files (seed 0), one folder per class."""
     import numpy as np
     from PIL import Image
 
@@ -66,7 +66,7 @@ def make_pictures(folder: Path, count: int) -> None:
 
 
 def make_photographs(folder: Path, count: int) -> None:
-    """Write JPEG files of 320x240 pixels cut from scikit-learn's two photographs (seed 0), a folder a class."""
+    """Write 320x240 JPEG files cropped from scikit-learn's two photographs (seed 0), one folder per class."""
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_sample_images
@@ -82,7 +82,7 @@ def make_photographs(folder: Path, count: int) -> None:
 
 
 def fit_dense(folder: Path, steps_per_call: int, cached: bool) -> float:
-    """Steps/s of Keras `fit` in the manner of the TPU guide; `cached`: on batches that are made already."""
+    """Return steps/s of Keras `fit` as in the TPU guide; `cached`: on precomputed batches."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -114,7 +114,7 @@ def fit_dense(folder: Path, steps_per_call: int, cached: bool) -> float:
 
 
 class Watch:
-    """Seconds since it was made: the clock's, and of processors in this process."""
+    """Wall and CPU seconds of this process since creation."""
 
     def __init__(self) -> None:
         self._clock, self._processor = time.perf_counter(), time.process_time()
@@ -124,11 +124,11 @@ class Watch:
 
 
 def fit_flowers(folder: Path, epochs: int) -> list[float]:
-    """Examples a second and a processor second of the codelab's way, from the first file to the last epoch's end."""
+    """Return examples per second and per CPU second of the codelab's code, from first file to last epoch."""
     import keras
     import tensorflow as tf
 
-    tf.data.Dataset.range(1).reduce(0, lambda one, _: one)  # TensorFlow's own start is not counted
+    tf.data.Dataset.range(1).reduce(0, lambda one, _: one)  # excludes TensorFlow's startup
     watch = Watch()
     training, validation = (
         keras.utils.image_dataset_from_directory(
@@ -155,7 +155,7 @@ def fit_flowers(folder: Path, epochs: int) -> list[float]:
 
 
 def flowers_layers() -> list[float]:
-    """Examples a second and a processor second of the flowers network's forward and backward pass on one batch."""
+    """Return examples per second and per CPU second of the flowers network's forward and backward pass."""
     import tensorflow as tf
 
     model = flowers((*FLOWERS_SIZE, 3), CLASSES)
@@ -167,7 +167,7 @@ def flowers_layers() -> list[float]:
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
-        # The sums see to it that every gradient is computed.
+        # The sums ensure that every gradient is computed.
         return number + 1, [tf.reduce_sum(gradient) for gradient in tape.gradient(loss, variables)]
 
     @tf.function(autograph=False)
@@ -182,7 +182,7 @@ def flowers_layers() -> list[float]:
 
 
 def run_trainer(file: Path, job: str) -> int:
-    """Slipway's trainer; the seconds that it takes from the first read to the last epoch's end go into `file`."""
+    """Run Slipway's trainer; write its seconds from the first read to the end of the last epoch to `file`."""
     from slipway.trainer import __main__ as worker
     from slipway.trainer.engines.quick_import import import_tensorflow
 
@@ -207,7 +207,7 @@ def run_trainer(file: Path, job: str) -> int:
 
 
 def main() -> None:
-    """One side."""
+    """Run one variant."""
     side, *arguments = sys.argv[1:]
     if side == "trainer":
         sys.exit(run_trainer(Path(arguments[0]), arguments[1]))

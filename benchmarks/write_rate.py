@@ -1,12 +1,12 @@
-"""How fast a folder of images becomes a data set, side by side: `python -m benchmarks.write_rate --images FOLDER`.
+"""Throughput of data preparation from a folder of images: `python -m benchmarks.write_rate --images FOLDER`.
 
-Measured on that folder, and on JPEG files of 256x256 pixels that are made for it. Each variant runs in a process of its
-own, one after the other, as often as `--rounds` says (the best round counts, so that other work on the machine does
-not): a `tensorflow_datasets` builder over the folder, ours looking at headers, ours decoding every image, and, as the
-physical limit, our worker processes only reading the same files from the same lists and appending their bytes to files.
+Measured on FOLDER and on generated 256x256 JPEG files. Each variant runs in its own process, one after the other, for
+`--rounds` rounds; the best round counts, to reduce the effect of other work on the machine. The variants are a
+`tensorflow_datasets` builder over the folder, Slipway checking headers, Slipway decoding every image and, as the
+physical limit, Slipway's worker processes only reading the same files and appending their bytes to output files.
 
-Rates are images/s of the whole call, from a folder to a finished set. What workers can do at most is compared with
-what they do in our runs: their writing alone, without listing the folder before and the pages after.
+Rates are images/s of the whole call, from the folder to the finished data set. The physical limit is compared with the
+write phase alone, without listing the folder before it and writing reports after it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ VARIANTS = {
 
 
 def main() -> None:
-    """Measure all variants, or, in a process of its own, one."""
+    """Measure all variants in subprocesses, or a single one in this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", required=True, type=Path, help="split/class/* or class/*")
-    parser.add_argument("--jpegs", type=int, default=5000, help="how many JPEG files to make; 0: only the folder")
+    parser.add_argument("--jpegs", type=int, default=5000, help="number of JPEG files to create; 0: only FOLDER")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, help="worker processes; one for each core by default")
+    parser.add_argument("--workers", type=int, help="worker processes; default: one per core")
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.variant:
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def best_of_rounds(images: Path, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """What each variant's best round measured."""
+    """Return the best round of each variant."""
     best: dict[str, dict[str, float]] = {}
     for number in range(arguments.rounds):
         for variant in VARIANTS:
@@ -77,8 +77,8 @@ def _faster_writing(one: dict[str, float] | None, other: dict[str, float]) -> di
 
 
 def in_a_process(variant: str, images: Path, workers: int | None) -> dict[str, float]:
-    """Measure one variant in a fresh process; what it printed last."""
-    # Not as a main module: tensorflow_datasets wants a builder to be in a package.
+    """Measure one variant in a new process and return its last line of output, parsed."""
+    # Not run as a main module, since tensorflow_datasets requires the builder to be in a package.
     run = "from benchmarks.write_rate import main; main()"
     command = [sys.executable, "-c", run, "--images", str(images), "--variant", variant]
     if workers:
@@ -90,7 +90,7 @@ def in_a_process(variant: str, images: Path, workers: int | None) -> dict[str, f
 
 
 def show(title: str, best: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Print the table; the ratios."""
+    """Print the table and return the ratios."""
     from rich.console import Console
     from rich.table import Table
 
@@ -114,7 +114,7 @@ def show(title: str, best: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def measure_slipway(check: str, images: Path, workers: int | None, folder: Path) -> dict[str, float]:
-    """Prepare the set; the rate of writing alone is the one that the run reports as its progress."""
+    """Prepare the data set; the write rate is the one that the run reports as its progress."""
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.core import events
@@ -131,7 +131,7 @@ def measure_slipway(check: str, images: Path, workers: int | None, folder: Path)
 
 
 def measure_reading(images: Path, workers: int | None, folder: Path) -> dict[str, float]:
-    """Let the workers read the files that their lists name, and append their bytes to files, as often as for a set."""
+    """Have the workers read the files on their lists and append their bytes to output files."""
     from slipway.components.prepare_data.listing.plan import Plan
     from slipway.components.prepare_data.prepare import list_source
     from slipway.components.prepare_data.settings import DataSettings
@@ -153,7 +153,7 @@ def measure_reading(images: Path, workers: int | None, folder: Path) -> dict[str
 
 
 class ReadAndAppend:
-    """What a worker does where nothing but the files matters: read each, append its bytes, have them on the disk."""
+    """Minimal worker: read each file, append its bytes and sync them to disk."""
 
     def __init__(self, source: Any, folder: Path) -> None:
         self._source = source
@@ -174,7 +174,7 @@ class ReadAndAppend:
 
 
 def measure_tfds(images: Path, workers: int | None, folder: Path) -> dict[str, float]:  # noqa: ARG001
-    """Let a builder of tensorflow_datasets, written as its guide says, prepare the folder (in one process)."""
+    """Prepare the folder with a tensorflow_datasets builder written as in its guide (one process)."""
     import tensorflow_datasets as tfds
 
     top = sorted(path for path in images.iterdir() if path.is_dir())
@@ -182,7 +182,7 @@ def measure_tfds(images: Path, workers: int | None, folder: Path) -> dict[str, f
     classes = sorted({path.name for split in splits.values() for path in split.iterdir() if path.is_dir()})
 
     class Images(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]
-        """Images in folders that are named for their classes."""
+        """Images in folders named after their classes."""
 
         VERSION = tfds.core.Version("1.0.0")
 

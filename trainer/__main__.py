@@ -1,7 +1,7 @@
-"""A training worker: `python -m trainer --config JSON`, one process a replica, with the environment that Vertex gives.
+"""A training worker: `python -m trainer --config JSON`, one process per replica, configured by Vertex AI's environment.
 
-Exit status: 0 trained and exported; 1 failed; 138 another replica is gone; 143 stopped by SIGTERM or SIGHUP, saved if
-possible.
+Exit status: 0 trained and exported; 1 failed; 138 another replica was lost; 143 stopped by SIGTERM or SIGHUP, after
+saving a checkpoint if possible.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ logger = logging.getLogger("slipway.trainer")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one worker to its end; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m trainer", description="One training worker.")
-    parser.add_argument("--config", required=True, metavar="JSON", help="the job: slipway.trainer.config.JobConfig")
+    """Run one worker and return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Run one training worker.")
+    parser.add_argument("--config", required=True, metavar="JSON", help="the job: a slipway.trainer.config.JobConfig")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
     stop = StopRequest()
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _work(options.config, stop)
     except UserError as error:
-        if error.__cause__ is not None:  # what the user's own code raised
+        if error.__cause__ is not None:  # raised by the user's code
             error.traceback = "".join(traceback.format_exception(error.__cause__))
         report(error)
         return 1
@@ -60,20 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except PeerLost as error:
-        logger.error("another replica is gone (its log says why); this one cannot go on alone: %s", error)
+        logger.error("another replica is gone (see its log); this replica cannot continue alone: %s", error)
         return PEER_LOST_EXIT_CODE
     except Exception as error:
         if (told := bad_image(error) or full_disk(error)) is not None:
             report(told)
             return 1
         traceback.print_exc()
-        # A library can turn the SystemExit of a stop into an error of its own; any other error comes again.
+        # A library may convert the SystemExit of a stop request into its own error; any other error will recur.
         return EXIT_CODE if stop.requested else 1
     return 0
 
 
 def _work(config: str, stop: StopRequest) -> None:
-    """Everything that can be checked without TensorFlow, which takes seconds to import; then the training."""
+    """Check everything that does not need TensorFlow, which takes seconds to import; then train."""
     job = _job(config)
     installed.verify(job.train.engine)
     where = places(os.environ)
@@ -98,33 +98,33 @@ def _work(config: str, stop: StopRequest) -> None:
     except Stopped:
         watch.close()
         raise
-    with stop.deferred():  # all have agreed that they are done: neither a request nor the loss of a peer matters now
+    with stop.deferred():  # all replicas are done: stop requests and lost replicas no longer matter
         watch.finish()
         engine.close(watch.wait_for_farewells)
         watch.close()
 
 
 def _train_in_processes(job: JobConfig, cluster: Cluster, share: Share, count: int, stop: StopRequest) -> None:
-    """Train in a process a device; SystemExit with their status where that is not 0."""
+    """Train in one process per device; raise SystemExit with their status if it is not 0."""
     for number in range(count):
         refuse_empty(Share(share.folder, share.manifest, cluster.rank * count + number, cluster.replicas * count))
     watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))
     with stop.deferred():
         status = processes.run(job, cluster, count, stop)
-        if status in (0, EXIT_CODE):  # without a farewell the other replicas take this one for lost
+        if status in (0, EXIT_CODE):  # otherwise the other replicas would consider this one lost
             watch.close()
     if status:
         sys.exit(status)
 
 
 def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: StopRequest) -> Engine:
-    from slipway.trainer import loop  # only now: they import TensorFlow
+    from slipway.trainer import loop  # imported late because they import TensorFlow
     from slipway.trainer.data import inputs
     from slipway.trainer.engines import base
 
     engine = base.load(job.train.engine)
     logger.info("%s", engine.open(cluster))
-    stop.install()  # TensorFlow's server has put a handler of its own in its place
+    stop.install()  # TensorFlow's server has replaced the signal handler
     if _is_finished(job, where, cluster, share, engine):
         return engine
     batch = job.plan.batch_per_process
@@ -160,25 +160,25 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
         metrics.close()
         events.phase("exporting the model")
         export(engine, job, share.manifest, checksum, metrics.path, where.model, steps, weights_step)
-    engine.agree([0.0])  # all wait for all: who watches the job may look at the chief only
+    engine.agree([0.0])  # barrier: a job may be considered finished when the chief exits
     logger.info("weights checksum %s", checksum)
     return engine
 
 
 def _is_finished(job: JobConfig, where: Places, cluster: Cluster, share: Share, engine: Engine) -> bool:
-    """Whether an earlier start of this job has exported its model and only failed to end well; as the chief sees it."""
+    """Return whether an earlier attempt of this job already exported its model; the chief decides."""
     checksum = exported(job, share.manifest, where.model) if cluster.is_chief else None
     (finished,) = engine.agree([float(checksum is not None)])
     if checksum is not None:
-        logger.info("this job has finished already: its model is in %s", where.model)
+        logger.info("this job has finished already; its model is in %s", where.model)
         logger.info("weights checksum %s", checksum)
     return finished > 0
 
 
 def _warn_untrainable(engine: Engine, job: JobConfig) -> None:
-    """Warn of a network that training cannot change."""
+    """Warn if the network has no trainable weights."""
     if not engine.size().trainable:
-        text = f"warning: the network of {job.model.builder} has no trainable weights: training does not change it"
+        text = f"warning: the network of {job.model.builder} has no trainable weights; training will not change it"
         logger.warning("%s", text)
         events.message(text)
 
@@ -190,7 +190,7 @@ def _job(config: str) -> JobConfig:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise UserError(
-            f"--config is not a job: {first['msg']}.",
+            f"--config is not a valid job configuration: {first['msg']}.",
             setting=name or "--config",
             value=first.get("input"),
             allowed="the JSON of slipway.trainer.config.JobConfig, as plan_training writes it",
@@ -201,7 +201,7 @@ def _check_replicas(job: JobConfig, cluster: Cluster) -> None:
     planned = job.plan.replicas * job.plan.processes
     if planned != cluster.replicas:
         raise UserError(
-            f"The job was planned for {planned} replicas, and {cluster.source} tells of {cluster.replicas}.",
+            f"The job was planned for {planned} replicas, but {cluster.source} lists {cluster.replicas}.",
             setting="plan.replicas",
             value=planned,
             nearest=str(cluster.replicas),

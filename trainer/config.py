@@ -1,4 +1,4 @@
-"""The settings of a training job: what a worker is told, and the part of it that a run's configuration holds."""
+"""Settings of a training job: the worker's input and the model and train sections of a run's configuration."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from pydantic import (
 
 from slipway.core.errors import UserError
 
-# What Keras takes for AdamW where nothing is said.
+# Keras's default for AdamW.
 ADAMW_WEIGHT_DECAY = 0.004
 BUILDER_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 
 class Settings(BaseModel):
-    """Base of all settings: unknown keys, infinities and NaN are refused; values do not change.
+    """Base class of all settings: immutable; rejects unknown keys, infinities and NaN.
 
-    Untyped values are `Untyped`, which holds them to the same rule. As JSON, a number that is not finite would be
-    `Infinity`, which the reader refuses, and never null, which switches a setting off.
+    Untyped values are declared as `Untyped`, which applies the same rule. A number that is not finite is serialized as
+    `Infinity`, which the reader rejects, rather than as null, which would turn the setting off.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
 def _strict(value: Any) -> Any:
-    json.dumps(value, allow_nan=False)  # read from JSON, a JsonValue may hold NaN
+    json.dumps(value, allow_nan=False)  # a JsonValue read from JSON can contain NaN
     return value
 
 
@@ -47,11 +47,11 @@ Untyped = Annotated[JsonValue, AfterValidator(_strict)]
 
 
 class ModelSettings(Settings):
-    """Which network: `builder` is an importable "module:function", called with `arguments`.
+    """The network: `builder` is an importable "module:function", called with `arguments`.
 
-    The function takes `image_shape` (height, width, channels) and `classes` (how many), then `arguments` by name, and
-    returns a keras.Model from float32 images in [0, 1], shape [batch, height, width, channels], to float logits of
-    shape [batch, classes].
+    The function accepts `image_shape` (height, width, channels), `classes` (the number of classes) and `arguments` as
+    keyword arguments. It returns a keras.Model that maps float32 images in [0, 1], shape [batch, height, width,
+    channels], to float logits, shape [batch, classes].
     """
 
     builder: str
@@ -65,7 +65,7 @@ class ModelSettings(Settings):
             near = module if ":" in module else ":".join(module.rsplit(".", 1))
             near = near if re.fullmatch(BUILDER_PATTERN, near) else "slipway.trainer.models.digits:build"
             raise UserError(
-                f"{builder!r} does not name a function in a module.",
+                f"{builder!r} is not of the form module:function.",
                 setting="model.builder",
                 value=builder,
                 allowed="an importable module:function, such as slipway.trainer.models.digits:build",
@@ -76,7 +76,7 @@ class ModelSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """When to save, by seconds and by steps (either, both or neither; the end of an epoch saves always)."""
+    """How often to save, in seconds, in steps, or both. A checkpoint is also saved at the end of every epoch."""
 
     every_seconds: PositiveFloat | None = 60.0
     every_steps: PositiveInt | None = None
@@ -84,11 +84,11 @@ class CheckpointSettings(Settings):
 
 
 class RestartSettings(Settings):
-    """What happens when a worker is killed or preempted: all are started again and go on from the last checkpoint.
+    """Restarts after a worker is killed or preempted: all workers restart and resume from the last checkpoint.
 
-    `at_most` is how often each worker may be the cause, on this machine (Vertex has five of its own); 0 for never.
-    `backoff_seconds` is the first wait, doubled for each restart without a checkpoint in between. An error of the
-    user's code is never tried again.
+    `at_most` is the maximum number of restarts that each worker may cause on a local run (Vertex AI allows five of its
+    own); 0 turns restarts off. `backoff_seconds` is the first delay; it doubles with each restart that saved no
+    checkpoint. Errors raised by the user's code are never retried.
     """
 
     at_most: NonNegativeInt = 5
@@ -96,11 +96,11 @@ class RestartSettings(Settings):
 
 
 class AugmentSettings(Settings):
-    """Random changes to training images, for each image anew in each step; all are off by default.
+    """Random augmentation of training images, drawn for each image in each step; everything is off by default.
 
-    `flip` exchanges left and right in half of them; `shift` moves them by up to so many pixels, up or down and left or
-    right, with black coming in. Of pixels in [0, 1], `brightness` is the most that is added or taken away, and
-    `contrast` the most by which their distance from the image's mean grows or shrinks, as a share of it.
+    `flip` mirrors half of the images horizontally. `shift` moves them by up to that many pixels vertically and
+    horizontally and fills with black. `brightness` is the largest value added to or subtracted from pixels in [0, 1].
+    `contrast` c multiplies each pixel's distance from the image's mean by a factor between 1 - c and 1 + c.
     """
 
     flip: bool = False
@@ -110,12 +110,12 @@ class AugmentSettings(Settings):
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is changed."""
+        """Whether any augmentation is on."""
         return bool(self.flip or self.shift or self.brightness or self.contrast)
 
 
 class Duration(Settings):
-    """How long: exactly one of epochs (passes over the training split, maybe a fraction of one), steps and examples."""
+    """A length of training: exactly one of epochs (may be a fraction), steps and examples."""
 
     epochs: PositiveFloat | None = None
     steps: PositiveInt | None = None
@@ -127,7 +127,7 @@ class Duration(Settings):
         return self
 
     def in_steps(self, batch_size: int, steps_per_epoch: int) -> int:
-        """The fewest steps that see the asked-for examples or epochs, or the steps as given; at least 1."""
+        """Return `steps`, or the number of steps needed to process `examples` or `epochs`, rounded up; at least 1."""
         if self.steps is not None:
             return self.steps
         if self.examples is not None:
@@ -137,12 +137,12 @@ class Duration(Settings):
 
 
 class ScheduleSettings(Settings):
-    """How the learning rate changes; `train.learning_rate` is its peak. The formulas: `slipway.trainer.learning_rate`.
+    """Learning rate schedule; `train.learning_rate` is the peak. Formulas: `slipway.trainer.learning_rate`.
 
-    `warmup`: it rises linearly to the peak over so long. Then `shape`, until the run's end: it stays (constant), falls
-    to `final` along a line, half a cosine or an exponential curve, or (piecewise) is multiplied by `factor` (0.1 unless
-    given) at each of `milestones`, counted from the run's start, and never falls below `final`. `final` is 0 unless
-    given; the exponential curve needs one above 0.
+    During `warmup` the rate rises linearly to the peak. From then until the end of the run it follows `shape`: it stays
+    constant, or decays to `final` along a line, half a cosine or an exponential curve. A piecewise rate is multiplied
+    by `factor` (default 0.1) at each of `milestones`, counted from the start of the run, and never falls below `final`.
+    `final` defaults to 0; an exponential schedule requires a value above 0.
     """
 
     shape: Literal["constant", "linear", "cosine", "exponential", "piecewise"] = "constant"
@@ -156,34 +156,34 @@ class ScheduleSettings(Settings):
         if self.shape == "constant" and self.final is not None:
             falling = "linear, cosine, exponential or piecewise"
             raise _contradiction(
-                "A constant learning rate has no final one.", "schedule.final", self.final, f"with the shape {falling}",
+                "A constant schedule has no final rate.", "schedule.final", self.final, f"with the shape {falling}",
                 nearest=None, fix="--set train.schedule.shape=cosine",
             )  # fmt: skip
         if self.shape == "exponential" and not self.final:
             raise _contradiction(
-                "An exponential curve needs a final learning rate above 0: it never reaches 0.",
+                "An exponential schedule needs a final learning rate above 0, because it never reaches 0.",
                 "schedule.final", self.final, "above 0, such as a hundredth of train.learning_rate",
-                nearest=None, fix="--set train.schedule.final=VALUE, or train.schedule.shape=cosine, which ends in 0",
+                nearest=None, fix="--set train.schedule.final=VALUE, or train.schedule.shape=cosine, which ends at 0",
             )  # fmt: skip
         if (self.shape == "piecewise") != bool(self.milestones):
             raise _contradiction(
-                "Milestones belong to a piecewise learning rate, and such a one needs them.",
+                "A piecewise schedule needs milestones, and no other shape accepts them.",
                 "schedule.milestones", [each.model_dump(exclude_none=True) for each in self.milestones],
-                "one or more with the shape piecewise, none with another", nearest=None,
+                "one or more with the shape piecewise, none with other shapes", nearest=None,
                 fix="--set train.schedule.shape=piecewise --set train.schedule.milestones='[{epochs: 30}]'",
             )  # fmt: skip
         if self.shape != "piecewise" and self.factor is not None:
             raise _contradiction(
-                f"A {self.shape} learning rate is not multiplied by anything.", "schedule.factor", self.factor,
+                f"A {self.shape} schedule has no factor.", "schedule.factor", self.factor,
                 "with the shape piecewise", nearest=None, fix="--set train.schedule.shape=piecewise",
             )  # fmt: skip
         return self
 
 
 class EarlyStopSettings(Settings):
-    """When to end before the last step: after `patience` validations in a row without progress.
+    """Early stopping: training ends after `patience` consecutive validations without improvement.
 
-    Progress is that `train.monitor` is better than it was at the last progress by more than `minimum_change`.
+    An improvement is a `train.monitor` value that beats the last improvement by more than `minimum_change`.
     """
 
     patience: PositiveInt
@@ -191,30 +191,29 @@ class EarlyStopSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """How to train. One of `epochs`, `steps` and `examples` says for how long.
+    """How to train. Exactly one of `epochs`, `steps` and `examples` sets the length.
 
-    engine: What executes the training step.
-    batch_size: The global one, a step's examples: the replicas share it.
-    accumulation: In how many parts (micro-batches) a device works through its share of a step's batch, one after the
-        other, for less memory; the step is the same.
+    engine: The framework that executes the training step.
+    batch_size: Global batch size: examples per step over all replicas.
+    accumulation: Micro-batches per device per step (gradient accumulation). Saves memory; the update is the same.
     optimizer: adam, adamw or sgd.
-    momentum, nesterov: Of sgd.
-    weight_decay: Each step takes learning rate x weight_decay of every weight away (decoupled), biases and other
-        variables of less than two dimensions left out. adamw's is 0.004 unless given; adam has none.
-    clip_norm: Gradients whose global norm (over all variables and the global batch) is larger are scaled down to it.
-    learning_rate: In every step, or its peak where `schedule` changes it.
-    precision: What the network computes in; its variables, the loss and the optimizer are float32. mixed_float16 scales
-        the loss against underflow. auto: see `slipway.trainer.engines.precision`.
-    xla: Whether the step is compiled by XLA; auto: where it pays.
-    class_weights: What an example's loss is multiplied by: a factor for each class that is named (1 for the others), or
-        "balanced", inverse to the class's share of the training split and 1 on average. Validation is not weighted.
-    seed: Of the weights, the data's order and all that is drawn at random.
-    steps_per_call: How many steps run in one call of the engine; the number of steps is exact, whatever it is.
-    monitor: The validation figure that `early_stop` and `export` go by.
-    export: The weights that are exported: the last ones, or those of the epoch's end with the best `monitor`.
-    profile_steps: So many steps are profiled for TensorBoard, soon after the start; 0: none.
-    module: A module of your own, run as `python -m MODULE ARGUMENTS` in every replica in place of Slipway's trainer.
-        No other setting of this section but `arguments` goes with it.
+    momentum, nesterov: For sgd only.
+    weight_decay: Decoupled weight decay; skips biases and other variables with fewer than two dimensions. The default
+        for adamw is 0.004; adam does not support it.
+    clip_norm: Gradients with a larger global norm (over all variables and the global batch) are scaled down to it.
+    learning_rate: The learning rate, or its peak if `schedule` changes it.
+    precision: Compute precision of the network; variables, loss and optimizer are float32. mixed_float16 uses loss
+        scaling. auto: see `slipway.trainer.engines.precision`.
+    xla: Whether XLA compiles the training step; auto: where it is faster.
+    class_weights: Factors for the loss of an example by class (1 for classes not listed), or "balanced": inversely
+        proportional to the class's frequency in the training split and 1 on average. Validation is not weighted.
+    seed: Seed for the weights, the order of the data and all random draws.
+    steps_per_call: Steps per call of the engine. Does not change the total number of steps.
+    monitor: The validation metric that `early_stop` and `export` use.
+    export: The weights to export: the last ones, or those with the best `monitor` at the end of an epoch.
+    profile_steps: Number of steps to profile for TensorBoard, shortly after the start; 0: none.
+    module: A custom training module, run as `python -m MODULE ARGUMENTS` in every replica instead of Slipway's trainer.
+        Of this section's other settings, only `arguments` and `restarts` may be set with it.
     """
 
     engine: Literal["tensorflow", "jax", "pytorch"] = "tensorflow"
@@ -253,65 +252,65 @@ class TrainSettings(Settings):
         _check_one_duration(self)
         if self.arguments:
             raise _contradiction(
-                "Arguments are for a training module of your own, and there is none.",
+                "train.arguments requires a custom training module, and none is set.",
                 "arguments", " ".join(self.arguments), "together with train.module", nearest=None,
-                fix="--set train.module=MODULE; the network's arguments are model.arguments",
+                fix="--set train.module=MODULE, or set model.arguments if they are for the network",
             )  # fmt: skip
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
             name = "momentum" if self.momentum else "nesterov"
             raise _contradiction(
-                f"{self.optimizer} has a momentum of its own.", name, getattr(self, name), "with the optimizer sgd",
-                nearest="sgd", fix=f"--set train.optimizer=sgd, or leave train.{name} out",
+                f"{self.optimizer} does not accept {name}.", name, getattr(self, name), "with the optimizer sgd",
+                nearest="sgd", fix=f"--set train.optimizer=sgd, or remove train.{name}",
             )  # fmt: skip
         if self.nesterov and not self.momentum:
             raise _contradiction(
-                "Nesterov's variant needs a momentum.", "momentum", self.momentum, "above 0 and below 1",
+                "Nesterov momentum needs a momentum above 0.", "momentum", self.momentum, "above 0 and below 1",
                 nearest="0.9", fix="--set train.momentum=0.9",
             )  # fmt: skip
         if self.optimizer == "adam" and self.weight_decay:
             raise _contradiction(
-                "adam has no weight decay; adamw is adam with one.", "weight_decay", self.weight_decay,
+                "adam does not support weight decay; adamw does.", "weight_decay", self.weight_decay,
                 "with the optimizers adamw and sgd", nearest="adamw", fix="--set train.optimizer=adamw",
             )  # fmt: skip
         final = self.schedule.final
         if final is not None and final >= self.learning_rate:
             raise _contradiction(
-                "The learning rate is to fall, and its final value is not below its peak.", "schedule.final", final,
+                "The final learning rate is not below the peak.", "schedule.final", final,
                 f"below train.learning_rate = {self.learning_rate:g}", nearest=f"{self.learning_rate / 100:g}",
                 fix=f"--set train.schedule.final={self.learning_rate / 100:g}",
             )  # fmt: skip
         return self
 
     def _check_nothing_else(self) -> None:
-        """Raise UserError for a setting that a module of the user's own would never see."""
+        """Raise UserError for a setting that a custom training module would never receive."""
         for name, field in TrainSettings.model_fields.items():
             if name not in ("module", "arguments", "restarts") and getattr(self, name) != field.default:
                 raise _contradiction(
-                    f"train.{name} is for Slipway's own training loop; {self.module} takes its settings as arguments.",
+                    f"train.{name} applies only to Slipway's training loop; {self.module} receives train.arguments.",
                     name, getattr(self, name), "train.module, train.arguments and train.restarts only", nearest=None,
-                    fix=f"take train.{name} out, and put it into train.arguments in the way that {self.module} knows",
+                    fix=f"remove train.{name}; if {self.module} has an option for it, add that to train.arguments",
                 )  # fmt: skip
 
     @property
     def duration(self) -> Duration:
-        """How long to train; not with `module`."""
+        """The length of the training; not valid with `module`."""
         return Duration(epochs=self.epochs, steps=self.steps, examples=self.examples)
 
     @property
     def decay(self) -> float:
-        """The weight decay that holds."""
+        """The effective weight decay."""
         if self.weight_decay is not None:
             return self.weight_decay
         return ADAMW_WEIGHT_DECAY if self.optimizer == "adamw" else 0.0
 
     @property
     def optimizer_kind(self) -> str:
-        """The optimizer by what it keeps for each weight: momentum makes sgd another one."""
+        """The optimizer's name; sgd with momentum is distinct, since it keeps a slot per weight."""
         return f"{self.optimizer} with momentum" if self.momentum else self.optimizer
 
     @property
     def needs_validation(self) -> bool:
-        """Whether something is decided by the validation split."""
+        """Whether early stopping or the export depends on the validation split."""
         return self.early_stop is not None or self.export == "best"
 
 
@@ -319,20 +318,20 @@ def _check_one_duration(settings: Duration | TrainSettings) -> None:
     given = [name for name in ("epochs", "steps", "examples") if getattr(settings, name) is not None]
     if len(given) != 1:
         found = " and ".join(given) if given else "none"
-        raise ValueError(f"exactly one of epochs, steps and examples says how long; found {found}")
+        raise ValueError(f"set exactly one of epochs, steps and examples; got {found}")
 
 
 def _contradiction(message: str, setting: str, value: Any, allowed: str, *, nearest: str | None, fix: str) -> UserError:
-    """The error of a setting of the section `train` that does not go with another."""
+    """Return the error for a `train` setting that conflicts with another one."""
     return UserError(message, setting=f"train.{setting}", value=value, allowed=allowed, nearest=nearest, fix=fix)
 
 
 class Plan(Settings):
-    """What plan_training worked out: the run's length and how a batch is shared.
+    """The output of plan_training: the run's length and how a batch is split.
 
-    `steps` is the whole run's number of steps, `steps_per_epoch` that of one pass over the training split (its last,
-    partial batch dropped), `batch_per_replica` the examples that one replica takes a step. A replica trains in as many
-    `processes`, which share its examples.
+    `steps` is the number of steps of the whole run, `steps_per_epoch` that of one pass over the training split (the
+    last partial batch is dropped). `batch_per_replica` is the number of examples per replica and step, split evenly
+    over the replica's `processes`.
     """
 
     replicas: PositiveInt
@@ -343,12 +342,12 @@ class Plan(Settings):
 
     @property
     def batch_per_process(self) -> int:
-        """The examples that one process takes a step."""
+        """Examples per process and step."""
         return self.batch_per_replica // self.processes
 
 
 class JobConfig(Settings):
-    """All that `python -m trainer --config JSON` is told; `data` is a prepared set's folder or gs:// URI."""
+    """The input of `python -m trainer --config JSON`; `data` is a prepared data set's folder or gs:// URI."""
 
     data: str
     model: ModelSettings

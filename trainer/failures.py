@@ -1,4 +1,4 @@
-"""Training failures that the user can fix: a loss that is no number, too little memory, a bad image, a full disk."""
+"""Training failures that the user can fix: NaN loss, out of memory, an undecodable image, a full disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipway.trainer.engines.base import OutOfMemory, StepFigures
 
 
 def check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:
-    """Stop at a loss that is NaN or infinite: what follows would be too, and nothing of it is worth saving."""
+    """Raise UserError if a loss is NaN or infinite, since every later step would be too."""
     bad = np.flatnonzero(~np.isfinite(figures.losses))
     if not bad.size:
         return
@@ -27,22 +27,22 @@ def check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:
         f"The loss is {what} at step {step} of {job.plan.steps} (epoch {step / job.plan.steps_per_epoch:.2f}).",
         setting="train.learning_rate",
         value=job.train.learning_rate,
-        allowed="one at which the loss stays finite",
+        allowed="a learning rate at which the loss stays finite",
         nearest=f"{lower:g}",
-        fix=f"--set train.learning_rate={lower:g}; else look for divisions and logarithms in the network",
+        fix=f"--set train.learning_rate={lower:g}; also check divisions and logarithms in the network",
     )
 
 
 def too_large(error: OutOfMemory, job: JobConfig, devices: int) -> UserError:
-    """The error of a batch that a device's memory does not hold, with the largest that it would where that is known.
+    """Return the error for a batch that exceeds a device's memory, with the largest batch that fits if known.
 
     Args:
-        error: What the engine met.
-        job: What was trained.
-        devices: How many the whole job has.
+        error: The engine's error.
+        job: The job.
+        devices: Number of devices of the whole job.
     """
     batch, share = job.train.batch_size, job.train.batch_size // devices
-    message = f"A device's memory does not hold a step of {share // job.train.accumulation} examples: {error}."
+    message = f"A step of {share // job.train.accumulation} examples does not fit in a device's memory: {error}."
     if error.fits is None:
         return UserError(
             message, setting="train.batch_size", value=batch, allowed=f"less than {batch}",
@@ -50,8 +50,8 @@ def too_large(error: OutOfMemory, job: JobConfig, devices: int) -> UserError:
         )  # fmt: skip
     if error.fits == 0:
         return UserError(
-            message, setting="model.builder", value=job.model.builder, allowed="a network that one example fits in",
-            fix="a smaller network or smaller images (data.image_size), or a device with more memory",
+            message, setting="model.builder", value=job.model.builder, allowed="a network that fits with one example",
+            fix="use a smaller network, smaller images (data.image_size) or a device with more memory",
         )  # fmt: skip
     parts = next(count for count in range(1, share + 1) if share % count == 0 and share // count <= error.fits)
     largest = error.fits * devices
@@ -59,33 +59,33 @@ def too_large(error: OutOfMemory, job: JobConfig, devices: int) -> UserError:
         message,
         setting="train.batch_size",
         value=batch,
-        allowed=f"at most {largest} examples, or in parts of at most {error.fits} a device",
+        allowed=f"at most {largest} examples, or micro-batches of at most {error.fits} per device",
         nearest=str(largest),
-        fix=f"--set train.accumulation={parts} keeps the batch, in parts; or --set train.batch_size={largest}",
+        fix=f"--set train.accumulation={parts} (same batch size), or --set train.batch_size={largest}",
     )
 
 
-# What TensorFlow's image operations say; engines that read through tf.data meet the same.
+# Messages of TensorFlow's image operations, which every engine sees because all read through tf.data.
 _BAD_IMAGE = re.compile(r"Invalid (?:PNG|JPEG|GIF|BMP)[^.\n]*")
 
 
 def bad_image(error: Exception) -> UserError | None:
-    """The error of an image that cannot be decoded, where that is what `error` says."""
+    """Return the error for an image that cannot be decoded, if that is the cause of `error`; otherwise None."""
     found = _BAD_IMAGE.search(str(error))
     if found is None:
         return None
     return UserError(
-        f"An image of the data set cannot be decoded ({found[0]}): when the set was prepared, not every image was "
-        "decoded, but only its header looked at.",
-        fix="--set data.check=decode, which prepares a set without such images",
+        f"An image of the data set cannot be decoded ({found[0]}). Data preparation validated only the headers "
+        "of the images.",
+        fix="--set data.check=decode, which excludes such images when the data set is prepared",
     )
 
 
 def full_disk(error: Exception) -> UserError | None:
-    """Return the error of a full disk, where `error` says so in the words of the operating system or an engine."""
+    """Return the error for a full disk, if `error` comes from the operating system or an engine; otherwise None."""
     if getattr(error, "errno", None) not in FULL and os.strerror(errno.ENOSPC) not in str(error):
         return None
     return UserError(
         f"No space is left on the disk: {str(error).strip().splitlines()[0]}",
-        fix="free disk space there, then slipway run --resume latest",
+        fix="free disk space, then run: slipway run --resume latest",
     )

@@ -1,9 +1,14 @@
-"""The learning rate of every step, the same for every engine: a warm-up, then a curve down to a final value.
+"""The learning rate of each step, the same for every engine: a warm-up, then a schedule that decays to a final value.
 
-With W warm-up steps of a run of T, the peak p and the final rate f, step k (from 0) has p (k + 1) / (W + 1) while
-k < W. From then on, with the part x = (k - W) / (T - W) of the rest that is over, linear has p + (f - p) x, cosine
-f + (p - f) (1 + cos πx) / 2 and exponential p (f / p)^x, so that each would reach f right after the last step.
-Piecewise has p times `factor` for every milestone that k has reached, and f at least.
+With W of T steps as warm-up, peak p and final rate f, the rate of step k (from 0) is p (k + 1) / (W + 1) while k < W.
+After that, with x = (k - W) / (T - W):
+
+- linear: p + (f - p) x
+- cosine: f + (p - f) (1 + cos πx) / 2
+- exponential: p (f / p)^x
+- piecewise: p multiplied by `factor` once for each milestone reached by k, but at least f
+
+The first three would reach f right after the last step.
 """
 
 from __future__ import annotations
@@ -13,12 +18,12 @@ from numpy.typing import NDArray
 
 from slipway.trainer.config import Plan, TrainSettings
 
-# What a piecewise learning rate is multiplied by at a milestone, where nothing is said.
+# Default factor of a piecewise schedule at each milestone.
 FACTOR = 0.1
 
 
 def rates(train: TrainSettings, plan: Plan, step: int, count: int) -> NDArray[np.float32]:
-    """The learning rates of `count` steps from `step` (from 0) on, float32 [count]."""
+    """Return the learning rates of `count` steps starting at `step` (from 0), float32 [count]."""
     steps = np.arange(step, step + count, dtype=np.float64)
     warmup = warmup_steps(train, plan)
     rising = train.learning_rate * (steps + 1) / (warmup + 1)
@@ -26,7 +31,7 @@ def rates(train: TrainSettings, plan: Plan, step: int, count: int) -> NDArray[np
 
 
 def warmup_steps(train: TrainSettings, plan: Plan) -> int:
-    """How many steps the learning rate rises for; more than the run has where that is shorter."""
+    """Return the number of warm-up steps, which may exceed the length of the run."""
     warmup = train.schedule.warmup
     return 0 if warmup is None else warmup.in_steps(train.batch_size, plan.steps_per_epoch)
 

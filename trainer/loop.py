@@ -1,4 +1,4 @@
-"""The training loop, the same for every engine: steps, epochs, log points, validation, checkpoints, stopping."""
+"""The engine-independent training loop: steps, epochs, logging, validation, checkpoints, early stopping, signals."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from slipway.trainer.failures import check_finite, too_large
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.speed import Speed
 
-# A call of the engine is made shorter than `steps_per_call` where it would take longer than this: what is watched,
-# saved or stopped waits for its end.
+# Maximum duration of an engine call; longer calls run fewer steps than `steps_per_call`. Progress, checkpoints and stop
+# requests wait for the end of a call.
 CALL_SECONDS = 1.0
 PROGRESS_SECONDS = 0.5
 LOG_POINTS_PER_EPOCH = 10
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 
 class Loop:
-    """One run from where `progress` stands to the plan's last step. `metrics` is the chief's; others have None.
+    """Training from the step of `progress` to the plan's last step.
 
-    `best` keeps the best weights where those are to be exported.
+    `metrics` is None on all replicas but the chief. `best` stores the best weights if those are to be exported.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Loop:
         self._saver, self._identity, self._metrics = Saver(checkpoints), identity, metrics
         self._stop_request, self._progress, self._best = stop, progress, best
         self._profile = contextlib.ExitStack()
-        self._to_profile = job.train.profile_steps if metrics else 0  # steps that are left to profile
+        self._to_profile = job.train.profile_steps if metrics else 0  # steps left to profile
         self._profiling = False
         self._warm = False
         self._speed = Speed()
@@ -70,14 +70,14 @@ class Loop:
         self._validated_step = 0
         self._saved_at = time.monotonic()
         self._shown_at = -math.inf
-        self._validation_seconds = math.inf  # how long the last validation took
+        self._validation_seconds = math.inf  # duration of the last validation
 
     def train(self) -> None:
-        """Run the steps that are left.
+        """Run the remaining steps.
 
         Raises:
             UserError: The loss is no longer a finite number, or a step does not fit into a device's memory.
-            SystemExit: With status 143, when asked to stop; saved first.
+            SystemExit: With status 143 after a stop request; a checkpoint is saved first.
         """
         with self._stop_request.deferred():
             try:
@@ -88,8 +88,8 @@ class Loop:
                 self._saver.wait()
 
     def _run(self) -> None:
-        """Steps, and what is due between them. An epoch is saved before it is measured, which may take long: a run
-        that goes on from its end measures it again."""
+        """Run steps, validations and saves. An epoch is saved before its validation, which may take long; a run that
+        resumes from the end of an epoch validates it again."""
         while True:
             if self._ends_epoch(self._step) and self._step != self._validated_step:
                 self._validate()
@@ -105,7 +105,7 @@ class Loop:
                 self._save()
 
     def _end_together(self) -> None:
-        """Leave when the chief has written, and with all others: one that left earlier would take them along."""
+        """Exit together with all replicas once the chief has saved; an early exit would abort the others."""
         who = ASKED_TO_STOP if self._stop_request.requested else "another replica was asked to stop"
         logger.info("%s: ended at step %d of %d", who, self._step, self._plan.steps)
         self._saver.wait()
@@ -121,7 +121,7 @@ class Loop:
         return self._engine.work()
 
     def _epoch(self) -> float:
-        """Epochs done."""
+        """Return the number of completed epochs, which may be a fraction."""
         return self._step / self._plan.steps_per_epoch
 
     def _ends_epoch(self, step: int) -> bool:
@@ -132,7 +132,7 @@ class Loop:
         return every is not None and self._step % every == 0
 
     def _agree(self) -> tuple[bool, bool, int]:
-        """What all replicas do next: whether to stop and to save, how many steps to run; the chief's clock rules."""
+        """Agree with all replicas whether to stop or save and how many steps to run; the chief's clock decides."""
         every = self._job.train.checkpoint.every_seconds
         due = self._saver.due_again or (every is not None and time.monotonic() - self._saved_at >= every)
         mine = [float(self._stop_request.requested)]
@@ -141,7 +141,7 @@ class Loop:
         return stop > 0, save > 0, round(count)
 
     def _count(self) -> int:
-        """How many steps the next call runs: `steps_per_call`, or fewer up to the next step with something to do."""
+        """Return the steps of the next call: `steps_per_call`, or fewer if an epoch, save or profile ends before."""
         if not self._warm:
             return 1
         ends = [self._plan.steps, _next_multiple(self._step, self._plan.steps_per_epoch)]
@@ -173,7 +173,7 @@ class Loop:
         self._show(figures)
 
     def _end_profile(self, count: int) -> None:
-        """Count a call's steps, and write the profile when it has as many as were asked for."""
+        """Count a call's steps, and write the profile once it covers `profile_steps`."""
         if self._profiling:
             self._to_profile -= count
             if not self._to_profile:
@@ -181,7 +181,7 @@ class Loop:
                 self._profiling = False
 
     def _log(self, figures: StepFigures, rates: NDArray[np.float32]) -> None:
-        """Count the call's steps, and write a line for each log point among them."""
+        """Count the call's steps, and log metrics at each log point among them."""
         every = max(1, min(self._plan.steps_per_epoch // LOG_POINTS_PER_EPOCH, MOST_STEPS_BETWEEN_LOG_POINTS))
         speed = self._speed.figures(self._job.train.batch_size, self._work) if self._metrics else {}
         steps = zip(figures.losses.tolist(), figures.accuracies.tolist(), rates.tolist(), strict=True)
@@ -203,7 +203,7 @@ class Loop:
                 self._progress.epoch = Interval()
 
     def _show(self, figures: StepFigures) -> None:
-        """Tell whoever watches how far the run is."""
+        """Report progress."""
         now = time.monotonic()
         done = self._step == self._plan.steps
         if not self._metrics or not (done or now - self._shown_at >= PROGRESS_SECONDS):
@@ -217,14 +217,14 @@ class Loop:
         self._metrics.flush()
 
     def _validate(self) -> None:
-        """Measure the validation split, and say how the epoch went."""
+        """Evaluate the validation split, and log a summary of the epoch."""
         speed = self._speed.describe(self._job.train.batch_size, self._work)
         line = f"epoch {self._epoch():.2f}, step {self._step} of {self._plan.steps}"
         line += f", {speed}" if speed else ""
         if self._validation is not None:
             if self._validation_seconds > PROGRESS_SECONDS:
                 events.phase("validating")
-                self._shown_at = -math.inf  # so that the bar shows the training again
+                self._shown_at = -math.inf  # so that the progress bar shows the training again
             started = time.monotonic()
             with self._stop_request.at_once():
                 measured = self._engine.evaluate(self._validation)
@@ -239,7 +239,7 @@ class Loop:
         self._speed = Speed()
 
     def _select(self, measured: Measured) -> None:
-        """Take note of whether these are the best weights, and whether it is time to end."""
+        """Update the best weights, and log if training stops early."""
         train, selection = self._job.train, self._progress.selection
         if not train.needs_validation:
             return
@@ -247,19 +247,19 @@ class Loop:
         if selection.take(train, figure, self._step) and self._best:
             self._best.keep(self._engine, self._step)
         if selection.ends(train) and self._step < self._plan.steps:
-            text = f"ending early at step {self._step} of {self._plan.steps}: the validation {train.monitor} made no "
-            text += f"progress in {selection.waited} validations; its best was {selection.best:.4f} at step "
+            text = f"stopping early at step {self._step} of {self._plan.steps}: the validation {train.monitor} did not "
+            text += f"improve in {selection.waited} validations; the best was {selection.best:.4f} at step "
             text += f"{selection.best_step}"
             logger.info("%s", text)
             if self._metrics:
                 events.message(text)
 
     def _save(self) -> None:
-        """Save the run as it stands, unless that was done at this step; every replica takes part, the chief writes."""
+        """Save a checkpoint unless this step is already saved. All replicas must call it; the chief writes."""
         if self._step == self._saved_step:
             return
         checkpoint = checkpoint_of(self._progress, self._engine, self._identity)
-        if self._metrics:  # first the history, so that it reaches as far as the checkpoint
+        if self._metrics:  # first, so that the history covers the checkpoint's step
             self._metrics.flush()
         if self._cluster.is_chief:
             self._saver.start(checkpoint)

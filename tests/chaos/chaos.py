@@ -343,7 +343,7 @@ def _lost_checkpoints(output: Path, ended: Ended, struck: list[Struck], steps: i
         problems.append(f"the restarts were from steps {expected[1:]}: one went back")
     for number, (text, step) in enumerate(zip(tries, expected, strict=False)):
         wrong = {
-            found for found in re.findall(r"going on from the checkpoint at step (\d+)", text) if int(found) != step
+            found for found in re.findall(r"resuming from the checkpoint at step (\d+)", text) if int(found) != step
         }
         problems += [f"try {number} went on from step {found}, and {step} had been saved" for found in sorted(wrong)]
     for each in struck:

@@ -80,7 +80,7 @@ def restarted(*steps: int) -> list[Restart]:
 
 def log(*steps: int) -> str:
     restart = "workerpool0-0 was killed by SIGKILL: all start again from the checkpoint of step 0 in 0 s (restart 1)\n"
-    return restart.join(f"[workerpool0-0] going on from the checkpoint at step {step} of 30\n" for step in steps)
+    return restart.join(f"[workerpool0-0] resuming from the checkpoint at step {step} of 30\n" for step in steps)
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_a_killed_replica_of_a_scheduled_run_starts_again_and_training_resumes(
     print("\n".join(lines["service"]))
     assert any("workerpool1-0" in line and "is restarted" in line for line in lines["service"])
     for name in REPLICAS:
-        assert [line for line in lines[name] if "going on from the checkpoint" in line], lines[name]
+        assert [line for line in lines[name] if "resuming from the checkpoint" in line], lines[name]
     assert len(cloud.versions()) == 2
 
 

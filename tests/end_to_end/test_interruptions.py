@@ -33,7 +33,7 @@ def test_a_trainer_killed_in_mid_epoch_goes_on_from_its_checkpoint(space):
     process = space.start("run", *options, "--set", "train.restarts.at_most=1")
     wait_for(lambda: checkpoint_pointer(space))
     trainers(space.path)[0].kill()
-    wait_for(lambda: "going on from the checkpoint" in space.log("train"))
+    wait_for(lambda: "resuming from the checkpoint" in space.log("train"))
     trainers(space.path)[0].kill()
     output, error = process.communicate(timeout=200)
     assert "workerpool0-0 was killed by SIGKILL: all start again from the checkpoint of step" in output
@@ -52,7 +52,7 @@ def test_a_trainer_killed_in_mid_epoch_goes_on_from_its_checkpoint(space):
     assert after["status"] == "succeeded"
     assert steps(after)["prepare_data"] == {**prepared, "reused": True}
     assert "prepare_data" not in resumed.stdout
-    going_on = re.search(r"going on from the checkpoint at step (\d+)", space.log("train"))
+    going_on = re.search(r"resuming from the checkpoint at step (\d+)", space.log("train"))
     assert going_on
     assert int(going_on[1]) >= 20
 

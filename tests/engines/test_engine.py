@@ -255,6 +255,6 @@ def test_a_network_that_is_none_is_refused(bench: Bench) -> None:
 
 
 def test_a_batch_that_does_not_divide_is_refused(bench: Bench) -> None:
-    with pytest.raises(UserError, match="8 examples of a step cannot be worked through in 3 equal parts") as caught:
+    with pytest.raises(UserError, match="8 examples per device and step cannot be split into 3 equal") as caught:
         bench.engine(bench.job(accumulation=3))
     assert (caught.value.setting, caught.value.nearest) == ("train.accumulation", "2")

@@ -42,7 +42,7 @@ def test_stopped_then_killed_it_ends_with_the_same_weights(bench: Bench, tmp_pat
 
     end = workers.start(config, tmp_path).wait()
     assert end.status == 0, end.errors
-    assert "going on from the checkpoint at step" in end.output
+    assert "resuming from the checkpoint at step" in end.output
     assert end.checksum == whole.wait().checksum
     assert last_line(tmp_path)["accuracy"] > 0.9
 

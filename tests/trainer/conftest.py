@@ -1,4 +1,4 @@
-"""Tiny data sets made here, and training workers started as processes."""
+"""Fixtures: tiny data sets, and training workers run as processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEADLINE = 120.0
 
 
 def picture(label: int, number: int, size: tuple[int, int] = (8, 8)) -> np.ndarray[Any, Any]:
-    """A grey picture, uint8, whose bright half tells its class."""
+    """Return a grayscale uint8 image whose bright half shows its class."""
     pixels = np.random.default_rng([label, number]).integers(0, 120, size, np.uint8)
     half = size[1] // 2
     if label in (0, 2):
@@ -42,7 +42,7 @@ def picture(label: int, number: int, size: tuple[int, int] = (8, 8)) -> np.ndarr
 
 
 def encode(pixels: np.ndarray[Any, Any], kind: str = "png") -> bytes:
-    """Pixels as a file's bytes."""
+    """Return pixels as the bytes of an image file."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind)
     return file.getvalue()
@@ -60,7 +60,7 @@ class DataSets:
         written_size: tuple[int, int] | None = None,
         kind: str = "png",
     ) -> Manifest:
-        """A data set of grey pictures; `train` and `validation` give the examples of each shard."""
+        """Write a data set of grayscale images; `train` and `validation` are the example counts of each shard."""
         import tensorflow as tf
 
         folder.mkdir(parents=True)
@@ -119,7 +119,7 @@ def job(
     arguments: dict[str, Any] | None = None,
     **train: Any,
 ) -> JobConfig:
-    """A job on the data set in `data`."""
+    """Return a job on the data set in `data`."""
     return JobConfig.model_validate(
         {
             "data": str(data),
@@ -137,7 +137,7 @@ def job(
 
 @dataclass
 class Finished:
-    """A worker that ended."""
+    """The result of a worker."""
 
     status: int
     output: str
@@ -145,14 +145,14 @@ class Finished:
 
     @property
     def checksum(self) -> str:
-        """What it printed as its weights' checksum."""
+        """The weights checksum that it printed."""
         lines = [line for line in self.output.splitlines() if line.startswith("weights checksum ")]
         assert len(lines) == 1, self.output + self.errors
         return lines[0].split()[2]
 
     @property
     def user_error(self) -> dict[str, Any]:
-        """What it reported for programs to read."""
+        """The machine-readable error that it printed."""
         line = next(text for text in self.errors.splitlines() if text.startswith("slipway-error: "))
         return json.loads(line.removeprefix("slipway-error: "))
 
@@ -165,12 +165,12 @@ class Worker:
     place: Path
 
     def wait(self) -> Finished:
-        """Its end."""
+        """Wait for the worker and return its result."""
         output, errors = self.process.communicate(timeout=DEADLINE)
         return Finished(self.process.returncode, output, errors)
 
     def wait_for_checkpoint(self, step: int) -> None:
-        """Until the run has saved at `step` or later."""
+        """Wait until the run has saved a checkpoint at `step` or later."""
         pointer = self.place / "checkpoints" / "latest"
         deadline = time.monotonic() + DEADLINE
         while not pointer.exists() or int(pointer.read_text().removeprefix("step-")) < step:
@@ -181,12 +181,12 @@ class Worker:
 
 @dataclass
 class Workers:
-    """Starts workers; ends those that a test left behind."""
+    """Starts workers, and terminates those that a test left running."""
 
     started: list[Worker] = field(default_factory=list)
 
     def start(self, config: JobConfig, place: Path, **environment: str) -> Worker:
-        """One worker of a job whose outputs go into `place`."""
+        """Start one worker of a job with its outputs in `place`."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -212,7 +212,7 @@ class Workers:
         return worker
 
     def start_two(self, config: JobConfig, place: Path, **environment: str) -> list[Worker]:
-        """A chief and a worker on loopback, with the environment that Vertex would give."""
+        """Start a chief and a worker on loopback, with Vertex AI's environment variables."""
         with socket.socket() as first, socket.socket() as second:
             for listener in (first, second):
                 listener.bind(("127.0.0.1", 0))
@@ -224,7 +224,7 @@ class Workers:
         ]
 
     def stop(self) -> None:
-        """End what still runs."""
+        """Terminate all running workers."""
         for worker in self.started:
             if worker.process.poll() is None:
                 worker.process.send_signal(signal.SIGKILL)
@@ -233,7 +233,7 @@ class Workers:
 
 @pytest.fixture(scope="session")
 def tensorflow() -> None:
-    """TensorFlow is imported, the quick way."""
+    """Import TensorFlow without its slow parts."""
     import_tensorflow()
 
 
@@ -244,7 +244,7 @@ def data_sets(tensorflow: None) -> DataSets:
 
 @pytest.fixture(scope="session")
 def tiny(data_sets: DataSets, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """600 training examples in 4 shards of different sizes, 50 of validation in 2."""
+    """A data set with 600 training examples in 4 shards of different sizes and 50 validation examples in 2."""
     folder = tmp_path_factory.mktemp("data") / "tiny"
     data_sets.write(folder, train=[150, 149, 151, 150], validation=[26, 24])
     return folder
@@ -259,7 +259,7 @@ def workers() -> Any:
 
 @pytest.fixture
 def networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sample networks are importable in this process."""
+    """Make the sample networks importable in this process."""
     monkeypatch.syspath_prepend(str(NETWORKS))
 
 

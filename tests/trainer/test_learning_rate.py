@@ -1,4 +1,4 @@
-"""The learning rate of every step: shapes against their formulas, warm-up, and steps in any grouping."""
+"""Learning rates: schedules compared with their formulas, warm-up, and independence of steps per call."""
 
 from __future__ import annotations
 

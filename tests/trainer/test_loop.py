@@ -1,4 +1,4 @@
-"""The loop on an engine that only keeps count: exact steps, log points, validation, saving, stopping, NaN."""
+"""The training loop on a counting engine: steps, log points, validation, checkpoints, stopping, NaN."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from slipway.trainer.engines.base import Measured, OutOfMemory, State, StepFigur
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
-# What differs from run to run.
+# Fields that differ between runs.
 CLOCK = ("time", "steps_per_second", "examples_per_second", "examples_per_second_per_device", "waiting_for_input",
          "share_of_peak")  # fmt: skip
 
 
 class CountingEngine:
-    """Its one weight is the number of steps; a step's loss is 1 / (step + 1), or what `losses` says."""
+    """An engine whose only weight is the number of steps; the loss of a step is 1 / (step + 1), or from `losses`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
@@ -75,7 +75,7 @@ class CountingEngine:
 
 
 class Run:
-    """One process's run of a job in `place`."""
+    """One process of a job in `place`."""
 
     def __init__(self, config: JobConfig, place: Path, engine: CountingEngine) -> None:
         from slipway.trainer.loop import Loop
@@ -351,7 +351,7 @@ def test_a_save_that_failed_is_tried_again_before_the_next_one_would_be_due(
 
     engine.on_call = ten_seconds
     run.train()
-    # At step 100 and 30 s later the disk is full; 30 s after that it is not.
+    # The disk is full at step 100 and 30 s later, but no longer 30 s after that.
     assert saved_steps(tmp_path) == [160, 200]
 
 
@@ -398,7 +398,7 @@ def test_more_steps_go_on_and_fewer_are_refused(tmp_path: Path, make_job: Any) -
         Run(make_job(Path("x"), steps=20, steps_per_epoch=10), tmp_path, CountingEngine())
 
 
-# Validation losses and accuracies after each epoch of 10 steps.
+# Validation loss and accuracy after each epoch of 10 steps.
 CURVE = {10: (0.9, 0.1), 20: (0.5, 0.6), 30: (0.495, 0.5), 40: (0.6, 0.7), 50: (0.7, 0.4), 60: (0.1, 0.9)}
 
 
@@ -485,7 +485,7 @@ def test_best_weights_that_could_not_be_saved_are_saved_later(
 @pytest.mark.parametrize(
     ("fits", "setting", "fix"),
     [
-        (5, "train.batch_size", "train.accumulation=4 "),  # 16 examples a device: in 4 parts of 4
+        (5, "train.batch_size", "train.accumulation=4 "),  # 16 examples per device: 4 micro-batches of 4
         (None, "train.batch_size", "train.accumulation=2,"),
         (0, "model.builder", "a smaller network"),
     ],
@@ -530,7 +530,7 @@ def test_an_epoch_reports_rates_waiting_and_the_share_of_the_peak(
     assert last["waiting_for_input"] == pytest.approx(0.25)
     assert last["share_of_peak"] == pytest.approx(1e12 * 100 / (4 * 989.5e12), abs=1e-4)
     assert (
-        "100.0 steps/s, 1,600 examples/s a device, waiting for input 25% of the time, 2.5% of the peak" in caplog.text
+        "100.0 steps/s, 1,600 examples/s per device, waiting for input 25% of the time, 2.5% of the peak" in caplog.text
     )
 
 

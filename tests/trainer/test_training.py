@@ -1,4 +1,4 @@
-"""Whole runs of `python -m trainer`: alone, two together, stopped, killed, resumed."""
+"""Complete runs of `python -m trainer`: one or two replicas, stopped, killed, resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from slipway.trainer.checkpoint.store import Checkpoints
 
-# Long enough to be stopped in the middle; 150 steps an epoch, so that 200 is within one.
+# Long enough to be stopped midway; 150 steps per epoch, so that step 200 is not at the end of one.
 LONG = {"steps": 1800, "steps_per_epoch": 150, "batch": 4, "builder": "sample_networks:dropout"}
 SAVING = {"checkpoint": {"every_steps": 200, "every_seconds": None}}
 
@@ -31,7 +31,7 @@ def without_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tiny: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
-    """A run from start to end: where its outputs are, and how it ended."""
+    """A finished run: its output folder and how it ended."""
     conftest = request.config.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
     place = tmp_path_factory.mktemp("undisturbed")
     events = place / "events.jsonl"
@@ -100,7 +100,7 @@ def test_stopped_then_killed_it_ends_with_the_same_weights_and_history(
 
     end = workers.start(config, tmp_path).wait()
     assert end.status == 0, end.errors
-    assert "going on from the checkpoint at step" in end.output
+    assert "resuming from the checkpoint at step" in end.output
     place, whole = undisturbed
     assert end.checksum == whole.checksum
     assert without_clock(history(tmp_path)) == without_clock(history(place))
@@ -125,7 +125,7 @@ def test_a_finished_run_only_exports_what_is_missing(undisturbed: Any, tiny: Pat
 def test_a_replica_whose_peer_is_killed_ends_and_asks_for_another_try(
     tiny: Path, tmp_path: Path, workers: Any, make_job: Any
 ) -> None:
-    """How that goes on is in tests/chaos."""
+    """tests/chaos covers the restart that follows."""
     config = make_job(tiny, steps=200_000, steps_per_epoch=75, replicas=2, **SAVING)
     chief, other = workers.start_two(config, tmp_path)
     chief.wait_for_checkpoint(1)
@@ -139,7 +139,7 @@ def test_a_replica_whose_peer_is_killed_ends_and_asks_for_another_try(
 def test_two_replicas_leave_the_same_steps_out_and_end_early_together(
     tiny: Path, tmp_path: Path, workers: Any, make_job: Any
 ) -> None:
-    """Gradients that overflow in float16 where the batch has a class of such a weight, so maybe on one replica only."""
+    """Gradients overflow in float16 for a heavily weighted class, possibly on one replica only."""
     config = make_job(
         tiny, steps=7500, steps_per_epoch=75, replicas=2, precision="mixed_float16", class_weights={"left": 200.0},
         monitor="accuracy", export="best", early_stop={"patience": 1},
@@ -155,7 +155,7 @@ def test_two_replicas_leave_the_same_steps_out_and_end_early_together(
     best = max(validations, key=lambda step: (validations[step], -step))
     model = json.loads((tmp_path / "model" / "model.json").read_text())
     assert model["weights_step"] == best == model["steps"] - 75
-    assert all(f"ending early at step {model['steps']} of 7500" in end.output for end in (chief, other))
+    assert all(f"stopping early at step {model['steps']} of 7500" in end.output for end in (chief, other))
 
     last = Checkpoints(tmp_path / "checkpoints", keep=3).newest()
     assert last is not None
@@ -171,7 +171,7 @@ def test_two_replicas_leave_the_same_steps_out_and_end_early_together(
     "settings",
     [
         {},
-        # Clipping has to see the gradient over both devices; the scaled loss takes a path of its own.
+        # Clipping must use the gradient over both devices; loss scaling has a separate code path.
         {"precision": "mixed_float16", "clip_norm": 0.2, "accumulation": 2, "class_weights": {"left": 2.0}},
     ],
 )
@@ -250,7 +250,7 @@ def test_a_users_mistake_is_one_screen_and_one_line(tiny: Path, tmp_path: Path, 
     end = raising.wait()
     assert end.status == 1
     assert end.user_error["setting"] == "model.builder"
-    # The user's own traceback is shown, ours is not; programs are told it, too.
+    # Only the traceback of the user's code is shown; it is also in the machine-readable error.
     screen = end.errors.partition("slipway-error: ")[0]
     assert 'return {}["no such layer"]' in screen
     assert screen.count("Traceback") == 1
@@ -265,7 +265,7 @@ def test_too_little_memory_is_told_on_one_screen_with_what_fits(
     end = workers.start(config, tmp_path).wait()
     assert end.status == 1
     assert "Traceback" not in end.errors
-    assert "does not hold a step of 8 examples: OOM when allocating" in end.user_error["message"]
+    assert "A step of 8 examples does not fit in a device's memory: OOM when allocating" in end.user_error["message"]
     assert end.user_error["nearest"] == "3"
     assert "train.accumulation=4 " in end.user_error["fix"]
 
@@ -282,6 +282,6 @@ def test_it_ends_early_and_exports_the_best_weights(tiny: Path, tmp_path: Path, 
     best = max(validations, key=lambda step: (validations[step], -step))
     assert model["weights_step"] == best == model["steps"] - 75
     assert model["planned_steps"] == 750
-    assert "ending early at step" in end.output
+    assert "stopping early at step" in end.output
     assert any(line.endswith("best") and f" {best} " in line for line in end.output.splitlines())
     assert list((tmp_path / "logs").glob("plugins/profile/*/*.xplane.pb"))

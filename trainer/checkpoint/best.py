@@ -1,4 +1,4 @@
-"""What the validations decide: when to end early, and which weights are the best; kept with every checkpoint."""
+"""Early stopping and selection of the best weights by validation; the state is part of every checkpoint."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from slipway.trainer.config import TrainSettings
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines.base import Engine, Measured
 
-FOLDER = "best"  # of the best weights, among the checkpoints
+FOLDER = "best"  # subfolder of the checkpoint folder for the best weights
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Selection:
-    """Where the validations stand. `best` is the best monitored figure, `best_step` when that was (0: never yet);
-    `reference` what the next has to be better than to count as progress, `waited` how many have not been since."""
+    """State of early stopping. `best` is the best monitored value, `best_step` its step (0: none yet). `reference` is
+    the value that the next validation must beat to count as an improvement, `waited` the validations since then."""
 
     best: float | None = None
     best_step: int = 0
@@ -29,7 +29,7 @@ class Selection:
     waited: int = 0
 
     def take(self, train: TrainSettings, figure: float, step: int) -> bool:
-        """Take note of the monitored figure after `step` steps; whether it is the best so far."""
+        """Record the monitored value after `step` steps; return whether it is the best so far."""
         change = train.early_stop.minimum_change if train.early_stop else 0.0
         if _better(train, figure, self.reference, change):
             self.reference, self.waited = figure, 0
@@ -41,7 +41,7 @@ class Selection:
         return True
 
     def ends(self, train: TrainSettings) -> bool:
-        """Whether there was no progress for so long that training ends."""
+        """Return whether training stops because the monitored value no longer improves."""
         return train.early_stop is not None and self.waited >= train.early_stop.patience
 
 
@@ -52,53 +52,53 @@ def _better(train: TrainSettings, figure: float, than: float | None, by: float) 
 
 
 def agreed_figure(train: TrainSettings, measured: Measured, engine: Engine, cluster: Cluster) -> float:
-    """The monitored figure as the chief has it, the same on all replicas: what follows from it must be, too."""
+    """Return the chief's monitored value on all replicas, so that they all make the same decisions."""
     own = measured.loss if train.monitor == "loss" else measured.accuracy
-    # No figure is below 0, so the greatest is the chief's.
+    # Values are never negative, so the maximum is the chief's.
     (figure,) = engine.agree([own if cluster.is_chief else -1.0])
     return figure
 
 
 def no_validation(train: TrainSettings) -> UserError:
-    """The error of what needs a validation split, where the data set has none."""
+    """Return the error for early stopping or export=best on a data set without a validation split."""
     setting, value = ("train.early_stop", "on") if train.early_stop else ("train.export", train.export)
     return UserError(
-        "There is no validation split to decide by.",
+        "The data set has no validation split.",
         setting=setting,
         value=value,
-        allowed="with a data set that has a validation split",
-        fix=f"let prepare_data make one (data.split.validation), or leave {setting} out",
+        allowed="only with a data set that has a validation split",
+        fix=f"set data.split.validation to create one, or remove {setting}",
     )
 
 
 class BestWeights:
-    """The state with the best validation, beside the checkpoints; the chief writes it."""
+    """Storage for the weights with the best validation, next to the checkpoints; the chief writes it."""
 
     def __init__(self, checkpoints: Checkpoints, cluster: Cluster) -> None:
         self._checkpoints, self._cluster = checkpoints, cluster
         self._unsaved: Checkpoint | None = None
 
     def keep(self, engine: Engine, step: int) -> None:
-        """Save the engine's state, the best so far; every replica calls it. On a full disk it is tried again later."""
+        """Save the engine's state as the best so far. All replicas must call it; on a full disk it is retried later."""
         state = engine.state()
         if self._cluster.is_chief:
             self._unsaved = Checkpoint(step, state, {})
             self.save_again()
 
     def save_again(self) -> None:
-        """Try again what could not be saved."""
+        """Retry a save that failed."""
         if self._unsaved is not None and self._checkpoints.save(self._unsaved):
             self._unsaved = None
 
     def restore(self, engine: Engine, step: int) -> bool:
-        """Bring the engine to the state of `step`; every replica calls it. False where it could not be saved."""
+        """Restore the engine to the state of `step`; return False if it was never saved. All replicas must call it."""
         self.save_again()
         found = self._unsaved or self._checkpoints.newest(at_most=step)
         there = found is not None and found.step == step
-        # The chief knows whether it was saved; another may not see it in time, and must not go its own way.
+        # Only the chief knows whether it was saved; other replicas may not see the file yet and must follow it.
         (whole,) = engine.agree([float(there and self._unsaved is None) if self._cluster.is_chief else 0.0])
         if not whole:
-            logger.warning("the best weights, of step %d, could not be saved: the last ones are exported", step)
+            logger.warning("the best weights, of step %d, could not be saved; exporting the last ones", step)
             return False
         if not there or found is None:
             raise RuntimeError(f"the chief has the best weights, of step {step}, which this replica cannot read")

@@ -1,4 +1,4 @@
-"""Where a run stands, and going on from a checkpoint: the same on every replica, and never from another run's."""
+"""A run's progress and resuming it from a checkpoint: the same one on every replica, and only from the same run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Interval:
-    """Sums over steps; saved with a checkpoint, so that a resumed history is exact.
+    """Sums of metrics over steps; saved in checkpoints so that a resumed run's history is exact.
 
-    Every step has the same number of examples, so a mean over steps is the mean over their examples.
+    Every step has the same number of examples, so the mean over steps is the mean over examples.
     """
 
     steps: int = 0
@@ -28,21 +28,21 @@ class Interval:
     accuracy: float = 0.0
 
     def add(self, loss: float, accuracy: float) -> None:
-        """Add one step's figures."""
+        """Add one step's metrics."""
         self.steps += 1
         self.loss += loss
         self.accuracy += accuracy
 
     def means(self) -> dict[str, float]:
-        """Mean loss and accuracy of the steps."""
+        """Return mean loss and accuracy of the steps."""
         return {"loss": self.loss / self.steps, "accuracy": self.accuracy / self.steps}
 
 
 @dataclass
 class Progress:
-    """Steps done, the figures since the last log point and since the epoch's start, what the validations decided.
+    """Completed steps, metrics since the last log point and the start of the epoch, and the early stopping state.
 
-    Data order and epoch follow from the step.
+    The order of the data and the epoch follow from the step.
     """
 
     step: int = 0
@@ -51,12 +51,12 @@ class Progress:
     selection: Selection = field(default_factory=Selection)
 
 
-# What of the progress is in a checkpoint's record, beside its step and the run's identity.
+# Parts of Progress in a checkpoint's record, besides the step and the run's identity.
 _PARTS: dict[str, Any] = {"interval": Interval, "epoch": Interval, "selection": Selection}
 
 
 def identity(job: JobConfig, data_fingerprint: str) -> dict[str, Any]:
-    """What a checkpoint and the run that goes on from it must have in common, by the setting's name."""
+    """Return the settings, by name, that must be equal for a run and a checkpoint that it resumes from."""
     return {
         "train.engine": job.train.engine,
         "model.builder": job.model.builder,
@@ -72,7 +72,7 @@ def identity(job: JobConfig, data_fingerprint: str) -> dict[str, Any]:
 
 
 def checkpoint_of(progress: Progress, engine: Engine, identity: dict[str, Any]) -> Checkpoint:
-    """The run as it stands, to be saved."""
+    """Return a checkpoint of the current state."""
     record = {"identity": identity, **{name: asdict(getattr(progress, name)) for name in _PARTS}}
     return Checkpoint(progress.step, engine.state(), record)
 
@@ -80,13 +80,13 @@ def checkpoint_of(progress: Progress, engine: Engine, identity: dict[str, Any]) 
 def resume(
     checkpoints: Checkpoints, cluster: Cluster, engine: Engine, identity: dict[str, Any], steps: int
 ) -> Progress:
-    """Bring the engine to the newest whole checkpoint's state; a fresh start where there is none.
+    """Restore the engine from the newest valid checkpoint; return a fresh Progress if there is none.
 
     Raises:
-        UserError: It was made with other settings or by another version, its state is another network's, or it is past
-            the run's `steps`.
+        UserError: It was saved with other settings, by another version or for another network, or it is past the
+            run's `steps`.
     """
-    # The chief chooses: on a mounted bucket another replica may not see the newest one yet.
+    # The chief chooses, since on a mounted bucket other replicas may not see the newest one yet.
     checkpoint = checkpoints.newest() if cluster.is_chief else None
     (agreed,) = engine.agree([checkpoint.step if checkpoint else -1])
     step = round(agreed)
@@ -95,16 +95,16 @@ def resume(
     if checkpoint is None:
         checkpoint = checkpoints.newest(at_most=step)
     if checkpoint is None or checkpoint.step != step:
-        raise RuntimeError(f"the chief goes on from step {step}, whose checkpoint this replica cannot read")
+        raise RuntimeError(f"the chief resumes from step {step}, but this replica cannot read that checkpoint")
     _check_form(checkpoint, identity)
     _check(checkpoint, identity, steps)
     engine.load_state(checkpoint.state)
-    logger.info("going on from the checkpoint at step %d of %d", step, steps)
+    logger.info("resuming from the checkpoint at step %d of %d", step, steps)
     return Progress(step, **{name: part(**checkpoint.record[name]) for name, part in _PARTS.items()})
 
 
 def _check_form(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:
-    """Raise UserError where the checkpoint's record has other entries than `checkpoint_of` gives it."""
+    """Raise UserError if the checkpoint's record has other entries than `checkpoint_of` writes."""
     parts: dict[str, Any] = {"identity": identity, **{name: asdict(part()) for name, part in _PARTS.items()}}
     expected = {(name, key) for name, entries in parts.items() for key in entries}
     record = checkpoint.record
@@ -115,8 +115,8 @@ def _check_form(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:
         raise UserError(
             f"The checkpoint of step {checkpoint.step} was written by another version of Slipway: its {name} {what} "
             f"{key}.",
-            allowed="a checkpoint that this version wrote",
-            fix="go on with the version that wrote it, or start anew in an empty checkpoint folder",
+            allowed="a checkpoint written by this version",
+            fix="resume with the version that wrote it, or start a new run with an empty checkpoint folder",
         )
 
 
@@ -125,16 +125,16 @@ def _check(checkpoint: Checkpoint, identity: dict[str, Any], steps: int) -> None
     for setting, value in identity.items():
         if saved[setting] != value:
             raise UserError(
-                f"The checkpoint to go on from was made with another {setting}: {saved[setting]!r}.",
+                f"The checkpoint was saved with another {setting}: {saved[setting]!r}.",
                 setting=setting,
                 value=value,
-                allowed="the setting that the checkpoint was made with",
+                allowed="the value that the checkpoint was saved with",
                 nearest=str(saved[setting]),
-                fix="go back to that setting, or start anew in an empty checkpoint folder",
+                fix="restore that setting, or start a new run with an empty checkpoint folder",
             )
     if checkpoint.step > steps:
         raise UserError(
-            f"The checkpoint to go on from is at step {checkpoint.step}, past this run's last step {steps}.",
+            f"The checkpoint is at step {checkpoint.step}, past this run's last step {steps}.",
             allowed=f"a run of at least {checkpoint.step} steps",
-            fix="train for longer (train.epochs, train.steps or train.examples), or start anew in an empty folder",
+            fix="increase train.epochs, train.steps or train.examples, or use an empty checkpoint folder",
         )

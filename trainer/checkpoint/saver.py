@@ -1,4 +1,4 @@
-"""Saving beside the training: a thread writes the state as it was while the next steps run."""
+"""Asynchronous checkpoints: a thread writes a snapshot of the state while training continues."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 
 from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
 
-# A save that failed (a full disk) is tried again after so long, or when the next one is due, whichever comes first.
+# A failed save (full disk) is retried after this delay, or when the next save is due, whichever comes first.
 RETRY_SECONDS = 30.0
 
 
 class Saver:
-    """Writes checkpoints one after another; `start` returns when the one before is written."""
+    """Writes checkpoints one at a time; `start` waits for the previous one."""
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
@@ -21,10 +21,10 @@ class Saver:
         self._failed_at: float | None = None
 
     def start(self, checkpoint: Checkpoint) -> None:
-        """Begin to write it; its arrays are the writer's from then on.
+        """Start writing a checkpoint, whose arrays must not be modified afterwards.
 
         Raises:
-            Exception: What went wrong with the one before, other than the disk.
+            Exception: The error of the previous save, unless it was an error of the disk.
         """
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(checkpoint,), name="saver")
@@ -33,19 +33,19 @@ class Saver:
     def _write(self, checkpoint: Checkpoint) -> None:
         try:
             self._failed_at = None if self._checkpoints.save(checkpoint) else time.monotonic()
-        except BaseException as error:  # told to the one who waits
+        except BaseException as error:  # raised by wait()
             self._error = error
 
     @property
     def due_again(self) -> bool:
-        """Whether the last save failed so long ago that it should be tried again."""
+        """Whether the last save failed and its retry is due."""
         return self._failed_at is not None and time.monotonic() - self._failed_at >= RETRY_SECONDS
 
     def wait(self) -> None:
-        """Return when nothing is being written.
+        """Wait for the current save.
 
         Raises:
-            Exception: What went wrong, other than the disk.
+            Exception: The error of the save, unless it was an error of the disk.
         """
         thread, self._thread = self._thread, None
         if thread is not None:

@@ -1,8 +1,9 @@
-"""Checkpoints: one folder a step, complete or ignored, and a pointer to the newest.
+"""Checkpoint storage: one folder per step and a pointer to the newest; incomplete folders are ignored.
 
-`step-00000120/` holds `state.npz`, the arrays, and `checkpoint.json`, written last: the arrays' checksum and what the
-loop must know. `latest` names the newest complete folder and is replaced atomically. So wherever a process is killed,
-the folder that `latest` names is whole. No folder is ever renamed, since a mounted bucket cannot do that atomically.
+`step-00000120/` holds `state.npz` (the arrays) and `checkpoint.json` (the arrays' checksum and the training loop's
+state), which is written last. `latest` names the newest complete folder and is replaced atomically, so the folder
+that it names is complete even if the process is killed. Folders are never renamed: a mounted bucket cannot do that
+atomically.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved after `step` steps: `state`, arrays by name, and `record`, plain values."""
+    """A checkpoint after `step` steps: `state` (arrays by name) and `record` (JSON values)."""
 
     step: int
     state: dict[str, NDArray[Any]]
@@ -40,14 +41,14 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints in one folder. On a job of several replicas one writes and all read."""
+    """The checkpoints in one folder. The chief writes them; all replicas read them."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
         self._keep = keep
 
     def save(self, checkpoint: Checkpoint) -> bool:
-        """Write it, point to it, remove those beyond `keep`. False, with a warning, where it cannot be written."""
+        """Write a checkpoint, update the pointer and delete old ones. On a disk error, warn and return False."""
         folder = self._folder / _name(checkpoint.step)
         try:
             shutil.rmtree(folder, ignore_errors=True)
@@ -58,7 +59,7 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
             full = error.errno in FULL
             logger.warning(
-                "could not save a checkpoint at step %d: %s; training goes on and the next one is tried again",
+                "could not save a checkpoint at step %d: %s; training continues and the save will be retried",
                 checkpoint.step,
                 f"no space left in {self._folder}" if full else error,
             )
@@ -67,9 +68,9 @@ class Checkpoints:
         return True
 
     def newest(self, at_most: int | None = None) -> Checkpoint | None:
-        """The newest whole checkpoint (of at most that step), or None; says aloud when a damaged one is passed over.
+        """Return the newest valid checkpoint up to step `at_most`, or None; warn about each damaged one skipped.
 
-        One that `latest` does not name yet is not taken, unless that pointer itself is unreadable.
+        Checkpoints newer than the one that `latest` names are ignored, unless that pointer is unreadable.
         """
         pointed = pointed_step(self._folder)
         limits = [step for step in (pointed, at_most) if step is not None]
@@ -79,7 +80,7 @@ class Checkpoints:
             try:
                 return self._read(step)
             except (OSError, ValueError, KeyError) as error:
-                logger.warning("the checkpoint of step %d is damaged (%s); trying the one before", step, error)
+                logger.warning("the checkpoint of step %d is damaged (%s); trying the previous one", step, error)
         return None
 
     def _read(self, step: int) -> Checkpoint:
@@ -87,10 +88,10 @@ class Checkpoints:
         content = json.loads((folder / RECORD_FILE).read_text())
         with (folder / STATE_FILE).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != content["sha256"]:
-                raise ValueError(f"{STATE_FILE} does not have the checksum that was recorded")
+                raise ValueError(f"{STATE_FILE} does not match the recorded checksum")
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
-                # An archive's names must not look like paths.
+                # Arrays are stored by number, since names in an archive must not look like paths.
                 state = {name: arrays[f"array{number}"] for number, name in enumerate(content["names"])}
         return Checkpoint(step, state, content["record"])
 
@@ -101,7 +102,7 @@ class Checkpoints:
         return [int(match[1]) for match in matches if match]
 
     def _remove_all_but(self, newest: int) -> None:
-        """Keep the last `keep` up to `newest`; those after it belong to a past that was given up."""
+        """Keep the last `keep` checkpoints up to `newest`; delete older ones and those of an abandoned later state."""
         steps = sorted(self._steps())
         kept = [step for step in steps if step <= newest][-self._keep :]
         for step in steps:
@@ -110,7 +111,7 @@ class Checkpoints:
 
 
 def pointed_step(folder: Path) -> int | None:
-    """The step of the checkpoint that `folder`'s pointer names; None where there is no pointer that can be read."""
+    """Return the step that the pointer in `folder` names; None if the pointer is missing or invalid."""
     try:
         match = _FOLDER.fullmatch((folder / POINTER).read_text().strip())
     except FileNotFoundError:

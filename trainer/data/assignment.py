@@ -1,4 +1,4 @@
-"""The part of a prepared data set that one worker reads."""
+"""Assignment of a prepared data set's shards to workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipway.core.manifest import Manifest, Shard, verify_shard
 
 @dataclass(frozen=True)
 class Share:
-    """The part of the data set that one worker reads: shards rank, rank + workers, rank + 2 workers, …"""
+    """One worker's shard assignment: shards rank, rank + workers, rank + 2 workers, …"""
 
     folder: Path
     manifest: Manifest
@@ -20,32 +20,32 @@ class Share:
     workers: int
 
     def shards(self, split: str, rank: int | None = None) -> list[Shard]:
-        """The shards of `split` that this worker (or the one of `rank`) reads, in order."""
+        """Return the shards of `split` assigned to this worker, or to the one of `rank`, in order."""
         own = self.rank if rank is None else rank
         return self.manifest.splits[split].shards[own :: self.workers]
 
     def examples(self, split: str, rank: int | None = None) -> int:
-        """How many examples those shards hold."""
+        """Return the number of examples in those shards."""
         return sum(shard.examples for shard in self.shards(split, rank))
 
     def paths(self, split: str) -> list[str]:
-        """The files of those shards."""
+        """Return the paths of those shards."""
         return [str(self.folder / shard.file) for shard in self.shards(split)]
 
     def has(self, split: str) -> bool:
-        """Whether the data set has examples in `split`."""
+        """Return whether the data set has examples in `split`."""
         return split in self.manifest.splits and self.manifest.splits[split].examples > 0
 
     def decoded_bytes(self, split: str) -> int:
-        """The size of this worker's part of `split` as uint8 pixels."""
+        """Return the size of this worker's examples of `split` as decoded uint8 pixels, in bytes."""
         return self.examples(split) * math.prod(self.manifest.image_shape)
 
 
 def verify(share: Share) -> None:
-    """Check the shards of the training and validation splits that this worker reads.
+    """Verify this worker's shards of the training and validation splits.
 
     Raises:
-        UserError: A shard is missing or damaged, or there is none of the training split for this worker.
+        UserError: A shard is missing or damaged, or this worker has no training examples.
     """
     refuse_empty(share)
     for split in ("train", "validation"):
@@ -54,10 +54,10 @@ def verify(share: Share) -> None:
 
 
 def refuse_empty(share: Share) -> None:
-    """Check that there are examples of the training split for this worker.
+    """Check that this worker has training examples.
 
     Raises:
-        UserError: There are none.
+        UserError: It has none.
     """
     if not share.examples("train"):
         count = len(share.manifest.splits["train"].shards)
@@ -65,5 +65,5 @@ def refuse_empty(share: Share) -> None:
             f"The training split's {count} shards leave none for worker {share.rank} of {share.workers}.",
             setting="hardware",
             allowed=f"at most {count} replicas for this data set",
-            fix="use fewer replicas, or prepare the data set for more",
+            fix="use fewer replicas, or lower data.shard_megabytes for more shards",
         )

@@ -1,4 +1,4 @@
-"""Random changes to a step's images, made on the device; the same again for the same seed, step and replica."""
+"""Image augmentation on the device; reproducible from seed, step and replica."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from slipway.trainer.config import AugmentSettings
 
 
 def verify(settings: AugmentSettings, image_shape: tuple[int, int, int]) -> None:
-    """Check that images of `image_shape` (height, width, channels) can be changed so.
+    """Check the settings for images of `image_shape` (height, width, channels).
 
     Raises:
-        UserError: They would be moved by more than half of their size.
+        UserError: `shift` is more than half of the image's smaller side.
     """
     most = min(image_shape[:2]) // 2
     if settings.shift > most:
         raise UserError(
-            f"Images of {image_shape[0]} x {image_shape[1]} pixels cannot be moved by up to {settings.shift}.",
+            f"Images of {image_shape[0]} x {image_shape[1]} pixels cannot be shifted by up to {settings.shift}.",
             setting="train.augment.shift",
             value=settings.shift,
             allowed=f"at most {most} pixels, half of the images' smaller side",
@@ -29,18 +29,18 @@ def verify(settings: AugmentSettings, image_shape: tuple[int, int, int]) -> None
 
 
 def augment(images: Any, settings: AugmentSettings, seed: int, step: Any, replica: Any) -> Any:
-    """Images float32 in [0, 1], [batch, height, width, channels], each changed by draws of its own.
+    """Augment each image independently: float32 in [0, 1], [batch, height, width, channels], to the same.
 
     Args:
-        images: The replica's part of a step's batch.
-        settings: Which changes; those that are off cost nothing.
-        seed: The run's.
-        step: The step's number (from 0) in the run, an integer scalar tensor.
-        replica: The replica's number in the run, an integer scalar.
+        images: The replica's examples of a step's batch.
+        settings: The augmentations; those that are off cost nothing.
+        seed: Seed of the run.
+        step: Number of the step (from 0) in the run, an integer scalar tensor.
+        replica: Number of the replica in the run, an integer scalar.
     """
     draws = tf.stack([tf.constant(seed, tf.int32), tf.cast(step, tf.int32)])
     draws = tf.random.fold_in(draws, tf.cast(replica, tf.int32))
-    # One for each change, whether on or off: switching one leaves the others' draws as they are.
+    # One seed for each augmentation, on or off, so that switching one does not change the others' draws.
     flips, shifts, brightness, contrast = tf.unstack(tf.random.split(draws, 4))
     if settings.flip:
         images = _flip(images, flips)
@@ -57,12 +57,12 @@ def augment(images: Any, settings: AugmentSettings, seed: int, step: Any, replic
 
 
 def _flip(images: Any, seed: Any) -> Any:
-    """Half of the images, left and right exchanged."""
+    """Mirror half of the images horizontally."""
     return tf.where(_per_image(images, 0.0, 1.0, seed) < 0.5, tf.reverse(images, [2]), images)
 
 
 def _shift(images: Any, most: int, seed: Any) -> Any:
-    """Each image moved by up to `most` pixels in both directions; what comes in from outside is black."""
+    """Shift each image by up to `most` pixels in both directions, filling with black."""
     _, height, width, _ = images.shape
     starts = tf.random.stateless_uniform([tf.shape(images)[0], 2], seed, 0, 2 * most + 1, tf.int32)
     images = tf.pad(images, [[0, 0], [most, most], [most, most], [0, 0]])
@@ -71,5 +71,5 @@ def _shift(images: Any, most: int, seed: Any) -> Any:
 
 
 def _per_image(images: Any, low: float, high: float, seed: Any) -> Any:
-    """A number for each image, float32 [batch, 1, 1, 1]."""
+    """Draw a uniform number for each image, float32 [batch, 1, 1, 1]."""
     return tf.random.stateless_uniform([tf.shape(images)[0], 1, 1, 1], seed, low, high)

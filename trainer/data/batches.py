@@ -1,4 +1,4 @@
-"""Whether a batch can be shared evenly by the devices that train on it."""
+"""Check that a batch can be split evenly over the devices."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from slipway.trainer.config import TrainSettings
 
 
 def check_shared_evenly(train: TrainSettings, replicas: int, devices: int) -> None:
-    """See that every device of every replica gets as many examples of a batch, in parts of one size.
+    """Check that a batch splits evenly over all devices, and each device's part into equal micro-batches.
 
     Raises:
-        UserError: It does not; the nearest batch that does.
+        UserError: It does not; names the closest value that does.
     """
     workers, batch, parts = replicas * devices, train.batch_size, train.accumulation
     if batch % workers:
         near = max(workers, round(batch / workers) * workers)
         raise UserError(
-            f"A batch of {batch} examples cannot be shared evenly by {_layout(replicas, devices)}.",
+            f"A batch of {batch} examples cannot be split evenly over {_layout(replicas, devices)}.",
             setting="train.batch_size",
             value=batch,
             allowed=f"a multiple of {workers}",
@@ -27,10 +27,10 @@ def check_shared_evenly(train: TrainSettings, replicas: int, devices: int) -> No
     if share % parts:
         near = min((count for count in range(1, share + 1) if share % count == 0), key=lambda count: abs(count - parts))
         raise UserError(
-            f"A device's {share} examples of a step cannot be worked through in {parts} equal parts.",
+            f"{share} examples per device and step cannot be split into {parts} equal micro-batches.",
             setting="train.accumulation",
             value=parts,
-            allowed=f"a divisor of {share}" + (f", train.batch_size by {workers} devices" if workers > 1 else ""),
+            allowed=f"a divisor of {share}" + (f" (train.batch_size / {workers} devices)" if workers > 1 else ""),
             nearest=str(near),
             fix=f"--set train.accumulation={near}",
         )

@@ -1,4 +1,4 @@
-"""What an example's loss is multiplied by, for its class: `train.class_weights` on a data set's classes."""
+"""Class weights: `train.class_weights` applied to a data set's classes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from slipway.trainer.config import TrainSettings
 
 
 def class_weights(train: TrainSettings, manifest: Manifest) -> NDArray[np.float32] | None:
-    """A factor for each class in the manifest's order, float32 [classes]; None where all examples count the same.
+    """Return a factor per class in the manifest's order, float32 [classes]; None without class weights.
 
-    "balanced" gives a class of n examples, of N in the training split and K classes that have any, N / (K n): every
-    class has the same sum of weights, and an example's is 1 on average.
+    "balanced" is N / (K n) for a class with n examples, where N is the number of training examples and K the number of
+    classes that have any. All classes then have the same total weight, and the mean weight of an example is 1.
 
     Raises:
-        UserError: A class is named that the data set does not have.
+        UserError: The settings name a class that the data set does not have.
     """
     settings = train.class_weights
     if settings is None:
@@ -31,11 +31,11 @@ def class_weights(train: TrainSettings, manifest: Manifest) -> NDArray[np.float3
         if name not in manifest.classes:
             near = nearest(name, manifest.classes)
             raise UserError(
-                f"The data set has no class {name!r} to be weighted.",
+                f"The data set has no class {name!r}.",
                 setting=f"train.class_weights.{name}",
                 value=settings[name],
                 allowed=", ".join(manifest.classes[:20]) + (", …" if len(manifest.classes) > 20 else ""),
                 nearest=near,
-                fix=f"write {near} in place of {name}" if near else f"leave {name} out",
+                fix=f"replace {name} with {near}" if near else f"remove {name}",
             )
     return np.array([settings.get(name, 1.0) for name in manifest.classes], np.float32)

@@ -1,4 +1,4 @@
-"""From an image's encoded bytes to pixels: one way for training, evaluation and the exported model."""
+"""Image decoding and resizing, shared by training, evaluation and the exported model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from slipway.core.manifest import Manifest
 
 
 def decode_images(encoded: Any, manifest: Manifest) -> Any:
-    """Encoded PNG or JPEG images, string [n], as pixels uint8 [n, height, width, channels].
+    """Decode PNG or JPEG images, string [n], to pixels uint8 [n, height, width, channels].
 
-    An image of another size than `manifest.image_size` is resized (bilinear, with antialiasing); one with more or fewer
-    channels is converted.
+    Images are resized to `manifest.image_size` (bilinear, antialiased) and converted to `manifest.channels` as needed.
     """
     height, width, channels = manifest.image_shape
 
@@ -27,10 +26,10 @@ def decode_images(encoded: Any, manifest: Manifest) -> Any:
 
 
 def decode_prepared(encoded: Any, manifest: Manifest) -> Any:
-    """The same pixels for images of the set's own shards, string [n] with n known when the graph is made.
+    """Decode images from the data set's shards, string [n] with static n; same result as `decode_images`.
 
-    Where nothing is to be resized this is one operation an image, without the loop around it: small images decode
-    twice as fast.
+    If no image needs resizing, this is one operation per image without a loop, which decodes small images twice as
+    fast.
     """
     if manifest.resize:
         return decode_images(encoded, manifest)
@@ -45,22 +44,22 @@ def _decode(image: Any, channels: int) -> Any:
 
 
 def _resize(pixels: Any, height: int, width: int) -> Any:
-    """Pixels uint8 [any, any, channels] resized: what `tf.image.resize(…, antialias=True)` gives, rounded.
+    """Resize pixels uint8 [any, any, channels], equal to `tf.image.resize(…, antialias=True)` rounded.
 
-    The operation is quick where a row is long and slow where it is short, so rows are resized as [height, 1, width *
-    channels], and columns the same way after transposing: the same numbers in half the time.
+    The operation is fast on long rows and slow on short ones, so rows are resized as [height, 1, width * channels], and
+    columns the same way after transposing. The result is the same in half the time.
     """
     size, channels = tf.shape(pixels), pixels.shape[2]
     rows = _resize_first(tf.reshape(pixels, [size[0], size[1] * channels]), height)
     columns = tf.transpose(tf.reshape(rows, [height, size[1], channels]), [1, 0, 2])
     resized = _resize_first(tf.reshape(columns, [size[1], height * channels]), width)
-    # An average of pixels is not beyond them.
+    # No clipping needed: an average of pixels stays within their range.
     rounded = tf.cast(tf.round(resized), tf.uint8)
     return tf.transpose(tf.reshape(rounded, [width, height, channels]), [1, 0, 2])
 
 
 def _resize_first(values: Any, length: int) -> Any:
-    """[any, n] resized to float32 [length, n], bilinear with antialiasing."""
+    """Resize [any, n] to float32 [length, n], bilinear with antialiasing."""
     factor = tf.cast(length, tf.float32) / tf.cast(tf.shape(values)[0], tf.float32)
     resized = tf.raw_ops.ScaleAndTranslate(
         images=values[tf.newaxis, :, tf.newaxis, :],
@@ -74,5 +73,5 @@ def _resize_first(values: Any, length: int) -> Any:
 
 
 def scale(pixels: Any) -> Any:
-    """Pixels uint8 as float32 in [0, 1], what a model is given."""
+    """Convert uint8 pixels to float32 in [0, 1], the model's input."""
     return tf.cast(pixels, tf.float32) * (1.0 / 255.0)

@@ -1,11 +1,11 @@
-"""What a worker reads of a prepared data set: its own shards, as batches of uint8 pixels, in an order of steps.
+"""Input pipeline: a worker's shards of a prepared data set as batches of uint8 pixels in a deterministic order.
 
-Each worker takes every n-th shard. A training split whose decoded pixels fit in memory is decoded once
-(`MemoryTraining`), and an epoch's order is a permutation drawn from seed and epoch; a larger one is streamed
-(`StreamTraining`) through a shuffle buffer seeded the same way. Either way the batch of any step follows from the seed
-and the step's number alone, so a resumed run sees what an undisturbed one would have seen.
+Each worker reads every n-th shard. A training split whose decoded pixels fit in memory is decoded once
+(`MemoryTraining`), and each epoch uses a permutation drawn from seed and epoch. A larger one is streamed
+(`StreamTraining`) through a shuffle buffer that is seeded the same way. Either way, the batch of a step depends only on
+the seed and the step's number, so a resumed run sees the same batches as an uninterrupted one.
 
-Records are parsed and decoded in groups, one group a core at a time. How large a group is changes nothing in the order.
+Records are parsed and decoded in groups, one group per core at a time. The group size does not affect the order.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from slipway.trainer.data.assignment import Share
 from slipway.trainer.data.images import decode_prepared
 from slipway.trainer.data.tracing import as_it_is
 
-# Decoded pixels of one split that a worker may keep, in bytes. A constant and not a share of the memory at hand, so
-# that a run resumed on another machine reads in the same order.
+# Maximum decoded size of a split that a worker keeps in memory, in bytes. A constant rather than a fraction of the
+# available memory, so that a run resumed on another machine reads in the same order.
 MEMORY_BUDGET = 2 * 1024**3
-# The shuffle buffer of a streamed split: encoded examples, and their bytes, whichever is reached first.
+# Size of the shuffle buffer of a streamed split, in encoded examples and in bytes; the lower limit applies.
 SHUFFLE_EXAMPLES = 16_384
 SHUFFLE_BYTES = 256 * 1024**2
 _SHARDS_TOGETHER = 8
-# A group's examples and the bytes of their pixels: few enough to stay in the processor's caches and to be made anew in
-# memory that the last one left.
+# Maximum examples and decoded bytes of a group: small enough to stay in the CPU's caches and to reuse the previous
+# group's memory.
 _GROUP_EXAMPLES = 128
 _GROUP_BYTES = 8 * 1024**2
-# What TensorFlow asks of an array that it is to use in place.
+# Alignment that TensorFlow requires to use an array without a copy.
 _ALIGNMENT = 64
 _PROGRESS_SECONDS = 0.5
 
@@ -64,12 +64,12 @@ class MemoryTraining:
     rank: int
 
     def tensors(self) -> tuple[Any, Any]:
-        """Images and labels as tensors on the CPU; the images' is the same memory, not a copy."""
+        """Return images and labels as CPU tensors; the images share memory with the array."""
         with tf.device("CPU:0"):
             return tf.experimental.dlpack.from_dlpack(self.images.__dlpack__()), tf.constant(self.labels)
 
     def order(self, step: int, count: int) -> NDArray[np.int32]:
-        """The examples of `count` steps from `step` (from 0) on, as indices [count, batch]."""
+        """Return the example indices of `count` steps starting at `step` (from 0), [count, batch]."""
         rows = []
         while count > 0:
             epoch, position = divmod(step, self.steps_per_epoch)
@@ -79,10 +79,10 @@ class MemoryTraining:
         return np.concatenate(rows)
 
     def _epoch_order(self, epoch: int) -> NDArray[np.int32]:
-        """One epoch's indices [steps_per_epoch, batch].
+        """Return one epoch's indices, [steps_per_epoch, batch].
 
-        Shards differ by a few examples, so a worker may have fewer than its share of the epoch; it then begins its
-        examples anew, in another order.
+        Shards differ by a few examples, so a worker may have fewer examples than an epoch needs; it then repeats them
+        in another order.
         """
         needed = self.steps_per_epoch * self.batch
         passes = -(-needed // len(self.labels))
@@ -95,7 +95,7 @@ class MemoryTraining:
 
 @dataclass(frozen=True)
 class StreamTraining:
-    """A training split read from its shards, epoch after epoch."""
+    """A training split that is streamed from its shards in every epoch."""
 
     share: Share
     batch: int
@@ -103,10 +103,10 @@ class StreamTraining:
     seed: int
 
     def batches(self, step: int) -> Any:
-        """An endless tf.data.Dataset of the batches from `step` (from 0) on.
+        """Return an infinite tf.data.Dataset of batches starting at `step` (from 0).
 
-        Its elements are images uint8 [batch, height, width, channels] and labels int32 [batch]. What lies before
-        `step` in its epoch is read and skipped, but not decoded.
+        Elements are images uint8 [batch, height, width, channels] and labels int32 [batch]. Earlier records of the same
+        epoch are read and skipped without being decoded.
         """
         epoch, position = divmod(step, self.steps_per_epoch)
         records = tf.data.Dataset.range(epoch, np.iinfo(np.int64).max).flat_map(as_it_is(self._epoch))
@@ -122,7 +122,7 @@ class StreamTraining:
         return batches.map(as_it_is(shaped)).prefetch(2)
 
     def _epoch(self, epoch: Any) -> Any:
-        """One epoch's encoded records, exactly as many as its steps take."""
+        """Return one epoch's encoded records, exactly as many as its steps need."""
         needed = self.steps_per_epoch * self.batch
         passes = -(-needed // self.share.examples("train"))
 
@@ -132,10 +132,10 @@ class StreamTraining:
         return tf.data.Dataset.range(passes).flat_map(as_it_is(one_pass)).take(needed)
 
     def _pass(self, number: Any) -> Any:
-        """All of the worker's encoded records once, shuffled; `number` counts the passes since the run began."""
+        """Return all of the worker's encoded records once, shuffled; `number` counts passes since the run began."""
         paths = self.share.paths("train")
-        # This runs while a graph is traced, whose own seed this sets: the order is to follow from ours alone, and
-        # TensorFlow cannot compare a seed that it is given as a tensor with the graph's where that one is 0.
+        # Sets the seed of the graph that is being traced, so that the order depends only on the run's seed. It must not
+        # be 0: TensorFlow cannot compare an operation seed given as a tensor with a graph seed of 0.
         tf.random.set_seed(self.seed + 1)
         seed = (number * self.share.workers + self.share.rank) * 2
         records = (
@@ -164,18 +164,18 @@ def training(
     budget: int = MEMORY_BUDGET,
     tick: Tick = lambda _: None,
 ) -> TrainingData:
-    """The training split's batches, `batch` examples each on this worker; says in the log how they are read and why."""
+    """Return the training data, with `batch` examples per step on this worker; log how it is read and why."""
     size = share.decoded_bytes("train")
     shards = len(share.shards("train"))
     what = f"{share.examples('train')} training examples in {shards} shard{'s' if shards > 1 else ''}"
     if size > budget:
         logger.info(
-            "streaming %s: decoded they would take %s, more than the %s kept in memory; shuffled among %d, decoded %s",
+            "streaming %s: decoded size %s exceeds the limit of %s in memory; shuffle buffer of %d, decoding %s",
             what, _megabytes(size), _megabytes(budget), shuffled_together(share), _at_a_time(share, batch),
         )  # fmt: skip
         return StreamTraining(share, batch, steps_per_epoch, seed)
     logger.info(
-        "keeping %s decoded in memory: they take %s of at most %s; decoded once, %s",
+        "keeping %s decoded in memory: %s of at most %s; decoding once, %s",
         what, _megabytes(size), _megabytes(budget), _at_a_time(share),
     )  # fmt: skip
     images, labels = _decode_all(share, "train", tick)
@@ -183,7 +183,7 @@ def training(
 
 
 def shuffled_together(share: Share) -> int:
-    """How many examples are in a streamed training split's shuffle buffer; follows from the manifest alone."""
+    """Return the shuffle buffer's size in examples for a streamed training split; depends only on the manifest."""
     written = sum(shard.bytes for shard in share.shards("train"))
     return max(1, min(SHUFFLE_EXAMPLES, SHUFFLE_BYTES * share.examples("train") // max(1, written)))
 
@@ -198,9 +198,9 @@ Batch = tuple[Images, Labels, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A split to be measured: every worker gets the same number of batches, each of the same size.
+    """A split for evaluation: every worker processes the same number of batches of the same size.
 
-    What is missing to that is filled with examples of weight 0, so every example of the split counts once.
+    Batches are padded with examples of weight 0, so every example of the split counts once.
     """
 
     share: Share
@@ -210,7 +210,7 @@ class Evaluation:
 
     @property
     def steps(self) -> int:
-        """How many batches every worker goes through."""
+        """Number of batches per worker."""
         most = max(self.share.examples(self.split, rank) for rank in range(self.share.workers))
         return -(-most // self.batch)
 
@@ -237,19 +237,19 @@ class Evaluation:
 def evaluation(
     share: Share, split: str, batch: int, *, budget: int = MEMORY_BUDGET, tick: Tick = lambda _: None
 ) -> Evaluation:
-    """The batches by which `split` is measured, `batch` examples each on this worker; kept decoded where they fit."""
+    """Return the evaluation data of `split`, `batch` examples per step on this worker; kept decoded if it fits."""
     fits = share.decoded_bytes(split) <= budget
     return Evaluation(share, split, batch, _decode_all(share, split, tick) if fits else None)
 
 
 class Reading:
-    """A job's training and validation data, decoded in a thread while the main thread builds the network.
+    """Training and validation data, decoded in a thread while the main thread builds the network.
 
     Args:
-        share: The part of the data set that this worker reads.
+        share: This worker's shard assignment.
         batch: Examples per step on this worker.
-        steps_per_epoch: The plan's.
-        seed: Of the order of the examples.
+        steps_per_epoch: Steps per epoch of the plan.
+        seed: Seed for the order of the examples.
     """
 
     def __init__(self, share: Share, batch: int, steps_per_epoch: int, seed: int) -> None:
@@ -268,7 +268,7 @@ class Reading:
         executor.shutdown(wait=False)
 
     def wait(self) -> tuple[TrainingData, Evaluation | None]:
-        """Return the training data and the validation data, which may be None; report progress until then."""
+        """Wait, reporting progress, and return the training data and the validation data (None if there is none)."""
         if not self._read.done():
             events.phase(f"decoding {self._total:,} images")
         while not futures.wait([self._read], _PROGRESS_SECONDS).done:
@@ -290,7 +290,7 @@ def _padded(images: Images, labels: Labels, batch: int) -> Batch:
 
 
 def _decode_all(share: Share, split: str, tick: Tick = lambda _: None) -> tuple[Images, Labels]:
-    """All of the worker's examples of `split`, in the shards' order."""
+    """Decode all of the worker's examples of `split`, in the order of its shards."""
     count = share.examples(split)
     images = _aligned((count, *share.manifest.image_shape))
     labels = np.empty(count, np.int32)
@@ -304,7 +304,7 @@ def _decode_all(share: Share, split: str, tick: Tick = lambda _: None) -> tuple[
 
 
 def _aligned(shape: tuple[int, ...]) -> Images:
-    """An array that TensorFlow can use in place."""
+    """Return an array that TensorFlow can use without a copy."""
     size = math.prod(shape)
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
@@ -312,12 +312,12 @@ def _aligned(shape: tuple[int, ...]) -> Images:
 
 
 def _read(share: Share, split: str, batch: int | None = None) -> Iterator[tuple[Images, Labels]]:
-    """The worker's examples of `split` in order, `batch` (or as many as suits) at a time, the last time fewer."""
+    """Yield the worker's examples of `split` in order, `batch` (default: a group) at a time; the last may be less."""
     left = share.examples(split)
     if not left:
         return
     group = min(left, _group(share.manifest.image_shape, batch))
-    # Each group has the same size: the last is filled up with examples from the beginning, which are dropped again.
+    # All groups have the same size: the last is padded with examples from the beginning, which are dropped again.
     records = tf.data.TFRecordDataset(share.paths(split)).repeat().take(-(-left // group) * group)
     decoded = _decoded(records, share.manifest, group)
     if batch is not None and group != batch:
@@ -330,15 +330,14 @@ def _read(share: Share, split: str, batch: int | None = None) -> Iterator[tuple[
 
 
 def _decoded(records: Any, manifest: Manifest, group: int) -> Any:
-    """Serialized examples as images uint8 [group, height, width, channels] and labels int32 [group], in their order."""
-    # A call for each core from the start, and one that is ready when one ends; tuned automatically it would be one call
-    # for the first seconds.
+    """Decode serialized examples, in order, to images uint8 [group, height, width, channels], labels int32 [group]."""
+    # One call per core and one in reserve, from the start. AUTOTUNE would use a single call for the first seconds.
     parse = as_it_is(lambda raw: _parse(raw, manifest))
     return records.batch(group, drop_remainder=True).map(parse, num_parallel_calls=_cores() + 1, deterministic=True)
 
 
 def _parse(raw: Any, manifest: Manifest) -> tuple[Any, Any]:
-    """Serialized examples, string [n], as images uint8 [n, height, width, channels] and labels int32 [n]."""
+    """Parse serialized examples, string [n], to images uint8 [n, height, width, channels] and labels int32 [n]."""
     features = tf.io.parse_example(
         raw, {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
     )
@@ -346,7 +345,7 @@ def _parse(raw: Any, manifest: Manifest) -> tuple[Any, Any]:
 
 
 def _group(shape: tuple[int, int, int], batch: int | None = None) -> int:
-    """How many examples are parsed and decoded together: a whole batch of them where it is not too large."""
+    """Return the group size: the number of examples parsed and decoded together, at most `batch`."""
     most = max(1, min(_GROUP_EXAMPLES, _GROUP_BYTES // math.prod(shape)))
     return most if batch is None else min(batch, most)
 

@@ -1,7 +1,7 @@
-"""Tracing functions into TensorFlow's graphs without translating their source first.
+"""Trace functions into TensorFlow graphs without AutoGraph.
 
-That translation, a tenth of a second for each function that is met on the way, makes Python's conditions and loops on
-tensors work. Ours have none: they say `tf.cond` and `tf.while_loop`; and Keras never translates a network's layers.
+AutoGraph takes a tenth of a second per function and is needed only for Python conditions and loops on tensors. The
+functions here use `tf.cond` and `tf.while_loop` instead, and Keras does not apply AutoGraph to a network's layers.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-# As tf.function, a decorator or a call.
+# Used like tf.function, as a decorator or a call.
 traced = functools.partial(tf.function, autograph=False)
 
 
 def as_it_is(function: Callable[..., Any]) -> Any:
-    """A function that TensorFlow does not translate where it traces it by itself, as tf.data does."""
+    """Wrap a function that tf.data traces, so that AutoGraph does not convert it."""
     return tf.autograph.experimental.do_not_convert(function)

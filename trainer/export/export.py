@@ -1,4 +1,4 @@
-"""The trained model's folder: written by the chief, whole or not at all."""
+"""Export of the trained model: the chief writes the folder atomically."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slipway.trainer.engines.base import Engine
 from slipway.trainer.metrics.history import FILE_NAME as METRICS_FILE
 
 RECORD_FILE = "model.json"
-# What serves: a SavedModel, or a program of torch.export.
+# The file that is served: a SavedModel or a torch.export program.
 SAVED_MODEL_FILE = "saved_model.pb"
 PROGRAM_FILE = "model.pt2"
 
@@ -37,22 +37,22 @@ def export(
     steps: int,
     weights_step: int,
 ) -> None:
-    """Write `folder`: the engine's model at its root, model.json, metrics.jsonl. Leaves it when it is there.
+    """Write the engine's model, model.json and metrics.jsonl to `folder`, unless it already holds these weights.
 
     Args:
-        engine: Holds the trained network.
-        job: What was trained, and for how long.
-        manifest: The data set's.
-        checksum: Of the trained weights.
-        metrics: The run's history, to be copied.
-        folder: AIP_MODEL_DIR.
-        steps: How many were trained, fewer than planned where training ended early.
-        weights_step: After which of them the weights are exported.
+        engine: The engine with the trained network.
+        job: The job that was trained.
+        manifest: Manifest of the data set.
+        checksum: Checksum of the exported weights.
+        metrics: The run's metrics.jsonl, which is copied.
+        folder: The output folder (AIP_MODEL_DIR).
+        steps: Number of trained steps; fewer than planned after early stopping.
+        weights_step: The step whose weights are exported.
     """
     record = _record(job, manifest, checksum, steps, weights_step)
     record |= {f"{name}_bytes": size for name, size in asdict(engine.size()).items()}
     if _read_record(folder) == record:
-        logger.info("the model in %s has these weights already", folder)
+        logger.info("the model in %s already has these weights", folder)
         return
     with _new_content(folder) as place:
         engine.export(place, job, manifest)
@@ -62,14 +62,14 @@ def export(
 
 
 def exported(job: JobConfig, manifest: Manifest, folder: Path) -> str | None:
-    """Return the checksum of the weights that this very job has exported to `folder`; None where it has not."""
+    """Return the checksum of the weights that this job exported to `folder`; None if there is no such export."""
     record = _read_record(folder) or {}
     same = (record.get("job_checksum"), record.get("data_fingerprint")) == (_job_checksum(job), manifest.fingerprint)
     return str(record["weights_checksum"]) if same else None
 
 
 def _job_checksum(job: JobConfig) -> str:
-    """A checksum of all settings; the data set's is its manifest's fingerprint, wherever it lies."""
+    """Return a checksum of all settings but the data path; the data set is identified by its fingerprint."""
     return hashlib.sha256(job.model_dump_json(exclude={"data"}).encode()).hexdigest()
 
 
@@ -106,14 +106,14 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _new_content(folder: Path) -> Iterator[Path]:
-    """A folder to write into, whose content takes the place of `folder`'s at the end; nothing is left on an error."""
+    """Yield a temporary folder whose content replaces that of `folder` on success; clean up on errors."""
     with _copied(folder) if is_mounted(folder) else _renamed(folder) as place:
         yield place
 
 
 @contextlib.contextmanager
 def _copied(folder: Path) -> Iterator[Path]:
-    """For a bucket: without model.json the folder is no model, so that goes first and comes last."""
+    """For a bucket: delete model.json first and write it last, since without it the folder is not a model."""
     with tempfile.TemporaryDirectory() as place:
         yield Path(place)
         (folder / RECORD_FILE).unlink(missing_ok=True)
@@ -128,7 +128,7 @@ def _copied(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _renamed(folder: Path) -> Iterator[Path]:
-    """On a disk: a folder beside it takes its place."""
+    """For a disk: write a sibling folder, then rename it."""
     beside = folder.with_name(f".{folder.name}.new")
     earlier = folder.with_name(f".{folder.name}.old")
     for leftover in (beside, earlier):

@@ -1,4 +1,4 @@
-"""The SavedModel that serves a classifier from encoded images; plain TensorFlow loads it, without this code."""
+"""Export of a SavedModel that classifies encoded images; it loads in plain TensorFlow, without Slipway."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from slipway.trainer.data.tracing import traced
 
 
 def write(folder: Path, logits: Callable[[Any], Any], variables: Sequence[Any], manifest: Manifest) -> None:
-    """Write it at the root of `folder`.
+    """Write a SavedModel to `folder`.
 
-    Its `serving_default` takes `image_bytes`, string [batch] of encoded PNG or JPEG (any size: resized), and gives
-    `classes` string [batch, classes], `probabilities` float32 [batch, classes] and `label` string [batch].
+    The signature `serving_default` accepts `image_bytes`, string [batch] of PNG or JPEG images of any size, and returns
+    `classes`, string [batch, classes], `probabilities`, float32 [batch, classes], and `label`, string [batch].
 
     Args:
-        folder: Where; it exists.
-        logits: From float32 images in [0, 1], [batch, height, width, channels], to logits [batch, classes]. Anything
-            that TensorFlow can trace.
-        variables: The tf.Variables that it uses.
-        manifest: The data set's, for the names of the classes and the images' shape.
+        folder: An existing folder.
+        logits: Maps float32 images in [0, 1], [batch, height, width, channels], to logits [batch, classes].
+            Any function that TensorFlow can trace.
+        variables: The tf.Variables that `logits` uses.
+        manifest: Manifest of the data set, for class names and image shape.
     """
     module = tf.Module()
-    module.weights = list(variables)  # saved, because it hangs on the module
+    module.weights = list(variables)  # saved because they are attributes of the module
 
     def serve(image_bytes: Any) -> dict[str, Any]:
         names = tf.constant(manifest.classes)

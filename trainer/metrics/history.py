@@ -1,4 +1,4 @@
-"""A run's history: metrics.jsonl, one JSON object a line, and the same scalars for TensorBoard; the chief writes."""
+"""A run's training history, written by the chief: metrics.jsonl (JSON lines) and the same scalars for TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ logger = logging.getLogger(__name__)
 
 
 class Metrics:
-    """The history in `folder`, from which everything after `step` is dropped first.
+    """The history in `folder`; records after `step` are dropped when it is opened.
 
-    A resumed run starts from its checkpoint's step and writes again what came after it. TensorBoard's files cannot
-    lose lines, so they are written anew from those that are kept.
+    A resumed run starts at its checkpoint's step and writes the later records again. TensorBoard's files cannot be
+    truncated, so they are rewritten from the records that are kept.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.path = folder, folder / FILE_NAME
         self._scalars = {kind: Scalars(folder / kind) for kind in KINDS}
-        # What was measured at the very step is measured again: see the loop.
+        # The validation at `step` itself runs again: see the loop.
         kept = [
             line for line in _read(self.path) if line["step"] < step or (line["step"], line["kind"]) == (step, "train")
         ]
@@ -38,41 +38,41 @@ class Metrics:
         beside.write_text("".join(json.dumps(line) + "\n" for line in kept))
         beside.replace(self.path)
         self._file = self.path.open("ab", buffering=0)
-        self._waiting = b""  # what is not in the file yet; Python's own buffers lose it when the disk is full
+        self._waiting = b""  # not yet in the file; Python's own buffer would lose it on a full disk
         self._warned = False
         for line in kept:
             self._scalars[line["kind"]].write(line)
 
     def write(self, kind: str, step: int, epoch: float, **values: float | None) -> None:
-        """Append one line: `kind` is train or validation, `epoch` the epochs done, which may be a fraction."""
+        """Append one record: `kind` is train or validation, `epoch` the completed epochs, which may be a fraction."""
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **values, "time": round(time.time(), 3)}
         self._waiting += (json.dumps(line) + "\n").encode()
         self._scalars[kind].write(line)
 
     def graph(self, serialized: bytes) -> None:
-        """Show TensorBoard the network: a tf.GraphDef."""
+        """Write the network's graph, a serialized tf.GraphDef, for TensorBoard."""
         self._scalars["train"].graph(serialized)
 
     def history(self) -> list[dict[str, Any]]:
-        """All lines so far."""
+        """Return all records so far."""
         self.flush()
         return _read(self.path)
 
     def flush(self) -> None:
-        """Make what was written visible to those who watch; on a full disk it waits for the next time."""
+        """Flush to disk; on a full disk, keep the data and retry at the next flush."""
         try:
             while self._waiting:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
             self._warned = False
         except OSError as error:
             if not self._warned:
-                logger.warning("could not write %s: %s; training goes on and it is tried again", self.path, error)
+                logger.warning("could not write %s: %s; training continues, the write is retried", self.path, error)
             self._warned = True
         for scalars in self._scalars.values():
             scalars.flush()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
         self.flush()
         self._file.close()
         for scalars in self._scalars.values():
@@ -80,10 +80,10 @@ class Metrics:
 
 
 class Scalars:
-    """An event file of TensorBoard's, the only one in its folder: a TFRecord file of Event protos.
+    """A TensorBoard event file, the only one in its folder: a TFRecord file of Event protos.
 
-    Written directly, since TensorFlow's own writer needs the tensorboard package and half a millisecond a scalar. On a
-    full disk it ends there; a run that goes on from a checkpoint writes it anew.
+    Written directly, since TensorFlow's writer needs the tensorboard package and half a millisecond per scalar. If the
+    disk is full, the file ends there; a run that resumes from a checkpoint rewrites it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,7 +101,7 @@ class Scalars:
         self._do(self._file.write, self._event(wall_time=now, file_version="brain.Event:2").SerializeToString())
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append a line of the history."""
+        """Append a record of the history."""
         values = [
             self._summary.Value(tag=name, simple_value=value)
             for name, value in line.items()
@@ -115,11 +115,11 @@ class Scalars:
         self._do(self._file.write, self._event(wall_time=time.time(), graph_def=serialized).SerializeToString())
 
     def flush(self) -> None:
-        """Make what was written visible."""
+        """Flush to disk."""
         self._do(self._file.flush)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
         self._do(self._file.close)
 
     def _do(self, action: Callable[..., None], *arguments: bytes) -> None:
@@ -129,9 +129,9 @@ class Scalars:
             action(*arguments)
         except self._failure as error:
             self._broken = True
-            logger.warning("TensorBoard's %s ends here: %s; training goes on", self._folder, error.message)
+            logger.warning("TensorBoard's log in %s ends here: %s; training continues", self._folder, error.message)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of an earlier history."""
+    """Return the records of an existing history."""
     return json_lines(path.read_bytes()) if path.exists() else []

@@ -1,8 +1,8 @@
-"""The peak floating-point rate of known accelerators, to tell how much of it a training uses.
+"""Peak FLOP/s of known accelerators, used to report model FLOPs utilization (MFU).
 
-FLOP/s of one device without sparsity, from its maker's data sheet, with the precision in which a network computes:
-float32 is TF32 on NVIDIA's GPUs that have it, since matrix products take that way there. A TPU's device is a chip, of
-v2, v3 and 7x one of its two cores.
+Dense FLOP/s of one device by compute precision, from the vendor's data sheet. float32 means TF32 on NVIDIA GPUs that
+support it, since they use it for matrix products. A TPU device is a chip; for v2, v3 and 7x it is one of the chip's two
+cores.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from slipway.trainer.engines.base import Work
 
 TERA = 1e12
-# A pattern that the device's name starts with, and the rates in float32, float16 and bfloat16; None: not in hardware.
+# Prefix pattern of the device name; TFLOP/s in float32, float16 and bfloat16; None: no hardware support.
 _PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
     (r"Tesla P4\b", 5.5, None, None),
     (r"Tesla P100-PCIE", 9.3, 18.7, None),
@@ -38,7 +38,7 @@ _PEAKS: tuple[tuple[str, float, float | None, float | None], ...] = (
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """The FLOP/s of one device of that name in float32, mixed_float16 or mixed_bfloat16; None where it is not known."""
+    """Return a device's peak FLOP/s in float32, mixed_float16 or mixed_bfloat16; None if unknown."""
     name = re.sub(r"^NVIDIA (?=Tesla)", "", device)
     for pattern, float32, float16, bfloat16 in _PEAKS:
         if re.match(pattern, name):
@@ -48,7 +48,7 @@ def peak_flops(device: str, precision: str) -> float | None:
 
 
 def share_of_peak(work: Work, steps_per_second: float) -> float | None:
-    """What part of all devices' peak the steps take; None where the devices or the work are not known."""
+    """Return the model FLOPs utilization over all devices, 0 to 1; None if peak or work are unknown."""
     peak = peak_flops(work.device, work.precision)
     if peak is None or work.step_flops is None:
         return None

@@ -1,4 +1,4 @@
-"""How fast an epoch goes: steps and examples a second, the wait for input, the share of the devices' peak."""
+"""Throughput of an epoch: steps and examples per second, time waiting for input, fraction of the devices' peak."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from slipway.trainer.metrics.peaks import share_of_peak
 
 @dataclass
 class Speed:
-    """Steps and seconds inside of engine calls since the epoch began: no warm-up, no validation, no saving.
+    """Steps and seconds spent in engine calls since the epoch began, without warm-up, validation and saving.
 
-    `waited` are the seconds of these in which steps waited for input; None where the engine cannot tell.
+    `waited` is the part of `seconds` spent waiting for input; None if the engine does not measure it.
     """
 
     steps: int = 0
@@ -20,18 +20,18 @@ class Speed:
     waited: float | None = 0.0
 
     def add(self, steps: int, seconds: float, waited: float | None) -> None:
-        """Count a call."""
+        """Add one engine call."""
         self.steps += steps
         self.seconds += seconds
         self.waited = None if waited is None or self.waited is None else self.waited + waited
 
     @property
     def steps_per_second(self) -> float | None:
-        """None before the first call that counts."""
+        """Steps per second; None before the first measured call."""
         return self.steps / self.seconds if self.seconds else None
 
     def figures(self, batch_size: int, work: Work) -> dict[str, float | None]:
-        """By the names of the history: rates, and shares between 0 and 1; None where one is not known."""
+        """Return the metrics under their names in the history; fractions are 0 to 1, unknown values None."""
         rate = self.steps_per_second
         if rate is None:
             return {}
@@ -45,12 +45,12 @@ class Speed:
         }
 
     def describe(self, batch_size: int, work: Work) -> str:
-        """The same in words; "" before the first call that counts."""
+        """Return the metrics as text; "" before the first measured call."""
         figures = self.figures(batch_size, work)
         if not figures:
             return ""
         text = f"{figures['steps_per_second']:.1f} steps/s, {figures['examples_per_second_per_device']:,.0f} examples/s"
-        text += " a device" if work.devices > 1 else ""
+        text += " per device" if work.devices > 1 else ""
         if figures["waiting_for_input"] is not None:
             text += f", waiting for input {figures['waiting_for_input']:.0%} of the time"
         if figures["share_of_peak"] is not None:

@@ -1,4 +1,4 @@
-"""The table at the end of a training: a line for each epoch, from the run's history."""
+"""The summary table printed at the end of training: one row per epoch, from the run's history."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _HEAD = ("epoch", "step", "loss", "accuracy", "validation loss", "validation acc
 
 
 def table(history: Sequence[dict[str, Any]], best_step: int | None = None) -> list[str]:
-    """Lines of text, the head first: at most `ROWS` epochs, evenly chosen, the last and the best among them.
+    """Return the table's lines, header first: at most `ROWS` epochs, evenly spaced, with the last and the best.
 
     Loss and accuracy are means over the epoch's steps, measured while the weights changed.
 
     Args:
         history: The records of metrics.jsonl.
-        best_step: The step of the best validation, to be marked.
+        best_step: Step of the best validation, marked in the table.
     """
     training = {record["step"]: record for record in history if record["kind"] == "train"}
     validations = {record["step"]: record for record in history if record["kind"] == "validation"}
@@ -42,7 +42,7 @@ def table(history: Sequence[dict[str, Any]], best_step: int | None = None) -> li
 
 
 def _epoch_ends(training: dict[int, dict[str, Any]]) -> list[int]:
-    """The steps that end an epoch, and the last."""
+    """Return the steps at the end of an epoch, and the last step."""
     ends = [step for step, record in training.items() if float(record["epoch"]).is_integer()]
     return sorted({*ends, *list(training)[-1:]})
 

@@ -1,4 +1,4 @@
-"""A small convolutional network for small pictures such as scikit-learn's 8x8 digits: seconds on a CPU."""
+"""A small convolutional network for small images such as scikit-learn's 8x8 digits; trains in seconds on a CPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import keras
 
 
 def build(image_shape: tuple[int, int, int], classes: int, width: int = 16, dropout: float = 0.3) -> keras.Model:
-    """Two convolutions of `width` and 2 `width` filters, then a dense layer; logits."""
+    """Return a network of two convolutions (`width` and 2 x `width` filters) and a dense layer; outputs logits."""
     return keras.Sequential(
         [
             keras.Input(image_shape),

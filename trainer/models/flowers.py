@@ -6,9 +6,9 @@ import keras
 
 
 def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
-    """Three convolutions with pooling, then a dense layer; logits.
+    """Return a network of three convolutions with pooling and a dense layer; outputs logits.
 
-    The codelab's own Resizing and Rescaling are left out: images arrive in their size, with pixels in [0, 1].
+    The codelab's Resizing and Rescaling layers are omitted, since images are already resized and scaled to [0, 1].
     """
     layers = [keras.Input(image_shape)]
     for filters in (16, 32, 64):

@@ -1,4 +1,4 @@
-"""Networks for MNIST, 28x28 grey pixels."""
+"""Networks for MNIST (28x28 grayscale images)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import keras
 
 
 def tpu_guide(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
-    """The network of TensorFlow's guide to TPUs: two convolutions of 256 filters. For accelerators; slow on a CPU."""
+    """The network of TensorFlow's TPU guide: two convolutions with 256 filters. For accelerators; slow on a CPU."""
     return keras.Sequential(
         [
             keras.Input(image_shape),
@@ -21,7 +21,7 @@ def tpu_guide(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
 
 
 def small(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
-    """Two convolutions with pooling, over 100 times fewer operations: two epochs in a minute on two CPU cores."""
+    """Two convolutions with pooling; over 100 times fewer operations: two epochs take a minute on two CPU cores."""
     return keras.Sequential(
         [
             keras.Input(image_shape),

@@ -1,4 +1,4 @@
-"""Killed anywhere, any number of times, a run ends as if it had not been: weights, history, what was measured."""
+"""A run that is killed anywhere, any number of times, ends with the same weights, history and validations."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ CLOCK = ("time", "steps_per_second", "examples_per_second", "examples_per_second
 
 
 class Killed(BaseException):
-    """As by kill -9: nobody handles it."""
+    """Simulates kill -9: no code handles it."""
 
 
 class Fuse:
-    """Raises Killed at the `left`-th moment from now; a moment is anything that a kill could come between."""
+    """Raises Killed at the `left`-th moment from now; a moment is any operation before which a kill may happen."""
 
     def __init__(self, left: int | None) -> None:
         self.left = left
@@ -48,7 +48,7 @@ class Fuse:
 
 
 class ChainEngine:
-    """Its weight depends on every step and draw there ever was, in their order, and on how often it was measured."""
+    """An engine whose weight depends on all steps and draws, their order, and the number of validations."""
 
     def __init__(self, fuse: Fuse) -> None:
         self.fuse = fuse
@@ -82,7 +82,7 @@ class ChainEngine:
 
 
 def try_to_train(config: JobConfig, place: Path, engine: Any, data: tuple[Any, Any]) -> list[dict[str, Any]]:
-    """One process's part of a run in `place`; its history without the clock's figures."""
+    """Run one process of a run in `place`; return its history without times and rates."""
     from slipway.trainer.loop import Loop
     from slipway.trainer.metrics.history import Metrics
 

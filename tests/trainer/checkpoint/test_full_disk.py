@@ -1,4 +1,4 @@
-"""A disk that is really full: a small file system of its own, mounted in a namespace that needs no rights."""
+"""A disk that is really full: a small file system, mounted in an unprivileged namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: only from one that this version wrote, and with the settings that it was made with."""
+"""Resuming from a checkpoint: only from one written by this version and with the same settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OneWeight:
 
 
 def saved(folder: Path) -> tuple[Checkpoints, Checkpoint]:
-    """Some checkpoint at step 20."""
+    """Save a checkpoint at step 20."""
     engine: Any = OneWeight()
     progress = Progress(20, Interval(3, 1.5, 0.5), Interval(9, 4.5, 2.5), Selection(0.25, 10, 0.25, 1))
     checkpoint = checkpoint_of(progress, engine, IDENTITY)

@@ -1,4 +1,4 @@
-"""Saving beside the training: one at a time, in order, errors told."""
+"""Asynchronous saving: one checkpoint at a time, in order, errors raised."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
 
 
 class SlowDisk(Checkpoints):
-    """Begins to write when told; remembers the most that was being written at once."""
+    """Starts writing on demand; records the maximum number of concurrent writes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, keep=3)

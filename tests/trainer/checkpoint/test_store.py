@@ -1,4 +1,4 @@
-"""Checkpoints: whole or ignored, the last few kept, the one before taken when the newest is damaged."""
+"""Checkpoints: incomplete ones are ignored, the last few kept; a damaged one falls back to the previous one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What augmentation does to images, and that it can be repeated."""
+"""Augmentation: its effect on images, and reproducibility."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL = AugmentSettings(flip=True, shift=2, brightness=0.2, contrast=0.5)
 
 @pytest.fixture(scope="module")
 def images() -> Any:
-    """64 float32 images of 6x8 pixels in two colours, none of them symmetrical."""
+    """64 asymmetric float32 images of 6x8 pixels in two colors."""
     return np.random.default_rng(5).uniform(0.3, 0.7, (64, 6, 8, 2)).astype(np.float32)
 
 

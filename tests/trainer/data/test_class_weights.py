@@ -1,4 +1,4 @@
-"""Class weights from the settings and a data set's counts."""
+"""Class weights from the settings and a data set's class counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pixels of the size that a model is given."""
+"""Resizing images to the model's input size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker reads: in which order, how often, and that it is what was written."""
+"""The input pipeline: content, order and repetitions of the examples that a worker reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def share_of(folder: Path, rank: int = 0, workers: int = 1) -> Share:
 
 
 def names(images: Any) -> list[bytes]:
-    """Something that tells an image from all others."""
+    """Return a value that is unique to each image."""
     return [image.tobytes() for image in np.asarray(images)]
 
 
@@ -67,7 +67,7 @@ def test_the_order_of_a_step_does_not_depend_on_the_calls(tiny: Path) -> None:
 def test_workers_read_different_shards_and_as_many_batches(tiny: Path) -> None:
     from slipway.trainer.data import inputs
 
-    # Workers 0, 1 and 2 of 3 have 300, 149 and 151 examples, and all run 50 steps an epoch of 4 each.
+    # Workers 0, 1 and 2 of 3 have 300, 149 and 151 examples, and all run 50 steps of 4 examples per epoch.
     seen = []
     for rank, examples in enumerate((300, 149, 151)):
         training = inputs.training(share_of(tiny, rank, 3), batch=4, steps_per_epoch=50, seed=1)
@@ -134,7 +134,7 @@ def test_workers_stream_different_shards_and_as_many_batches(tiny: Path) -> None
 
 @pytest.mark.parametrize("batch", [64, 65, 100, 300])
 def test_a_batch_larger_than_what_is_decoded_together_has_the_same_examples(tiny: Path, batch: int) -> None:
-    """What is decoded together is a matter of speed: the records of the stream come in one order."""
+    """The group size affects only the speed, not the order of the streamed records."""
     from slipway.trainer.data import inputs
 
     def examples(batch: int, steps: int, step: int = 0) -> list[bytes]:

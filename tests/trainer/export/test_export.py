@@ -1,4 +1,4 @@
-"""The model's folder: whole or as it was, whatever happens while it is written."""
+"""The model folder: complete or unchanged, even if writing fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipway.trainer.export.export import export, exported
 
 
 class WritingEngine:
-    """Writes something, or fails in the middle of it."""
+    """An engine that writes a model, or fails halfway."""
 
     def __init__(self, fails: bool = False) -> None:
         self.fails = fails
@@ -99,7 +99,7 @@ def test_in_a_bucket_the_record_goes_first_and_comes_last(
 
 
 def test_a_job_knows_the_model_that_it_has_exported(tiny: Path, tmp_path: Path, make_job: Any) -> None:
-    """The same job with its data elsewhere; not one with another setting or other data, nor a half-written model."""
+    """Accept the same job with its data in another folder, but not other settings, other data or a partial model."""
     job, manifest = make_job(tiny, steps=10, steps_per_epoch=75), manifests.read(tiny)
     folder = tmp_path / "model"
     assert exported(job, manifest, folder) is None

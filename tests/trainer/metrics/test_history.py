@@ -1,4 +1,4 @@
-"""The history: JSON lines and what TensorBoard reads, cut back when a run resumes."""
+"""The history: JSON lines and TensorBoard event files, truncated when a run resumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lines(folder: Path) -> list[tuple[str, int, float]]:
 
 
 def scalars(folder: Path, kind: str) -> list[tuple[str, int, float]]:
-    """What TensorBoard would show."""
+    """Return the scalars that TensorBoard would show."""
     import tensorflow as tf
 
     found = []
@@ -64,7 +64,7 @@ def test_on_a_full_disk_lines_wait_and_none_is_lost(tmp_path: Path, caplog: pyte
     from slipway.trainer.metrics.history import Metrics
 
     class FullDisk:
-        """Takes so many bytes, as the kernel does, and then no more."""
+        """Write up to the limit, possibly only part of the data, then fail like a full disk."""
 
         def __init__(self, file: Any, room: int) -> None:
             self.file, self.room = file, room

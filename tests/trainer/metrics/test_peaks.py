@@ -1,4 +1,4 @@
-"""The peak of a device by the name that drivers give it."""
+"""Peak FLOP/s by the device name that the driver reports."""
 
 from __future__ import annotations
 

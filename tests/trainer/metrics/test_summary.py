@@ -1,4 +1,4 @@
-"""The table at the end of a training."""
+"""The summary table at the end of training."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""A user's module that itself needs something that is not installed."""
+"""A user's module that imports a package that is not installed."""
 
 import a_package_that_is_not_there  # noqa: F401

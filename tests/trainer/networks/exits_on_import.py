@@ -1,4 +1,4 @@
-"""A script that was meant to be run."""
+"""A module that exits on import, such as a script."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Networks, good and bad, as a user might write them."""
+"""Valid and invalid networks, as a user might write them."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def frozen(image_shape, classes):
 
 
 def dropout(image_shape, classes):
-    """Holds random state, which a checkpoint must keep."""
+    """A layer with random state, which a checkpoint must save."""
     return keras.Sequential(
         [
             keras.Input(image_shape),
@@ -93,7 +93,7 @@ def linear(image_shape, classes, regularization=0.0):
 
 @keras.saving.register_keras_serializable()
 class Greedy(keras.layers.Layer):
-    """Asks for more memory than there is when it is given more than so many examples at once."""
+    """A layer that runs out of memory on batches above a given number of examples."""
 
     def __init__(self, examples, **options):
         super().__init__(**options)

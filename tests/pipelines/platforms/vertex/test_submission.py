@@ -54,7 +54,7 @@ def test_a_run_on_two_pools_of_gpus(ready_google: FakeGoogle, workspace: Path, s
     subprocess.run(["git", *author, "commit", "-qm", "m", "--allow-empty"], check=True)
     refused = slipway(*RUN, "--hardware", "l4x4*3")
     assert refused.exit_code == 2
-    assert "cannot be shared evenly by 3 replicas of 4 devices" in refused.output
+    assert "cannot be split evenly over 3 replicas of 4 devices" in refused.output
     assert not (workspace / "runs").exists()
     more = ("--set", "train.batch_size=96", "--set", "vertex.labels={team: vision}")
     assert slipway(*RUN, "--hardware", "l4x4*3", *more).exit_code == 0
