@@ -1,4 +1,4 @@
-"""What a Kubeflow cluster cannot do, refused before anything is sent to it."""
+"""Reject configurations that Kubeflow cannot run, before submitting."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from slipway.pipelines.hardware.choice import Hardware, base_text
 
 
 def settings_of(config: RunConfig) -> KubeflowSettings:
-    """The configuration's section kubeflow, once it is sure that such a cluster can run the configuration.
+    """Return the kubeflow section, after checking that Kubeflow can run the configuration.
 
     Raises:
-        UserError: There is no such section, or the hardware is none of a Kubeflow cluster.
+        UserError: The section is missing, or the hardware is not supported on Kubeflow.
     """
     if config.kubeflow is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""A run on Kubeflow Pipelines as the command line sees it: submitted, watched, looked at again, stopped, recorded."""
+"""Submit, watch, refresh and cancel runs on Kubeflow Pipelines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EVENTS = {"running": "started", "succeeded": "finished", "failed": "failed", "ca
 
 
 class Watcher(Protocol):
-    """Who is told of a run's progress."""
+    """Receives a run's progress events."""
 
     def event(self, record: RunRecord, event: dict[str, Any]) -> None:
         """A step has started or ended."""
@@ -94,12 +94,12 @@ def _start(folder: RunFolder, record: RunRecord, config: RunConfig, server: Serv
 
 
 def _name(record: RunRecord) -> str:
-    """What the run is called on the server: each try has a name of its own, by which it is found."""
+    """Return the run's name on the server, which is unique for each attempt."""
     return record.run_id if record.tries == 1 else f"{record.run_id}-{record.tries}"
 
 
 def compile_to(path: Path, config: RunConfig) -> None:
-    """Write the pipeline spec, and behind it what the pods are told of the cluster."""
+    """Write the pipeline spec with its Kubernetes platform spec."""
     from kfp import compiler
 
     from slipway.pipelines.platforms.kubeflow.steps import pipeline

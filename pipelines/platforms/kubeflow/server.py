@@ -1,4 +1,4 @@
-"""A Kubeflow Pipelines server, through kfp's own client: is it there, start a run once, look at it, stop it."""
+"""A Kubeflow Pipelines server, accessed through the kfp client."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Server:
         return self.settings.namespace
 
     def check(self) -> None:
-        """Raise UserError where no server answers that lets us in."""
+        """Raise UserError if the server is unreachable or denies access."""
         _ = self.namespace
 
     def submit(self, run_id: str, specification: Path, parameters: dict[str, Any]) -> Any:
@@ -92,7 +92,7 @@ class Server:
         return self._call(lambda: self._client.get_run(resource))
 
     def terminate(self, resource: str) -> None:
-        """Ask for the end of a run."""
+        """Terminate a run."""
         self._call(lambda: self._client.terminate_run(resource))
 
     def page(self, resource: str) -> str:

@@ -1,4 +1,4 @@
-"""A run on Vertex AI as the command line sees it: submitted, watched, explained, stopped, recorded."""
+"""Submit, watch, explain, cancel and record runs on Vertex AI."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NoSuchJobError(UserError):
 
 
 class UnreachableError(UserError):
-    """Vertex AI does not answer; it may, later."""
+    """Vertex AI is temporarily unreachable."""
 
 
 class VertexRun:

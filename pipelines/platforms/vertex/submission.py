@@ -1,4 +1,4 @@
-"""From a configuration and its compiled pipeline to one PipelineJob, whatever answers are lost on the way."""
+"""Create exactly one PipelineJob from a configuration, even if responses are lost."""
 
 from __future__ import annotations
 
