@@ -16,7 +16,7 @@ def settings_of(config: RunConfig) -> KubeflowSettings:
     """
     if config.kubeflow is None:
         raise UserError(
-            "The configuration does not say on which Kubeflow cluster to run.",
+            "The configuration has no kubeflow section.",
             setting="kubeflow",
             value=None,
             allowed="host, image, and volume or pipeline_root; see docs/kubeflow.md",
@@ -33,7 +33,7 @@ def check_hardware(hardware: Hardware) -> None:
     """
     base = base_text(hardware.accelerator_row, hardware.count, hardware.topology)
     if hardware.is_tpu:
-        problem, near = "Training on TPUs is not offered on Kubeflow: its tasks ask for GPUs only.", "cpu"
+        problem, near = "TPU training is not supported on Kubeflow.", "cpu"
     elif hardware.replicas > 1:
         problem = (
             f"On Kubeflow, training is one container, and this hardware is {hardware.replicas} replicas: "

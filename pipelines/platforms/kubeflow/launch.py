@@ -148,7 +148,7 @@ def cancel(folder: RunFolder) -> RunRecord:
     """
     record = refresh(folder)
     if record.status != "running" or record.job is None:
-        raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", fix="slipway list")
+        raise UserError(f"Run {record.run_id} is not running; its status is {record.status}.", fix="slipway list")
     Server(settings_of(load(folder.configuration_file))).terminate(record.job)
     return refresh(folder)
 
@@ -238,7 +238,7 @@ def _error(record: RunRecord, run: Any, details: dict[str, Any], server: Server)
     failed = next((step.name for step in record.steps if step.status == "failed"), None)
     task = details.get(_task_name(failed)) if failed else None
     told = (task.error if task is not None else None) or run.error
-    message = str(told.message) if told and told.message else "The server does not say why."
+    message = str(told.message) if told and told.message else "The server returned no reason."
     pods = _pods(task) if task is not None else []
     fix = _kubectl(server, pods[-1]) if pods else server.page(str(record.job))
     return ErrorRecord(step=failed, message=message, fix=fix)

@@ -365,7 +365,7 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
         log = folder.logs / (f"{running.name}.log" if running else "pipeline.log")
         record.error = ErrorRecord(
             step=running.name if running else None,
-            message="The step ended without a word: it was killed."
+            message="The step exited without a result; it was probably killed."
             if running
             else "The pipeline failed outside its steps.",
             fix=f"slipway run --resume {record.run_id}",
