@@ -118,7 +118,7 @@ def test_cancel_ends_the_run_on_the_server(kubeflow: FakeKubeflow) -> None:
     record = launch.cancel(folder)
     assert record.status == "cancelled"
     assert [run["state"] for run in kubeflow.runs.values()] == ["CANCELED"]
-    with pytest.raises(UserError, match="it is cancelled"):
+    with pytest.raises(UserError, match="its status is cancelled"):
         launch.cancel(folder)
 
 
