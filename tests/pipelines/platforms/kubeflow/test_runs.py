@@ -161,7 +161,7 @@ def test_a_token_lets_one_in(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyP
 
 
 def test_where_nobody_answers_nothing_is_made(kubeflow: FakeKubeflow) -> None:
-    with pytest.raises(UserError, match="no Kubeflow Pipelines server") as error:
+    with pytest.raises(UserError, match="No Kubeflow Pipelines server") as error:
         launch.submit(configuration(host="http://localhost:1"))
     assert error.value.setting == "kubeflow.host"
     assert not list(runs.folders())
