@@ -123,7 +123,7 @@ CASES = {
     ),
     "no place on Kubeflow": Case("which Kubeflow cluster", target="kubeflow"),
     "no Kubeflow server": Case(
-        "no Kubeflow Pipelines server", target="kubeflow", more=(("kubeflow", KUBEFLOW),), compiled=False
+        "No Kubeflow Pipelines server", target="kubeflow", more=(("kubeflow", KUBEFLOW),), compiled=False
     ),
     "replicas on Kubeflow": Case(
         "training is one container", ("--hardware", "cpu*2"), "kubeflow", more=(("kubeflow", KUBEFLOW),)
