@@ -1,4 +1,4 @@
-"""Migration from AI Platform Training: its jobs go in, run configurations come out."""
+"""Convert AI Platform Training jobs to run configurations."""
 
 from slipway.pipelines.migrate.migration import Migration, from_arguments, migrate
 

@@ -1,4 +1,4 @@
-"""What `slipway migrate` reads, writes and prints."""
+"""Input and output of `slipway migrate`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from slipway.pipelines.migrate.migration import Migration, from_arguments, migra
 
 
 def migration_of(source: Path | None, arguments: Sequence[str] = ()) -> Migration:
-    """The migration of a file, or of gcloud's flags where no file is given.
+    """Migrate a job file, or gcloud flags if no file is given.
 
     Raises:
-        UserError: There is no such file, neither or both are given, or the old service would have refused the job.
+        UserError: The file does not exist, neither or both inputs are given, or the job was invalid on the old service.
     """
     if (source is None) == (not arguments):
         raise UserError(
-            "One job is migrated: from a file, or from gcloud's flags behind --.",
+            "migrate requires either a job file or gcloud flags after --, not both.",
             setting="migrate",
             value=str(source) if source else None,
             allowed="slipway migrate config.yaml, or slipway migrate -- JOB --scale-tier=BASIC_GPU …",
@@ -31,33 +31,33 @@ def migration_of(source: Path | None, arguments: Sequence[str] = ()) -> Migratio
         return from_arguments(list(arguments))
     if not source.is_file():
         raise UserError(
-            f"There is no file {source}.", setting="migrate", value=str(source), fix="give the path of a config.yaml"
+            f"File {source} does not exist.", setting="migrate", value=str(source), fix="slipway migrate config.yaml"
         )
     try:
         return migrate(source.read_text(), source=str(source))
     except UnicodeDecodeError:
-        raise UserError(f"{source} is not text in UTF-8.", setting="migrate", value=str(source)) from None
+        raise UserError(f"{source} is not valid UTF-8.", setting="migrate", value=str(source)) from None
 
 
 def save(migration: Migration, output: Path) -> None:
     """Write the configuration.
 
     Raises:
-        UserError: There is such a file already, or no such folder.
+        UserError: The file already exists, or its folder does not.
     """
     if output.exists():
         raise UserError(
-            f"{output} exists: it is not written over.",
+            f"{output} already exists.",
             setting="-o",
             value=str(output),
-            fix="choose another name for -o",
+            fix="choose another path for -o",
         )
     check_folder_of(output)
     output.write_text(migration.yaml)
 
 
 def show(console: Console, migration: Migration) -> None:
-    """Print what was changed, what was dropped and what a person has to decide."""
+    """Print the changes, the dropped settings and the open decisions."""
     lists = {"changed": migration.changed, "dropped": migration.dropped, "to decide": migration.decisions}
     for title, sentences in lists.items():
         if sentences:

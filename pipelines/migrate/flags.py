@@ -1,4 +1,4 @@
-"""`gcloud ai-platform jobs submit training` flags, as the job that they describe."""
+"""Parse `gcloud ai-platform jobs submit training` flags into a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slipway.core.errors import UserError, nearest
 from slipway.pipelines.migrate.reading import parse_text
 
 COMMAND = ("gcloud", "alpha", "beta", "ai-platform", "ml-engine", "jobs", "submit", "training")
-# Each flag and where its value belongs in the job.
+# Each flag and the dotted job key that it sets.
 TEXT_FLAGS = {
     "--region": "region",
     "--job-dir": "jobDir",
@@ -37,7 +37,7 @@ ACCELERATOR_FLAGS = {
     "--parameter-server-accelerator": "parameterServerConfig",
 }
 SWITCHES = {"--use-chief-in-tf-config": "useChiefInTfConfig", "--enable-web-access": "enableWebAccess"}
-# Said to gcloud, not to the service.
+# Flags for gcloud itself; not sent to the service.
 GCLOUD_SWITCHES = ("--stream-logs", "--async", "--quiet", "-q")
 GCLOUD_FLAGS = ("--account", "--verbosity", "--format", "--configuration")
 KEPT_FLAGS = ("--staging-bucket", "--package-path", "--packages", "--project", "--config", "--labels")
@@ -46,14 +46,14 @@ VALUE_FLAGS = (*TEXT_FLAGS, *ACCELERATOR_FLAGS, *KEPT_FLAGS, *KMS_FLAGS, *GCLOUD
 
 
 def read_flags(arguments: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The job that the flags describe, and what only gcloud was told (staging bucket, package path, project).
+    """Return the job described by the flags, and the flags that only gcloud used (bucket, package path, project).
 
     Args:
-        arguments: The command line, with or without "gcloud ai-platform jobs submit training" in front; what comes
-            after an argument `--` goes to the user's program.
+        arguments: The command line, with or without the leading "gcloud ai-platform jobs submit training"; arguments
+            after `--` belong to the user's program.
 
     Raises:
-        UserError: An unknown flag, or one without its value; a --config that cannot be read.
+        UserError: A flag is unknown or has no value, or the --config file cannot be read.
     """
     split = arguments.index("--") if "--" in arguments else len(arguments)
     own, program = list(arguments[:split]), list(arguments[split + 1 :])
@@ -80,10 +80,10 @@ def read_flags(arguments: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
         _put(given, "encryptionConfig.kmsKeyName", _key_name(flags))
     if len(positional) > 1:
         raise UserError(
-            f"{positional[1]} is no flag, and the job is called {positional[0]} already.",
+            f"Unexpected argument {positional[1]}: the job id is already {positional[0]}.",
             setting="gcloud",
             value=positional[1],
-            allowed="one job id; the program's own arguments behind --",
+            allowed="one job id; the program's arguments go after --",
             fix=f"put -- before {positional[1]}",
         )
     if positional:
@@ -92,7 +92,7 @@ def read_flags(arguments: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _collect(arguments: list[str]) -> tuple[dict[str, str], dict[str, bool], list[str]]:
-    """The flags with their values, the switches, and what is neither."""
+    """Return flags with values, switches, and positional arguments."""
     flags: dict[str, str] = {}
     switches: dict[str, bool] = {}
     positional: list[str] = []
@@ -110,34 +110,32 @@ def _collect(arguments: list[str]) -> tuple[dict[str, str], dict[str, bool], lis
             known = [*VALUE_FLAGS, *SWITCHES, *GCLOUD_SWITCHES]
             near = nearest(name, known)
             raise UserError(
-                f"gcloud ai-platform jobs submit training had no flag {name}.",
+                f"{name} is not a flag of gcloud ai-platform jobs submit training.",
                 setting="gcloud",
                 value=argument,
                 allowed=", ".join(known),
                 nearest=near,
-                fix=f"write {near}, or put -- before the program's own arguments" if near else f"put -- before {name}",
+                fix=f"write {near}, or put -- before the program's arguments" if near else f"put -- before {name}",
             )
         else:
             flags[name] = value if equals else next(rest, "")
             if not flags[name]:
-                raise UserError(f"{name} is without its value.", setting="gcloud", value=argument, fix=f"{name}=VALUE")
+                raise UserError(f"{name} requires a value.", setting="gcloud", value=argument, fix=f"{name}=VALUE")
     return flags, switches, positional
 
 
 def _configuration(path: str | None) -> dict[str, Any]:
-    """The job in the file that --config names, with `trainingInput` around it; empty without one."""
+    """Return the job in the --config file, wrapped in `trainingInput`; an empty job if there is no file."""
     if path is None:
         return {"trainingInput": {}}
     file = Path(path).expanduser()
     if not file.is_file():
-        raise UserError(
-            f"There is no file {path}.", setting="--config", value=path, fix="give --config an existing file"
-        )
+        raise UserError(f"File {path} does not exist.", setting="--config", value=path, fix="--config config.yaml")
     try:
         text = file.read_text()
     except UnicodeDecodeError:
         raise UserError(
-            f"{path} is not text in UTF-8.", setting="--config", value=path, fix="give a YAML file"
+            f"{path} is not valid UTF-8.", setting="--config", value=path, fix="--config config.yaml"
         ) from None
     job = dict(parse_text(text, path))
     if "trainingInput" not in job and "jobId" not in job:
@@ -145,12 +143,12 @@ def _configuration(path: str | None) -> dict[str, Any]:
         job = {"trainingInput": job, **labels}
     given = job.get("trainingInput") or {}
     if not isinstance(given, dict):
-        raise UserError(f"trainingInput in {path} holds no settings.", setting="trainingInput", value=str(given))
+        raise UserError(f"trainingInput in {path} is not a mapping.", setting="trainingInput", value=str(given))
     return {**job, "trainingInput": given}
 
 
 def _put(target: dict[str, Any], path: str, value: Any) -> None:
-    """Set a dotted key; a flag wins over the file."""
+    """Set a dotted key; flags override the file."""
     *parents, last = path.split(".")
     for parent in parents:
         child = target.get(parent)
@@ -159,11 +157,11 @@ def _put(target: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _pairs(flag: str, text: str) -> dict[str, str]:
-    """ "count=4,type=nvidia-tesla-t4" as a mapping."""
+    """Parse key=value pairs such as "count=4,type=nvidia-tesla-t4"."""
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(equals and key for key, equals, _ in pairs):
         raise UserError(
-            f"{flag} takes key=value pairs.",
+            f"{flag} must be a list of key=value pairs.",
             setting=flag,
             value=text,
             allowed="key=value,key=value",
@@ -173,7 +171,7 @@ def _pairs(flag: str, text: str) -> dict[str, str]:
 
 
 def _key_name(flags: dict[str, str]) -> str:
-    """The encryption key's full name, from one flag or from four."""
+    """Return the encryption key's full resource name, from one flag or from four."""
     key = flags["--kms-key"]
     if "/" in key:
         return key

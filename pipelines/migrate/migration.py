@@ -1,4 +1,4 @@
-"""From an AI Platform Training job to a run configuration, with a list of what became of everything in it."""
+"""Convert an AI Platform Training job to a run configuration, with notes on every change."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from slipway.pipelines.migrate.successor import Notes, hardware_for, region_for
 from slipway.pipelines.migrate.writing import write
 
 NAME_LENGTH = 40
-# What stands in for what the old job cannot say, so that the configuration runs as it is.
+# Placeholders for what the old job does not contain, so that the configuration runs unchanged.
 STAND_IN_DATA = {"source": "digits"}
 STAND_IN_MODEL = {"builder": "slipway.trainer.models.digits:build"}
 STAND_IN_EPOCHS = 10
 USUAL_BATCH = 64
 PROJECT = "your-project"
-# What VertexSettings takes, so that what it would refuse is said here.
+# Formats that VertexSettings accepts; other values are dropped with a note.
 FORMS = {
-    "service_account": (re.compile(r"[^@\s/:]+@[^@\s/:]+"), "account's e-mail address"),
-    "network": (re.compile(r"projects/[0-9]+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?"), "network's full name"),
+    "service_account": (re.compile(r"[^@\s/:]+@[^@\s/:]+"), "service account e-mail address"),
+    "network": (re.compile(r"projects/[0-9]+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?"), "full network name"),
     "encryption_key": (
         re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+"),
-        "key's full name",
+        "full key name",
     ),
 }
 BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]*[a-z0-9]")
@@ -36,9 +36,9 @@ BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]*[a-z0-9]")
 
 @dataclass(frozen=True)
 class Migration:
-    """A run configuration and how it came about.
+    """A run configuration and notes on its migration.
 
-    `configuration` is what `yaml` holds without its comments; `changed`, `dropped` and `decisions` are sentences.
+    `yaml` is `configuration` with comments; `changed`, `dropped` and `decisions` are sentences.
     """
 
     configuration: dict[str, Any]
@@ -48,25 +48,25 @@ class Migration:
     decisions: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Return the migration as plain data."""
         lists = {"changed": self.changed, "dropped": self.dropped, "decisions": self.decisions}
         return {"configuration": self.configuration, **{key: list(value) for key, value in lists.items()}}
 
 
 def migrate(text: str, *, source: str) -> Migration:
-    """The run configuration for an AI Platform Training job in YAML or JSON; `source` names it.
+    """Return the run configuration for an AI Platform Training job in YAML or JSON; `source` is its file name.
 
     Raises:
-        UserError: It cannot be read, or the old service would have refused it.
+        UserError: The job cannot be read, or was invalid on the old service.
     """
     return _migrate(read_job(parse_text(text, source)), source)
 
 
 def from_arguments(arguments: list[str]) -> Migration:
-    """The run configuration for the flags of `gcloud ai-platform jobs submit training`.
+    """Return the run configuration for `gcloud ai-platform jobs submit training` flags.
 
     Raises:
-        UserError: A flag cannot be read, or the old service would have refused the job.
+        UserError: A flag cannot be read, or the job was invalid on the old service.
     """
     values, told_gcloud = read_flags(arguments)
     job = read_job(values)
@@ -90,8 +90,8 @@ def _migrate(job: OldJob, source: str) -> Migration:
     _decide_what_is_trained(job, notes)
     _note_the_rest(job, notes)
     heading = [
-        f"From {source}. AI Platform Training was shut down on {load().shutdown.isoformat()}; this run takes the job's "
-        "place. What a person has to decide is marked with DECIDE; until then something stands in for it.",
+        f"From {source}. AI Platform Training was shut down on {load().shutdown.isoformat()}; this run "
+        "configuration replaces the job. Settings marked DECIDE hold placeholders that need a decision.",
         *(f"Changed: {text}." for text in notes.changed),
         *(f"Dropped: {text}." for text in notes.dropped),
     ]
@@ -100,7 +100,7 @@ def _migrate(job: OldJob, source: str) -> Migration:
 
 
 def _comments(decisions: Sequence[str]) -> dict[str, str]:
-    """The decisions by the setting that they begin with, as comments above it."""
+    """Return the decisions as comments, by the setting that each begins with."""
     comments: dict[str, str] = {}
     for decision in decisions:
         setting, _, text = decision.partition(": ")
@@ -109,18 +109,18 @@ def _comments(decisions: Sequence[str]) -> dict[str, str]:
 
 
 def _name(job: OldJob, notes: Notes) -> str:
-    """The job's id as a run's name: small letters, digits and dashes."""
+    """Return the job id as a run name: lowercase letters, digits and hyphens."""
     words = re.sub(r"[^a-z0-9]+", "-", (job.job_id or "").lower()).strip("-")
     name = re.sub(r"^[^a-z]+", "", words)[:NAME_LENGTH].rstrip("-") or "migrated"
     if job.job_id is None:
-        notes.decisions.append(f"name: the job had no id; {name} stands in.")
+        notes.decisions.append(f"name: the job had no id; {name} is a placeholder.")
     elif name != job.job_id:
-        notes.changed.append(f"the job id {job.job_id} is the name {name}")
+        notes.changed.append(f"job id {job.job_id} became name {name}")
     return name
 
 
 def _batch_size(hardware: Hardware) -> int:
-    """The usual batch, rounded up to what all devices share evenly."""
+    """Return the default batch size, rounded up to a multiple of the device count."""
     devices = hardware.replicas * max(1, hardware.accelerators_per_replica)
     return -(-USUAL_BATCH // devices) * devices
 
@@ -129,7 +129,7 @@ def _vertex(job: OldJob, hardware: Hardware, notes: Notes) -> dict[str, Any]:
     region = region_for(job, hardware, notes)
     project = job.project or PROJECT
     if job.project is None:
-        notes.decisions.append("vertex.project: no project was given.")
+        notes.decisions.append("vertex.project: the job names no project.")
     repository = f"{region}-docker.pkg.dev/{project}/slipway"
     vertex: dict[str, Any] = {
         "project": project,
@@ -140,9 +140,9 @@ def _vertex(job: OldJob, hardware: Hardware, notes: Notes) -> dict[str, Any]:
     old_images = sorted({replica.image for replica in job.replicas.values() if replica.image})
     if old_images:
         notes.changed.append(
-            f"{', '.join(old_images)}: images of this trainer take its place, built as the run starts (docs/images.md)"
+            f"{', '.join(old_images)}: replaced by Slipway's training image, built when the run starts (docs/images.md)"
         )
-    notes.decisions.append("vertex.serving_image: the image that serves a SavedModel.")
+    notes.decisions.append("vertex.serving_image: set the image that serves the SavedModel.")
     for setting, old_name, value in (
         ("service_account", "serviceAccount", job.service_account),
         ("network", "network", job.network),
@@ -151,71 +151,74 @@ def _vertex(job: OldJob, hardware: Hardware, notes: Notes) -> dict[str, Any]:
         form, words = FORMS[setting]
         if value and form.fullmatch(value):
             vertex[setting] = value
-            notes.changed.append(f"{value} is vertex.{setting}")
+            notes.changed.append(f"{value} became vertex.{setting}")
         elif value:
-            notes.dropped.append(f"{old_name} {value}: it is no {words}")
+            notes.dropped.append(f"{old_name} {value}: not a {words}")
     if job.labels:
         vertex["labels"] = job.labels
-        notes.changed.append("the labels are vertex.labels")
+        notes.changed.append("labels became vertex.labels")
     return vertex
 
 
 def _bucket(job: OldJob, notes: Notes) -> str:
-    """The bucket of the job's directory, or of its staging."""
+    """Return the bucket of the job directory, or the staging bucket."""
     for value in filter(None, (job.job_dir, job.staging_bucket)):
         found = BUCKET.match(value)
         if found and value[found.end() :][:1] in ("", "/"):
-            notes.decisions.append("vertex.bucket: it has to be in vertex.region, and in no multi-region.")
+            notes.decisions.append("vertex.bucket: must be in vertex.region, not in a multi-region.")
             return found[0]
-    notes.decisions.append("vertex.bucket: no bucket was given; it has to be in vertex.region, and in no multi-region.")
+    notes.decisions.append("vertex.bucket: the job names no bucket; must be in vertex.region, not in a multi-region.")
     return "gs://your-bucket"
 
 
 def _decide_what_is_trained(job: OldJob, notes: Notes) -> None:
-    """What the user's own program decided, and this configuration has to say."""
+    """Note the settings that the user's program used to decide."""
     notes.decisions.append(
-        f"data: the program read its own data; {STAND_IN_DATA['source']} stands in. images:FOLDER reads class/*.png."
+        f"data: the program read its own data; {STAND_IN_DATA['source']} is a placeholder. "
+        "images:FOLDER reads class/*.png."
     )
     program = job.python_module or job.package_path or "the program"
     notes.decisions.append(
-        f"model: {program} built and trained its model; here a function builds it and the trainer trains it "
-        "(docs/your-own-model.md). The digits example stands in."
+        f"model: {program} built and trained its model; in Slipway a function builds it and the trainer trains it "
+        "(docs/your-own-model.md). The digits example is a placeholder."
     )
     said = "; its arguments are at the end of this file" if job.arguments else ""
-    notes.decisions.append(f"train: how long and with which batch was for the program to say{said}.")
+    notes.decisions.append(f"train: the program set epochs and batch size{said}.")
 
 
 def _note_the_rest(job: OldJob, notes: Notes) -> None:
-    """What has no counterpart."""
+    """Note the settings that have no equivalent."""
     if job.runtime_version or job.python_version:
         versions = [f"runtimeVersion {job.runtime_version}"] * bool(job.runtime_version)
         versions += [f"pythonVersion {job.python_version}"] * bool(job.python_version)
         notes.dropped.append(
-            f"{' and '.join(versions)}: the image decides, and Google's own training images are no longer available"
+            f"{' and '.join(versions)}: the training image determines both, and "
+            "Google's prebuilt training images are no longer available"
         )
     if job.job_dir:
         notes.dropped.append(
-            f"jobDir {job.job_dir}: checkpoints and model go to runs/ in vertex.bucket, and no --job-dir is passed"
+            f"jobDir {job.job_dir}: checkpoints and the model are written to runs/ in vertex.bucket, "
+            "and no --job-dir is passed"
         )
     if job.package_uris or job.package_path or job.python_module:
         named = ", ".join(filter(None, (job.package_path, job.python_module, *job.package_uris)))
-        notes.dropped.append(f"the packaged program ({named}): the trainer takes its place, with your model's function")
+        notes.dropped.append(f"the packaged program ({named}): replaced by the trainer and your model function")
     if job.hyperparameters:
-        notes.dropped.append("hyperparameters: there is no tuning job; start a run each with --set")
+        notes.dropped.append("hyperparameters: tuning jobs are not supported; start one run per trial with --set")
     simple = {
-        "useChiefInTfConfig": (job.use_chief, "the trainer reads either name of the chief"),
-        "scheduling.priority": (job.priority, "Vertex AI has none"),
-        "enableWebAccess": (job.web_access, "no shell is opened into a training container"),
+        "useChiefInTfConfig": (job.use_chief, "the trainer accepts both chief and master"),
+        "scheduling.priority": (job.priority, "Vertex AI has no job priority"),
+        "enableWebAccess": (job.web_access, "interactive shells are not supported"),
     }
     notes.dropped += [f"{key} {value}: {why}" for key, (value, why) in simple.items() if value is not None]
     for role in ROLES:
         replica = job.replica(role)
         if replica.command or replica.arguments:
-            notes.dropped.append(f"{role}Config.containerCommand and containerArgs: the trainer's own command runs")
+            notes.dropped.append(f"{role}Config.containerCommand and containerArgs: replaced by the trainer's command")
 
 
 def _remains(job: OldJob) -> dict[str, Any]:
-    """What a person needs for the decisions, as it was."""
+    """Return the old settings that are needed for the open decisions."""
     commands = {
         f"{role}Config": {"containerCommand": list(replica.command), "containerArgs": list(replica.arguments)}
         for role, replica in job.replicas.items()

@@ -1,4 +1,4 @@
-"""AI Platform Training's own rules: what it would have refused is refused here, with its reason."""
+"""AI Platform Training's validation rules; jobs that it would have rejected are rejected with the reason."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from slipway.pipelines.migrate.reading import OldJob, OldReplica
 GPUS = ("NVIDIA_TESLA_A100", "NVIDIA_TESLA_K80", "NVIDIA_TESLA_P4", "NVIDIA_TESLA_P100", "NVIDIA_TESLA_T4",
         "NVIDIA_TESLA_V100")  # fmt: skip
 TPUS = ("TPU_V2", "TPU_V3")
-# What one V100 served at most, and four P100.
+# Limits for one V100, and for four P100s.
 V100_VCPUS, V100_MEMORY_GB = 12, 76
 P100_VCPUS, P100_MEMORY_GB = 64, 208
 
 
 @dataclass(frozen=True, kw_only=True)
 class OldMachine:
-    """What one role ran on, in today's names: a Compute Engine machine type and our accelerator's name.
+    """The machine of one role: a Compute Engine machine type and Slipway's accelerator name.
 
-    `named` is the service's own name for it, if it had one; `unverified` what of it is not known for sure.
+    `named` is the legacy machine type, if it was one; `unverified` names what could not be verified.
     """
 
     machine: str
@@ -37,10 +37,10 @@ class OldMachine:
 
 
 def check(job: OldJob) -> None:
-    """Hold a job against the service's rules.
+    """Validate a job against the old service's rules.
 
     Raises:
-        UserError: The service would have refused it.
+        UserError: The service would have rejected it.
     """
     check_scale_tier(job)
     check_counts(job)
@@ -53,21 +53,21 @@ def check(job: OldJob) -> None:
 
 
 def check_scale_tier(job: OldJob) -> None:
-    """The tier exists; CUSTOM says its machines, all others say none."""
+    """The tier exists; only CUSTOM sets machine types, and must."""
     tiers = [*(row.name for row in load().scale_tiers), "CUSTOM"]
     if job.scale_tier not in tiers:
         near = nearest(job.scale_tier, tiers)
-        raise _refused(f"there was no scale tier {job.scale_tier}", "scaleTier", job.scale_tier, spoken(tiers), near)
+        raise _refused(f"scale tier {job.scale_tier} did not exist", "scaleTier", job.scale_tier, spoken(tiers), near)
     master = job.replica("master")
     if job.scale_tier == "CUSTOM" and master.machine is None:
-        raise _refused("a CUSTOM job named its masterType", "masterType", None, "a machine type")
+        raise _refused("scaleTier CUSTOM required masterType", "masterType", None, "a machine type")
     if job.scale_tier == "CUSTOM":
         return
     for role, replica in job.replicas.items():
         for key, value in (("Type", replica.machine), ("Config.acceleratorConfig", replica.accelerator)):
             if value is not None:
                 raise _refused(
-                    f"machines were named with scaleTier CUSTOM only, and this is {job.scale_tier}",
+                    f"machine types required scaleTier CUSTOM; this job has {job.scale_tier}",
                     f"{role}{key}",
                     value,
                     "scaleTier: CUSTOM",
@@ -77,18 +77,18 @@ def check_scale_tier(job: OldJob) -> None:
 
 
 def check_counts(job: OldJob) -> None:
-    """Replicas that are counted have a type."""
+    """Every role with replicas has a machine type."""
     for role, replica in job.replicas.items():
         if replica.count and replica.machine is None and role != "master":
-            raise _refused(f"{replica.count} of them had to have a type", f"{role}Type", None, "a machine type")
+            raise _refused(f"{replica.count} replicas required a machine type", f"{role}Type", None, "a machine type")
 
 
 def check_image(job: OldJob) -> None:
-    """A job ran an image or a runtime version, and an image its own arguments or the job's."""
+    """A job sets an image or a runtime version, and args or containerArgs."""
     image = job.replica("master").image
     if image and job.runtime_version:
         raise _refused(
-            "a job ran its own image or a runtime version, not both",
+            "a custom container and runtimeVersion could not be combined",
             "runtimeVersion",
             job.runtime_version,
             "masterConfig.imageUri or runtimeVersion",
@@ -97,7 +97,7 @@ def check_image(job: OldJob) -> None:
     for role, replica in job.replicas.items():
         if replica.arguments and job.arguments:
             raise _refused(
-                "arguments stood in args or in containerArgs, not in both",
+                "args and containerArgs could not be combined",
                 f"{role}Config.containerArgs",
                 " ".join(replica.arguments),
                 "args or containerArgs",
@@ -106,13 +106,13 @@ def check_image(job: OldJob) -> None:
 
 
 def check_tpu(job: OldJob) -> None:
-    """A TPU was one worker of 8 cores, with no parameter server; TPUs stood nowhere else."""
+    """A TPU job has one worker with 8 cores and no parameter servers; other roles have no TPU."""
     worker = job.replica("worker")
     for role, replica in job.replicas.items():
         misplaced = replica.machine == TPU_WORKER and role != "worker"
         if misplaced or (replica.accelerator in TPUS and replica.machine != TPU_WORKER):
             raise _refused(
-                "a TPU was a worker of the type cloud_tpu, and nothing else",
+                "TPUs required a worker of type cloud_tpu",
                 f"{role}Type",
                 replica.machine,
                 "workerType: cloud_tpu",
@@ -127,18 +127,18 @@ def check_tpu(job: OldJob) -> None:
         raise _refused("a TPU job had no parameter servers", "parameterServerCount", count, "0", "0")
     if worker.accelerator is not None and worker.accelerator not in TPUS:
         key = "workerConfig.acceleratorConfig.type"
-        raise _refused("a cloud_tpu worker had a TPU", key, worker.accelerator, spoken(TPUS), "TPU_V2")
+        raise _refused("a cloud_tpu worker required a TPU accelerator", key, worker.accelerator, spoken(TPUS), "TPU_V2")
     if worker.accelerator is not None and worker.accelerator_count != TPU_CORES:
         key = "workerConfig.acceleratorConfig.count"
         count = worker.accelerator_count
         raise _refused(f"a TPU had exactly {TPU_CORES} cores", key, count, str(TPU_CORES), str(TPU_CORES))
     if worker.image and not worker.tpu_version:
         key = "workerConfig.tpuTfVersion"
-        raise _refused("a TPU worker with its own image named its TensorFlow", key, None, "such as 2.4 or pytorch-1.7")
+        raise _refused("a custom TPU worker image required tpuTfVersion", key, None, "such as 2.4 or pytorch-1.7")
 
 
 def check_categories(job: OldJob) -> None:
-    """Compute Engine's names for machines and the service's own were not mixed."""
+    """Compute Engine machine types and legacy machine types are not mixed."""
     machines = {
         role: replica.machine for role, replica in job.replicas.items() if replica.machine not in (None, TPU_WORKER)
     }
@@ -146,33 +146,33 @@ def check_categories(job: OldJob) -> None:
     if len(set(own.values())) < 2:
         return
     role = next(role for role, is_own in own.items() if is_own != own["master"])
-    kind = "Compute Engine's" if not own["master"] else "AI Platform's"
+    kind = "Compute Engine" if not own["master"] else "legacy"
     raise _refused(
-        f"all machines of a job had names of one kind, and the master has one of {kind}",
+        f"Compute Engine and legacy machine types could not be mixed, and masterType is a {kind} machine type",
         f"{role}Type",
         machines[role],
-        f"one of {kind} names",
+        f"a {kind} machine type",
     )
 
 
 def check_accelerator(replica: OldReplica) -> None:
-    """The machine exists and took that many of that GPU."""
+    """The machine type exists and supported that GPU and count."""
     if replica.machine in (None, TPU_WORKER):
         return
     old = old_machine(replica)
     where = f"{replica.role}Config.acceleratorConfig"
     if replica.accelerator is None:
         if replica.accelerator_count:
-            raise _refused("accelerators had a type and a count", f"{where}.type", None, spoken(GPUS))
+            raise _refused("acceleratorConfig required a type and a count", f"{where}.type", None, spoken(GPUS))
         return
     if replica.accelerator not in GPUS:
         near = nearest(replica.accelerator, GPUS)
         raise _refused(
-            f"there was no GPU {replica.accelerator}", f"{where}.type", replica.accelerator, spoken(GPUS), near
+            f"GPU {replica.accelerator} did not exist", f"{where}.type", replica.accelerator, spoken(GPUS), near
         )
     if old.named:
         raise _refused(
-            f"{old.named} had its own accelerators, or none: others were attached to Compute Engine's machines",
+            f"legacy machine type {old.named} did not support acceleratorConfig",
             f"{replica.role}Type",
             old.named,
             "a Compute Engine machine type",
@@ -192,27 +192,27 @@ def check_accelerator(replica: OldReplica) -> None:
 
 
 def _why_not(old: OldMachine, name: str, count: int, counts: tuple[int, ...]) -> str:
-    """Why a machine did not take that many."""
-    taken = f"{old.machine} took {spoken(counts)} {name}, not {count}" if counts else f"{old.machine} took no {name}"
+    """Return why a machine type did not support that GPU count."""
+    taken = f"{old.machine} supported {f'{spoken(counts)} {name}, not {count}' if counts else f'no {name}'}"
     machine = load_catalogue().machine(old.machine)
     if machine is None or not machine.vcpus or not machine.memory_gb:
         return taken
     size = f"it has {machine.vcpus} vCPUs and {machine.memory_gb:g} GB"
     too_many = machine.vcpus > V100_VCPUS * count or machine.memory_gb > V100_MEMORY_GB * count
     if name == "v100" and count in (1, 2, 4, 8) and too_many:
-        return f"{taken}: {size}, and a V100 served at most {V100_VCPUS} vCPUs and {V100_MEMORY_GB} GB"
+        return f"{taken}: {size}, and one V100 supported at most {V100_VCPUS} vCPUs and {V100_MEMORY_GB} GB"
     if name == "p100" and count == 4 and (machine.vcpus > P100_VCPUS or machine.memory_gb > P100_MEMORY_GB):
-        return f"{taken}: {size}, and four P100 served at most {P100_VCPUS} vCPUs and {P100_MEMORY_GB} GB"
+        return f"{taken}: {size}, and four P100s supported at most {P100_VCPUS} vCPUs and {P100_MEMORY_GB} GB"
     return taken
 
 
 def _takes(machine: str) -> str:
     gpus = load().gpus.get(machine, {})
-    return "; ".join(f"{name}: {spoken(counts)}" for name, counts in gpus.items()) or "no accelerator on it"
+    return "; ".join(f"{name}: {spoken(counts)}" for name, counts in gpus.items()) or "no accelerator"
 
 
 def check_region(job: OldJob) -> None:
-    """The region had the GPUs or the TPU."""
+    """The region offered the GPUs or TPUs."""
     if job.region is None:
         return
     worker, tier = job.replica("worker"), job.scale_tier
@@ -225,14 +225,14 @@ def check_region(job: OldJob) -> None:
         return
     if job.region not in regions:
         near = nearest(job.region, regions)
-        raise _refused(f"it had no {what} in {job.region}", "region", job.region, ", ".join(regions), near)
+        raise _refused(f"{what} were not available in {job.region}", "region", job.region, ", ".join(regions), near)
 
 
 def old_machine(replica: OldReplica) -> OldMachine:
-    """What a role with a machine type ran on.
+    """Return the machine of a role that has a machine type.
 
     Raises:
-        UserError: There was no such machine type.
+        UserError: The machine type did not exist.
     """
     name = replica.machine or ""
     if row := load().machine_name(name):
@@ -245,7 +245,7 @@ def old_machine(replica: OldReplica) -> OldMachine:
         names = [*known, *(row.name for row in load().machine_names)]
         near = nearest(name, names)
         allowed = "a Compute Engine machine type, or " + ", ".join(row.name for row in load().machine_names)
-        raise _refused(f"there was no machine type {name}", f"{replica.role}Type", name, allowed, near)
+        raise _refused(f"machine type {name} did not exist", f"{replica.role}Type", name, allowed, near)
     found = catalogue.accelerator(replica.accelerator or "")
     return OldMachine(machine=name, accelerator=found.name if found else None, count=replica.accelerator_count)
 
@@ -254,7 +254,7 @@ def _refused(
     reason: str, key: str, value: Any, allowed: str, near: str | None = None, fix: str | None = None
 ) -> UserError:
     return UserError(
-        f"AI Platform Training would have refused this job: {reason}.",
+        f"AI Platform Training would have rejected this job: {reason}.",
         setting=f"trainingInput.{key}",
         value=value,
         allowed=allowed,

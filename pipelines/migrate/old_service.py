@@ -1,4 +1,4 @@
-"""AI Platform Training's machines and tables, read from `old_service.yaml` and checked as they are read."""
+"""AI Platform Training's machine types, scale tiers and regions, loaded from `old_service.yaml`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TPU_CORES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class MachineName:
-    """One of the service's own names for a machine: what it was, and what of that is not known for sure."""
+    """A legacy machine type and its Compute Engine equivalent; `unverified` names what could not be verified."""
 
     name: str
     machine: str
@@ -29,7 +29,7 @@ class MachineName:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleTier:
-    """A predefined cluster: what it was, and as hardware; `hardware` None where that is not known well enough."""
+    """A predefined cluster and its equivalent hardware; `hardware` is None if no equivalent is known."""
 
     name: str
     meant: str
@@ -39,7 +39,7 @@ class ScaleTier:
 
 @dataclass(frozen=True, kw_only=True)
 class OldService:
-    """All of it. `gpus` are the counts of each GPU (by our names) that a machine type took."""
+    """All tables. `gpus` maps machine type and GPU (Slipway's name) to the supported counts."""
 
     shutdown: date
     gpus: dict[str, dict[str, tuple[int, ...]]]
@@ -49,15 +49,15 @@ class OldService:
     tpu_regions: dict[str, tuple[str, ...]]
 
     def machine_name(self, name: str) -> MachineName | None:
-        """The row of one of the service's own names."""
+        """Return the row of a legacy machine type."""
         return next((row for row in self.machine_names if row.name == name), None)
 
     def scale_tier(self, name: str) -> ScaleTier | None:
-        """The row of a scale tier; None for CUSTOM, which is no predefined one."""
+        """Return the row of a scale tier; None for CUSTOM, which is not predefined."""
         return next((row for row in self.scale_tiers if row.name == name), None)
 
 
 @lru_cache(maxsize=1)
 def load() -> OldService:
-    """The tables, read once."""
+    """Load the tables, once."""
     return build(OldService, yaml.safe_load(OLD_SERVICE_FILE.read_text()), OLD_SERVICE_FILE.name)

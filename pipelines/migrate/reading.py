@@ -1,4 +1,4 @@
-"""Reading an AI Platform Training job: YAML or JSON, with or without `trainingInput`, counts as text or as numbers."""
+"""Parse an AI Platform Training job: YAML or JSON, with or without `trainingInput`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INPUT_KEYS = (
     "useChiefInTfConfig",
     "enableWebAccess",
 )
-# What `gcloud ai-platform jobs describe` prints beside the input: it was never asked for, so it is not carried over.
+# Output-only fields that `gcloud ai-platform jobs describe` prints; not migrated.
 ANSWER_KEYS = (
     "createTime", "startTime", "endTime", "state", "errorMessage", "etag", "trainingOutput", "jobPosition",
 )  # fmt: skip
@@ -39,7 +39,7 @@ ANSWER_KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class OldReplica:
-    """What one role of the old job ran on. `machine` is as written; `accelerator` as the old API names it."""
+    """The replicas of one role. `machine` is as written; `accelerator` is the old API's name."""
 
     role: str
     machine: str | None = None
@@ -55,13 +55,13 @@ class OldReplica:
 
     @property
     def given(self) -> bool:
-        """Whether anything at all was said of this role."""
+        """Whether any field of this role is set."""
         return self != OldReplica(role=self.role)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OldJob:
-    """An AI Platform Training job, read and not yet judged."""
+    """A parsed AI Platform Training job, not yet validated."""
 
     job_id: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
@@ -84,18 +84,18 @@ class OldJob:
     service_account: str | None = None
     kms_key: str | None = None
     web_access: str | None = None
-    # Said by gcloud's flags alone.
+    # Set only by gcloud flags.
     staging_bucket: str | None = None
     package_path: str | None = None
     project: str | None = None
 
     def replica(self, role: str) -> OldReplica:
-        """One role's machines; empty where nothing was said of it."""
+        """Return one role's replicas; empty if the role is not set."""
         return self.replicas.get(role, OldReplica(role=role))
 
 
 class Section:
-    """A mapping of the old job: what is asked for by key, unknown keys refused by name. `where` is "" for the job."""
+    """A mapping in the old job with typed accessors; rejects unknown keys. `where` is "" for the job itself."""
 
     def __init__(self, values: Any, where: str, known: tuple[str, ...]) -> None:
         self.where = where
@@ -103,13 +103,13 @@ class Section:
         if values in (None, ""):
             values = {}
         if not isinstance(values, Mapping):
-            raise UserError(f"{place} holds no settings.", setting=place, value=values, allowed=", ".join(known))
+            raise UserError(f"{place} is not a mapping.", setting=place, value=values, allowed=", ".join(known))
         self.values = values
         for key in values:
             if key not in known:
                 near = nearest(str(key), known)
                 raise UserError(
-                    f"AI Platform Training knew no {key} in {place}.",
+                    f"{key} was not a field of {place} in AI Platform Training.",
                     setting=self.name(str(key)),
                     value=str(values[key]),
                     allowed=", ".join(known),
@@ -118,11 +118,11 @@ class Section:
                 )
 
     def name(self, key: str) -> str:
-        """A setting's dotted name."""
+        """Return a field's dotted name."""
         return f"{self.where}.{key}" if self.where else key
 
     def text(self, key: str) -> str | None:
-        """A setting's text; None where it is not set."""
+        """Return a text field; None if not set."""
         value = self.values.get(key)
         if value in (None, ""):
             return None
@@ -133,27 +133,27 @@ class Section:
         return value
 
     def number(self, key: str) -> int | None:
-        """A setting's whole number, which may be written as text."""
+        """Return an integer field, which may be written as text."""
         text = self.text(key)
         if text is not None and not (text.isascii() and text.isdigit() and len(text) <= 6):
             raise self.wrong(key, "a whole number")
         return None if text is None else int(text)
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A setting's list of text."""
+        """Return a field that is a list of strings."""
         value = self.values.get(key)
         if value in (None, ""):
             return ()
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.wrong(key, "a list of text")
+            raise self.wrong(key, "a list of strings")
         return tuple(value)
 
     def section(self, key: str, known: tuple[str, ...]) -> Section:
-        """A mapping in it."""
+        """Return a nested mapping."""
         return Section(self.values.get(key), self.name(key), known)
 
     def wrong(self, key: str, allowed: str) -> UserError:
-        """The mistake that a setting is not what it has to be."""
+        """Return the error for a field of the wrong type."""
         return UserError(
             f"{self.name(key)} is not {allowed}.",
             setting=self.name(key),
@@ -164,10 +164,10 @@ class Section:
 
 
 def parse_text(text: str, source: str) -> Mapping[str, Any]:
-    """The mapping that YAML or JSON holds; all its numbers are left as text, so that 2.10 does not become 2.1.
+    """Parse a YAML or JSON mapping; numbers stay text, so that 2.10 does not become 2.1.
 
     Raises:
-        UserError: It is neither.
+        UserError: The text is neither.
     """
     if text.lstrip().startswith("{"):
         try:
@@ -180,21 +180,19 @@ def parse_text(text: str, source: str) -> Mapping[str, Any]:
             )
         except json.JSONDecodeError as error:
             raise UserError(
-                f"{source}, line {error.lineno} is not JSON: {error.msg}.", fix=f"correct {source}"
+                f"{source}, line {error.lineno} is not valid JSON: {error.msg}.", fix=f"correct {source}"
             ) from None
         except RecursionError:
-            raise UserError(f"{source} nests too deep.", fix=f"correct {source}") from None
+            raise UserError(f"{source} is nested too deeply.", fix=f"correct {source}") from None
     else:
         values = load_yaml(text, source, typed=False)
     if not isinstance(values, Mapping):
-        raise UserError(
-            f"{source} holds no settings.", allowed="trainingInput and what is in it", fix=f"correct {source}"
-        )
+        raise UserError(f"{source} is not a mapping.", allowed="trainingInput and its fields", fix=f"correct {source}")
     return values
 
 
 def _without_duplicates(source: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    """What json.loads makes an object with."""
+    """Return an object_pairs_hook that rejects duplicate keys."""
 
     def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, count in Counter(key for key, _ in pairs).items():
@@ -206,10 +204,10 @@ def _without_duplicates(source: str) -> Callable[[list[tuple[str, Any]]], dict[s
 
 
 def read_job(values: Mapping[str, Any]) -> OldJob:
-    """The job that a mapping describes: a whole job with `trainingInput`, or what is in it.
+    """Return the job that a mapping describes: a whole job, or only the contents of `trainingInput`.
 
     Raises:
-        UserError: The old service knew no such key, or the value is of another type.
+        UserError: A key is unknown, or a value has the wrong type.
     """
     wrapped = "trainingInput" in values or "jobId" in values
     outer = Section(
@@ -219,7 +217,7 @@ def read_job(values: Mapping[str, Any]) -> OldJob:
     given = Section({key: inner.values[key] for key in inner.values if key != "labels"}, "trainingInput", INPUT_KEYS)
     labels = outer.values.get("labels") or {}
     if not isinstance(labels, Mapping) or not all(isinstance(value, str) for value in labels.values()):
-        raise outer.wrong("labels", "a mapping of text to text")
+        raise outer.wrong("labels", "a mapping of strings to strings")
     scheduling = given.section("scheduling", ("maxRunningTime", "maxWaitTime", "priority"))
     hyperparameters = given.values.get("hyperparameters") or {}
     if not isinstance(hyperparameters, Mapping):

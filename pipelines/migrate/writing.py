@@ -1,4 +1,4 @@
-"""A run configuration as YAML with comments."""
+"""Write a run configuration as YAML with comments."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ WIDTH = 110
 def write(
     configuration: Mapping[str, Any], comments: Mapping[str, str], heading: Iterable[str], remains: Mapping[str, Any]
 ) -> str:
-    """The configuration as YAML.
+    """Return the configuration as YAML.
 
     Args:
-        configuration: The settings, in the order in which they are written.
-        comments: A comment for a setting, by dotted name; it stands above it.
-        heading: The paragraphs at the top.
-        remains: What has no counterpart, written at the end as a comment.
+        configuration: The settings, in output order.
+        comments: Comments by dotted setting name, written above the setting.
+        heading: Paragraphs of the header comment.
+        remains: Old settings without an equivalent, appended as a comment.
     """
     paragraphs = [_comment(text, "") for text in heading]
     body = "".join(_setting(key, value, comments, "", "") for key, value in configuration.items())
     parts = ["\n#\n".join(paragraphs), "\n\n", body]
     if remains:
-        parts += ["\n# Without a counterpart, as it was:\n", _prefixed(_dump(remains))]
+        parts += ["\n# Old settings without an equivalent:\n", _prefixed(_dump(remains))]
     return "".join(parts)
 
 
@@ -40,7 +40,7 @@ def _setting(key: str, value: Any, comments: Mapping[str, str], path: str, inden
 
 
 def _comment(text: str, indent: str) -> str:
-    # What ends a line in YAML would end the comment too.
+    # Escape line separators, which would end the comment.
     visible = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
     lines = textwrap.wrap(visible, WIDTH - len(indent) - 2, break_long_words=False, break_on_hyphens=False)
     return "\n".join(f"{indent}# {line}" for line in lines)

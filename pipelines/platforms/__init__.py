@@ -1,4 +1,4 @@
-"""The platforms that a run executes on."""
+"""The platforms on which a run executes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ REMOTE = ("vertex", "kubeflow")
 
 
 def remote(platform: str) -> Any | None:
-    """What the command line does with runs of a platform that is not this machine; None where it is.
+    """Return the module with the commands of a remote platform; None for the local one.
 
-    A module with `start`, `resume`, `watch`, `current`, `log_lines` and `cancel`.
+    The module has `start`, `resume`, `watch`, `current`, `log_lines` and `cancel`.
     """
     return importlib.import_module(f"slipway.pipelines.platforms.{platform}.commands") if platform in REMOTE else None

@@ -1,1 +1,1 @@
-"""Schedules as files: configs/schedules/*.yaml, each compared with and made true on Vertex AI."""
+"""Schedule files in configs/schedules/*.yaml, compared with Vertex AI and applied to it."""

@@ -1,4 +1,4 @@
-"""`slipway schedule …`: what Vertex AI has against the files, and what makes it so."""
+"""`slipway schedule …`: compare the schedules on Vertex AI with the files, and apply the files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = typer.Typer(
 
 Name = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME]", help="A schedule: its file's name without .yaml. All schedules without it."),
+    typer.Argument(metavar="[NAME]", help="Schedule name: the file name without .yaml. Default: all schedules."),
 ]
 
 
@@ -41,7 +41,7 @@ def diff(name: Name = None, as_json: Json = False) -> None:
 @app.command()
 @user_errors
 def apply(name: Name = None, as_json: Json = False) -> None:
-    """Create, change or replace the schedules on Vertex AI as the files say."""
+    """Create, update or replace the schedules on Vertex AI to match the files."""
     from slipway.pipelines.schedules import work
 
     _show(work.apply(_names(name), sys.stderr, say), as_json=as_json)
@@ -50,7 +50,7 @@ def apply(name: Name = None, as_json: Json = False) -> None:
 @app.command()
 @user_errors
 def pause(name: Name = None, as_json: Json = False) -> None:
-    """Start no more runs until the schedule is resumed. Runs in progress continue."""
+    """Pause a schedule: it starts no new runs. Runs in progress continue."""
     from slipway.pipelines.schedules import work
 
     _show(work.pause(_names(name)), as_json=as_json)
@@ -85,7 +85,10 @@ def delete(
     if doomed and not yes:
         if not is_terminal():
             raise UserError(
-                "Deleting asks first, and nobody is there to answer.", setting="--yes", value=False, fix="--yes"
+                "Deleting requires confirmation, and stdin is not a terminal.",
+                setting="--yes",
+                value=False,
+                fix="--yes",
             )
         if not typer.confirm(f"Delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'}?", err=True):
             raise typer.Exit(EXIT_INTERRUPTED)
@@ -93,7 +96,7 @@ def delete(
 
 
 def is_terminal() -> bool:
-    """Whether somebody is there to answer."""
+    """Whether standard input is a terminal."""
     return sys.stdin.isatty()
 
 
@@ -102,7 +105,7 @@ def _names(name: str | None) -> tuple[str, ...]:
 
 
 def _show(results: list[Any], *, as_json: bool) -> None:
-    """What was found or done, a paragraph a schedule."""
+    """Print each schedule's differences or actions."""
     if as_json:
         sys.stdout.write(json.dumps([result.as_dict() for result in results], indent=2) + "\n")
         return

@@ -1,4 +1,4 @@
-"""Cron expressions of five fields: checked, and the times that they mean."""
+"""Cron expressions with five fields: validation and next run times."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ WORDS = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-# February has had a 29th at least once in eight years, so what does not come in nine never does.
+# February 29 occurs at least once in eight years, so a date that does not occur in nine never does.
 YEARS = 9
 
 
 @dataclass(frozen=True)
 class Field:
-    """One of the five fields: its least and largest value; `names` stand for the values from `least` on."""
+    """One of the five fields: smallest and largest value; `names` are aliases for values from `least` on."""
 
     name: str
     least: int
@@ -36,7 +36,7 @@ class Field:
 
     @property
     def allowed(self) -> str:
-        """What may stand there, in words."""
+        """Describe the allowed values."""
         names = f" or {self.names[0]}-{self.names[-1]}" if self.names else ""
         return f"* or {self.least}-{self.largest}{names}, as lists (1,3), ranges (1-5) and steps (*/2)"
 
@@ -52,7 +52,7 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Cron:
-    """The values of each field. `any_day` and `any_weekday`: the field was `*`; where neither was, either may match."""
+    """The values of each field. `any_day`, `any_weekday`: the field is `*`; if neither is, either may match."""
 
     text: str
     minutes: frozenset[int]
@@ -64,9 +64,9 @@ class Cron:
     any_weekday: bool
 
     def after(self, time: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-        """The times after `time` (with a time zone) by the clocks of `zone`, in UTC.
+        """Yield the run times after `time` (timezone-aware) in UTC; the fields are in `zone`.
 
-        A time that the clocks skip in spring does not come; one that they show twice in autumn comes the first time.
+        Local times skipped by daylight saving time are omitted; of repeated ones only the first is used.
         """
         day = time.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
         for _ in range(366 * YEARS):
@@ -88,25 +88,23 @@ class Cron:
 
 
 def parse(text: str, setting: str) -> Cron:
-    """A cron expression, checked.
+    """Parse and validate a cron expression.
 
     Raises:
-        UserError: It is none, or its times never come; which field, and what is allowed there.
+        UserError: The expression is invalid or never matches; names the field and its allowed values.
     """
     stripped = text.strip()
     if stripped.lower() in WORDS or stripped.startswith("@"):
         near = WORDS.get(stripped.lower(), WORDS["@daily"])
-        raise _error(f"Vertex AI does not know {stripped}.", setting, text, "five fields, such as 0 3 * * *", near)
+        raise _error(f"Vertex AI does not support {stripped}.", setting, text, "five fields, such as 0 3 * * *", near)
     if stripped.upper().startswith(("TZ=", "CRON_TZ=")):
         rest = stripped.partition(" ")[2].strip()
         zone = stripped.partition(" ")[0].partition("=")[2]
-        raise _error(
-            f"The time zone has a setting of its own: time_zone: {zone}.", setting, text, "five fields", rest or None
-        )
+        raise _error(f"Set the time zone separately: time_zone: {zone}.", setting, text, "five fields", rest or None)
     parts = stripped.split()
     if len(parts) != len(FIELDS):
         raise _error(
-            f"A cron expression has five fields, this one has {len(parts)}.",
+            f"A cron expression must have five fields; got {len(parts)}.",
             setting,
             text,
             ", ".join(field.name for field in FIELDS),
@@ -119,7 +117,11 @@ def parse(text: str, setting: str) -> Cron:
     cron = Cron(" ".join(parts), minutes, hours, days, months, weekdays, any_day, any_weekday)
     if cron.any_weekday and not any(_comes(day, month) for month in cron.months for day in cron.days):
         raise _error(
-            "Its times never come: no such month has such a day.", setting, text, "a day that the month has", None
+            "The cron expression never matches: no such month has such a day.",
+            setting,
+            text,
+            "a day that exists in the month",
+            None,
         )
     return cron
 
@@ -129,7 +131,7 @@ def _comes(day: int, month: int) -> bool:
 
 
 def _values(field: Field, text: str, setting: str, whole: str) -> frozenset[int]:
-    """The values of one field's text."""
+    """Parse one field."""
     values: set[int] = set()
     for item in text.split(","):
         span, slash, step_text = item.partition("/")
@@ -162,11 +164,9 @@ def _field_error(field: Field, item: str, setting: str, whole: str) -> UserError
         near = "0 (Sunday)"
     elif item.isdigit():
         near = str(min(max(int(item), field.least), field.largest))
-    message = f"The field {field.name} of the cron expression cannot be {item!r}."
+    message = f"{item!r} is not valid for the {field.name} field of the cron expression."
     return _error(message, setting, whole, field.allowed, near)
 
 
 def _error(message: str, setting: str, value: str, allowed: str, near: str | None) -> UserError:
-    return UserError(
-        message, setting=setting, value=value, allowed=allowed, nearest=near, fix='for instance cron: "0 3 * * *"'
-    )
+    return UserError(message, setting=setting, value=value, allowed=allowed, nearest=near, fix='cron: "0 3 * * *"')

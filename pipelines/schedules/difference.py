@@ -1,4 +1,4 @@
-"""What Vertex AI has of a schedule against what its file says, field by field."""
+"""Field-by-field differences between a schedule on Vertex AI and its file."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 
 from slipway.pipelines.schedules.files import ScheduleFile
 
-# How long after it is made a schedule may start its first run: a double that another `apply` makes at the same moment
-# is gone by then.
+# Delay before a new schedule's first run, so that duplicates from a concurrent `apply` are deleted first.
 SETTLE = timedelta(minutes=2)
 NAME_PREFIX = "slipway/"
-# What a schedule cannot lose again once it has it, so that it is made anew.
+# Fields that cannot be unset; unsetting one requires a new schedule.
 NOT_UNSET = {"end": "end_time", "max_runs": "max_run_count", "max_active_runs": "max_concurrent_active_run_count"}
 SHOWN_LETTERS = 48
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One field: its name in the file (or in the run's job), what the service has, and what the file says."""
+    """One field: its name in the file (or in the run's job), the service's value and the file's value."""
 
     field: str
     service: Any
@@ -32,12 +31,12 @@ class Difference:
 
 
 def display_name(name: str) -> str:
-    """What a schedule is called on the service: it is found by that."""
+    """Return the display name by which a schedule is found on Vertex AI."""
     return NAME_PREFIX + name
 
 
 def wanted(file: ScheduleFile, job: Any, parent: str) -> Any:
-    """The Schedule (aiplatform_v1) that the file asks for; `job` is the PipelineJob that a run by hand would be."""
+    """Return the desired Schedule (aiplatform_v1); `job` is the PipelineJob of a manual run."""
     from google.cloud.aiplatform_v1 import types
 
     settings = file.settings
@@ -55,13 +54,13 @@ def wanted(file: ScheduleFile, job: Any, parent: str) -> Any:
 
 
 def differences(want: Any, have: Any, paused: bool | None, now: datetime) -> list[Difference]:
-    """All differences of two Schedules; `paused` is what the file says of that, None where it leaves it open."""
+    """Return all differences between two Schedules; `paused` is the file's value, None if not set."""
     found = [Difference(*row) for row in _fields(want, have, now) if row[1] != row[2]]
     if paused is not None and have.state.name != "COMPLETED":
         found += [Difference("paused", is_paused(have), paused)] * (is_paused(have) != paused)
     ours, theirs = (dict(_leaves(job_of(schedule))) for schedule in (want, have))
     if not ours.get("service_account"):
-        theirs.pop("service_account", None)  # the project's own, which the service fills in
+        theirs.pop("service_account", None)  # the project's default, which the service fills in
     keys = sorted(ours.keys() | theirs.keys())
     found += [
         Difference(f"job.{key}", theirs.get(key), ours.get(key)) for key in keys if ours.get(key) != theirs.get(key)
@@ -70,13 +69,13 @@ def differences(want: Any, have: Any, paused: bool | None, now: datetime) -> lis
 
 
 def needs_new(have: Any, found: list[Difference]) -> bool:
-    """Whether the service cannot change a schedule so: it has ended, or would lose what it cannot lose."""
+    """Whether the schedule must be recreated: it is completed, or a field must be unset that cannot be."""
     ended = have.state.name == "COMPLETED"
     return bool(found) and (ended or any(one.field in NOT_UNSET and one.file is None for one in found))
 
 
 def mask_of(found: list[Difference]) -> list[str]:
-    """The fields of Schedule that an update has to name."""
+    """Return the update mask: the Schedule fields that differ."""
     names = {
         "cron": "cron",
         "start": "start_time",
@@ -89,12 +88,12 @@ def mask_of(found: list[Difference]) -> list[str]:
 
 
 def is_paused(schedule: Any) -> bool:
-    """Whether it is paused."""
+    """Whether a schedule is paused."""
     return bool(schedule.state.name == "PAUSED")
 
 
 def job_of(schedule: Any) -> dict[str, Any]:
-    """The PipelineJob that a schedule makes, as plain values."""
+    """Return the PipelineJob that a schedule creates, as plain values."""
     from google.protobuf import json_format
 
     request = type(schedule).pb(schedule).create_pipeline_job_request
@@ -103,7 +102,7 @@ def job_of(schedule: Any) -> dict[str, Any]:
 
 
 def _fields(want: Any, have: Any, now: datetime) -> Iterator[tuple[str, Any, Any]]:
-    """Name, the service's value, the file's value."""
+    """Yield field name, the service's value and the file's value."""
     yield "cron", _cron(have.cron), _cron(want.cron)
     yield "start", *_starts(want, have, now)
     yield "end", _time(have, "end_time"), _time(want, "end_time")
@@ -114,8 +113,8 @@ def _fields(want: Any, have: Any, now: datetime) -> Iterator[tuple[str, Any, Any
 
 
 def _starts(want: Any, have: Any, now: datetime) -> tuple[datetime | None, datetime | None]:
-    """Both start times, None for each that is past or is only what a new schedule is given to settle."""
-    # Twice that: the service's clock is another than ours.
+    """Return both start times; None for a past one, or for the delay that every new schedule gets."""
+    # Twice the delay, to allow for clock skew.
     at_once = max(now, (_time(have, "create_time") or now) + 2 * SETTLE)
     theirs, ours = _time(have, "start_time"), _time(want, "start_time")
     return (
@@ -125,7 +124,7 @@ def _starts(want: Any, have: Any, now: datetime) -> tuple[datetime | None, datet
 
 
 def _time(schedule: Any, field: str) -> datetime | None:
-    """A time to the second, None where it is not set."""
+    """Return a time truncated to seconds; None if not set."""
     value = getattr(schedule, field)
     if value is None:
         return None
@@ -133,7 +132,7 @@ def _time(schedule: Any, field: str) -> datetime | None:
 
 
 def _cron(text: str) -> str:
-    """A cron expression with its time zone written one way."""
+    """Normalize the time zone prefix of a cron expression."""
     text = " ".join(text.split())
     if text.startswith("CRON_TZ="):
         return text.removeprefix("CRON_")
@@ -141,7 +140,7 @@ def _cron(text: str) -> str:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The values in nested mappings and lists by their dotted path; an empty one is as good as none."""
+    """Yield the values in nested mappings and lists by dotted path, without empty ones."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}" if path else key)
@@ -161,7 +160,7 @@ def _text(value: Any) -> str:
 
 
 def _clipped(have: str, want: str) -> tuple[str, str]:
-    """Both texts, long ones cut to where they differ."""
+    """Shorten long texts to the part where they differ."""
     if max(len(have), len(want)) <= 2 * SHOWN_LETTERS:
         return have, want
     first = next((n for n, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))

@@ -1,4 +1,4 @@
-"""The files of schedules: what each says, read and checked."""
+"""Load and validate schedule files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LONGEST_NAME = 100
 
 
 class ScheduleSettings(Settings):
-    """What a schedule's file says; the file's name is the schedule's.
+    """The settings in a schedule file; the file name is the schedule's name.
 
-    `configuration` is the run's, `set` puts key=value over it and `hardware` another hardware. `cron` has five fields,
-    by the clocks of `time_zone`. `max_concurrent_runs` is how many runs may be being started at once,
-    `max_active_runs` how many may be going on; with `allow_queueing` a run that has to wait is started later, without
-    it is left out. The schedule ends after `max_runs` runs, or at `end`. `paused` keeps it paused, or going; without it
-    `slipway schedule pause` and `resume` decide.
+    `configuration` is the run's configuration file; `set` (key=value) and `hardware` override it. `cron` has five
+    fields, in the time zone `time_zone`. `max_concurrent_runs` limits the runs being started at once, `max_active_runs`
+    the runs in progress; above a limit, a run is queued with `allow_queueing`, otherwise skipped. The schedule ends
+    after `max_runs` runs, or at `end`. `paused` fixes whether it is paused; if not set, `slipway schedule pause` and
+    `resume` decide.
     """
 
     configuration: Path
@@ -49,7 +49,7 @@ class ScheduleSettings(Settings):
 
 @dataclass(frozen=True)
 class ScheduleFile:
-    """A schedule's file, checked: the run's configuration in it, its times with their zone."""
+    """A validated schedule file with its run configuration and timezone-aware times."""
 
     path: Path
     settings: ScheduleSettings
@@ -61,16 +61,16 @@ class ScheduleFile:
 
     @property
     def name(self) -> str:
-        """The schedule's name."""
+        """Schedule name."""
         return self.path.stem
 
     @property
     def cron_text(self) -> str:
-        """The cron expression as Vertex AI takes it, with its time zone."""
+        """The cron expression in Vertex AI's format, with the time zone."""
         return f"TZ={self.zone.key} {self.cron.text}"
 
     def next_times(self, count: int, now: datetime | None = None) -> list[datetime]:
-        """The next times at which it would start a run, by its own clocks."""
+        """Return the next run times, in the schedule's time zone."""
         now = now or datetime.now(UTC)
         times: list[datetime] = []
         for moment in self.cron.after(max(now, self.start or now), self.zone):
@@ -81,15 +81,15 @@ class ScheduleFile:
 
 
 def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[ScheduleFile]:
-    """The schedules called `names`, all that there are without a name.
+    """Load the schedule files called `names`, or all of them.
 
     Raises:
-        UserError: There is none of that name, or one that cannot be.
+        UserError: A file is missing or invalid.
     """
     paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder.is_dir() else {}
     if not paths:
         raise UserError(
-            f"There are no schedules: {folder} has no YAML file.",
+            f"No schedules found: {folder} contains no YAML files.",
             setting="NAME",
             value=names[0] if names else None,
             fix=f"write {folder}/NAME.yaml; see docs/schedules.md",
@@ -98,7 +98,7 @@ def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[ScheduleF
         if name not in paths:
             near = nearest(name, paths)
             raise UserError(
-                f"There is no schedule {name}: no file {folder}/{name}.yaml.",
+                f"Schedule {name} does not exist: no file {folder}/{name}.yaml.",
                 setting="NAME",
                 value=name,
                 allowed=", ".join(paths),
@@ -109,10 +109,10 @@ def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[ScheduleF
 
 
 def read(path: Path) -> ScheduleFile:
-    """One schedule's file, checked.
+    """Load and validate one schedule file.
 
     Raises:
-        UserError: Something in it cannot be, or in the run's configuration.
+        UserError: The file or the run's configuration is invalid.
     """
     _check_name(path)
     settings = _settings(path)
@@ -124,7 +124,7 @@ def read(path: Path) -> ScheduleFile:
     start, end = (_in_zone(time, zone) for time in (settings.start, settings.end))
     if start is not None and end is not None and start >= end:
         raise UserError(
-            f"{path}: the schedule starts after its end.",
+            f"{path}: start is not before end.",
             setting="start",
             value=start.isoformat(),
             allowed=f"a time before end, {end.isoformat()}",
@@ -132,10 +132,10 @@ def read(path: Path) -> ScheduleFile:
         )
     if not settings.configuration.is_file():
         raise UserError(
-            f"{path}: there is no configuration {settings.configuration}.",
+            f"{path}: configuration {settings.configuration} does not exist.",
             setting="configuration",
             value=str(settings.configuration),
-            allowed="the path of a run's configuration, from the folder that the command is given in",
+            allowed="the path of a run configuration, relative to the working directory",
             nearest=nearest(str(settings.configuration), map(str, Path("configs").glob("*.yaml"))),
             fix=f"correct configuration in {path}",
         )
@@ -151,7 +151,7 @@ def _settings(path: Path) -> ScheduleSettings:
         return ScheduleSettings.model_validate(values)
     except ValidationError as error:
         problem = explain_validation(ScheduleSettings, error, str(path), values)
-        if str(problem.fix).startswith("--set"):  # which is a run's
+        if str(problem.fix).startswith("--set"):  # valid for run configurations only
             problem.fix = f"{problem.setting}: {problem.nearest or 'VALUE'} in {path}"
         raise problem from None
 
@@ -159,10 +159,10 @@ def _settings(path: Path) -> ScheduleSettings:
 def _check_name(path: Path) -> None:
     if re.match(NAME_PATTERN, path.stem) is None or len(path.stem) > LONGEST_NAME:
         raise UserError(
-            f"The file {path} is no name of a schedule.",
+            f"{path.stem!r} is not a valid schedule name.",
             setting="NAME",
             value=path.stem,
-            allowed="small letters, digits and -, beginning with a letter",
+            allowed=f"lowercase letters, digits and hyphens, starting with a letter; at most {LONGEST_NAME} characters",
             nearest=re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()).strip("-0123456789") or None,
             fix=f"rename {path}",
         )
@@ -173,10 +173,10 @@ def _zone(name: str, path: Path) -> ZoneInfo:
     if name not in known:
         near = _nearest_zone(name, known)
         raise UserError(
-            f"{path}: there is no time zone {name}.",
+            f"{path}: time zone {name} does not exist.",
             setting="time_zone",
             value=name,
-            allowed="a name of the IANA time zone database, such as Europe/Berlin",
+            allowed="an IANA time zone, such as Europe/Berlin",
             nearest=near,
             fix=f"time_zone: {near or 'UTC'}",
         )
@@ -184,14 +184,14 @@ def _zone(name: str, path: Path) -> ZoneInfo:
 
 
 def _nearest_zone(name: str, known: set[str]) -> str | None:
-    """The zone most like `name`; a city or a name's last part alone finds its zone too."""
+    """Return the time zone closest to `name`, which may be a city."""
     wanted = name.strip().replace(" ", "_").lower()
     by_city = {zone.rpartition("/")[2].lower(): zone for zone in sorted(known) if "/" in zone}
     return by_city.get(wanted) or nearest(wanted, known) or nearest(wanted.rpartition("/")[2], by_city.values())
 
 
 def _in_zone(time: datetime | None, zone: ZoneInfo) -> datetime | None:
-    """A time of the file; one that says no zone is meant by the schedule's clocks."""
+    """Add the schedule's time zone to a time without one."""
     if time is None:
         return None
     return time.replace(tzinfo=zone) if time.tzinfo is None else time

@@ -1,8 +1,7 @@
-"""Schedules on Vertex AI: found, made, changed, paused, resumed, deleted; never two of one name for long.
+"""Find, create, update, pause, resume and delete schedules on Vertex AI.
 
-The service gives a schedule a number of its own and lets any number have one name. So a schedule is found by its name,
-of several the oldest is kept, and whoever makes one looks again afterwards: two who make one at the same moment come to
-keep the same one.
+Vertex AI assigns numeric ids and allows duplicate display names. Slipway finds a schedule by display name, keeps the
+oldest of several, and lists them again after creating one, so that concurrent `apply` calls keep the same one.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ DELETE_SECONDS = 120
 
 @dataclass
 class Applied:
-    """What `apply` did: the schedule as it is now, what was done in words, the differences that were found first."""
+    """Result of `apply`: the current schedule, the actions taken and the initial differences."""
 
     schedule: Any = None
     done: list[str] = field(default_factory=list)
@@ -41,41 +40,41 @@ class Applied:
 
 
 class Schedules:
-    """The schedules of one project and region that bear our names."""
+    """Slipway's schedules in one project and region."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def all(self) -> list[Any]:
-        """All of them (aiplatform_v1.Schedule), the oldest first."""
+        """Return all schedules (aiplatform_v1.Schedule), oldest first."""
         client = self._connection.schedules
         parent = self._connection.parent
-        # Not filtered by the service, whose wildcards would have to be escaped in names: a project has few schedules.
+        # Filtered here: the service's filter would need wildcards escaped, and a project has few schedules.
         found = retried(lambda: list(client.list_schedules(parent=parent)))
         ours = [schedule for schedule in found if schedule.display_name.startswith(NAME_PREFIX)]
         return sorted(ours, key=lambda schedule: (schedule.create_time.timestamp(), schedule.name))
 
     def named(self, name: str) -> list[Any]:
-        """Those of a name, the oldest, which is the one, first."""
+        """Return the schedules with a name, oldest first; the oldest is the one in use."""
         return [schedule for schedule in self.all() if schedule.display_name == display_name(name)]
 
     def apply(self, name: str, want: Any, paused: bool | None) -> Applied:
-        """Make it so that there is one schedule of that name, and it is `want`.
+        """Ensure that exactly one schedule has that name, and that it matches `want`.
 
         Args:
             name: The schedule's name.
-            want: The Schedule that the file asks for.
-            paused: Whether it is to be paused; None leaves that as it is.
+            want: The desired Schedule.
+            paused: Whether the schedule should be paused; None keeps its state.
 
         Raises:
-            UserError: Somebody else keeps making it something else.
+            UserError: Another process keeps changing the schedule.
         """
         applied = Applied()
         for _ in range(ROUNDS):
             found = self.named(name)
             for double in found[1:]:
                 self.delete(double.name)
-                applied.done.append(f"deleted a second one, {_number(double)}")
+                applied.done.append(f"deleted duplicate {_number(double)}")
             if not found:
                 made = self._create(name, want, paused)
                 applied.done.append(f"created {_number(made)}")
@@ -88,21 +87,21 @@ class Schedules:
             applied.found = applied.found or left
             self._change(have, want, left, applied)
         raise UserError(
-            f"The schedule {name} does not stay as it is made: somebody else applies another version of it.",
+            f"Could not apply schedule {name}: another process keeps applying a different version.",
             setting="NAME",
             value=name,
-            fix=f"slipway schedule diff {name}, once the other has ended",
+            fix=f"slipway schedule diff {name}, after the other process has finished",
         )
 
     def pause(self, schedule: str) -> None:
-        """Pause a schedule by its resource name; one that is paused already stays so."""
+        """Pause a schedule by resource name; does nothing if it is paused."""
         client = self._connection.schedules
         self._until(schedule, lambda: client.pause_schedule(name=schedule), is_paused)
 
     def resume(self, schedule: str, *, catch_up: bool) -> None:
-        """Let a schedule go on; with `catch_up` it starts the runs that it missed, one after another.
+        """Resume a schedule; with `catch_up` it starts missed runs one after another.
 
-        The service's own client is asked: the one of the SDK takes catch_up and does not pass it on.
+        Uses the GAPIC client: the SDK's resume() accepts catch_up but does not send it.
         """
         from google.cloud.aiplatform_v1 import types
 
@@ -128,7 +127,7 @@ class Schedules:
         retried(delete)
 
     def _create(self, name: str, want: Any, paused: bool | None) -> Any:
-        """Make the schedule; one whose making was not answered is found by its name."""
+        """Create the schedule; if a response was lost, find it by name instead."""
         client = self._connection.schedules
         schedule = type(want)(want)
         earliest = _now() + SETTLE
@@ -144,11 +143,11 @@ class Schedules:
         return made
 
     def _change(self, have: Any, want: Any, left: list[Difference], applied: Applied) -> None:
-        """One step towards `want`."""
+        """Apply one change towards `want`."""
         if needs_new(have, left):
             self.delete(have.name)
-            why = "it has ended" if have.state.name == "COMPLETED" else "Vertex AI cannot take back a limit"
-            applied.done.append(f"deleted {_number(have)}, to be made anew: {why}")
+            why = "it is completed" if have.state.name == "COMPLETED" else "Vertex AI cannot unset a limit"
+            applied.done.append(f"deleted {_number(have)} to recreate it: {why}")
             return
         mask = mask_of(left)
         if mask:
@@ -160,7 +159,7 @@ class Schedules:
                 schedule.start_time = _now()
             client = self._connection.schedules
             retried(lambda: client.update_schedule(schedule=schedule, update_mask=field_mask_pb2.FieldMask(paths=mask)))
-            applied.done.append(f"changed {', '.join(mask)} of {_number(have)}")
+            applied.done.append(f"updated {', '.join(mask)} of {_number(have)}")
         pause = next((one.file for one in left if one.field == "paused"), None)
         if pause is not None:
             if pause:
@@ -170,7 +169,7 @@ class Schedules:
             applied.done.append(f"{'paused' if pause else 'resumed'} {_number(have)}")
 
     def _until(self, schedule: str, call: Callable[[], Any], reached: Callable[[Any], bool]) -> None:
-        """Make a call that fails when it is made twice, as after an answer that was lost."""
+        """Retry a call that is not idempotent; after a lost response, check whether it took effect."""
 
         def attempt() -> None:
             try:
@@ -187,5 +186,5 @@ def _now() -> datetime:
 
 
 def _number(schedule: Any) -> str:
-    """A schedule's own id."""
+    """Return a schedule's numeric id."""
     return str(schedule.name).rpartition("/")[2]

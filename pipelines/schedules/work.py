@@ -1,4 +1,4 @@
-"""What `slipway schedule` does: each file's schedule compared, applied, paused, resumed, deleted."""
+"""The work behind `slipway schedule`: compare, apply, pause, resume and delete schedules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from slipway.pipelines.schedules.difference import NAME_PREFIX, Difference, diff
 from slipway.pipelines.schedules.files import ScheduleFile, read_all
 from slipway.pipelines.schedules.service import Schedules
 
-# How many lines of differences are shown of one schedule; --json gives all.
+# Number of differences shown per schedule; --json shows all.
 SHOWN_DIFFERENCES = 12
 NEXT_RUNS = 3
 Say = Callable[[str], None]
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Result:
-    """One schedule: where it is on the service (None: nowhere), what was found, what was done."""
+    """One schedule: its resource on Vertex AI (None if absent), its differences and the actions taken."""
 
     name: str
     schedule: Any = None
@@ -43,41 +43,41 @@ class Result:
 
     @property
     def zone(self) -> ZoneInfo:
-        """The clocks that times are shown by."""
+        """Time zone for display."""
         return self.file.zone if self.file else ZoneInfo("UTC")
 
     @property
     def state(self) -> str:
-        """active, paused, completed; absent where Vertex AI has none of that name."""
+        """active, paused or completed; absent if Vertex AI has no schedule with that name."""
         return "absent" if self.schedule is None else str(self.schedule.state.name).lower()
 
     @property
     def next_runs(self) -> list[datetime]:
-        """The next times, as the file has them and the service's state lets them come."""
+        """Next run times from the file; empty if paused or completed."""
         if self.file is None or self.state in ("paused", "completed"):
             return []
         return self.file.next_times(NEXT_RUNS)
 
     @property
     def runs(self) -> int:
-        """How many runs it has started."""
+        """Number of runs started."""
         return 0 if self.schedule is None else int(self.schedule.started_run_count)
 
     @property
     def title(self) -> str:
-        """Its name and its resource's."""
+        """Name with the resource name."""
         return f"{self.name} ({self.schedule.name})" if self.schedule is not None else self.name
 
     @property
     def state_text(self) -> str:
-        """Its state, and when it starts its next run."""
+        """State with the next run time."""
         following = None if self.schedule is None else self.schedule.next_run_time
         if self.state != "active" or not following:
             return self.state
         return f"{self.state}, next run {_clock(following.astimezone(self.zone))}"
 
     def lines(self) -> list[str]:
-        """What a person is told."""
+        """Return the output lines."""
         lines = [f"{self.title}: {self.state_text}"]
         lines += [f"  {text}" for text in self.done]
         if not self.done:
@@ -91,7 +91,7 @@ class Result:
         return lines
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return the result for --json."""
         return {
             "name": self.name,
             "schedule": None if self.schedule is None else self.schedule.name,
@@ -108,29 +108,29 @@ class Result:
 
 
 def compare(names: Sequence[str], say: Say) -> list[Result]:
-    """Each file against what Vertex AI has, and what it has without a file."""
+    """Compare each file with Vertex AI; also list schedules without a file."""
     files = read_all(names)
     results = []
     for file in files:
         settings = settings_of(file.config)
-        with _refusals(file.config, f"The schedule {file.name} could not be looked at"):
+        with _refusals(file.config, f"Could not read schedule {file.name}"):
             want = request_of(file, known_images(file.config, say))
             results.append(_compared(file, want, Schedules(settings.connection).named(file.name)))
     return results if names else results + _without_file(files)
 
 
 def apply(names: Sequence[str], log: TextIO, say: Say) -> list[Result]:
-    """Make each file's schedule so; it is checked, and its images are built first, as for a run by hand."""
+    """Apply each file: run the checks, build the images, then create or update the schedule."""
     results = []
     for file in read_all(names):
         _check_end(file)
         subject = Subject(file.config, "vertex", rehearsal=False, folder=Path.cwd())
         refuse_on_failure(subject, submitting=True)
         settings = settings_of(file.config)
-        with _refusals(file.config, f"Vertex AI refused the schedule {file.name}"):
+        with _refusals(file.config, f"Vertex AI rejected schedule {file.name}"):
             want = request_of(file, ensure_images(file.config, log, say))
             applied = Schedules(settings.connection).apply(file.name, want, file.settings.paused)
-        note = "" if applied.done else f"nothing to do: it is what {file.path} says"
+        note = "" if applied.done else f"unchanged: matches {file.path}"
         results.append(Result(file.name, applied.schedule, applied.found, applied.done, note, file))
     return results
 
@@ -149,16 +149,16 @@ def resume(names: Sequence[str], *, catch_up: bool) -> list[Result]:
 
 
 def doomed(name: str | None) -> list[Result]:
-    """The schedules that deleting `name` (None: every file's) would delete; one may have lost its file.
+    """Return the schedules that deleting `name` (None: all files) would delete, with or without a file.
 
     Raises:
-        UserError: There is none.
+        UserError: No such schedule exists.
     """
     files = read_all() if name is None else [file for file in read_all() if file.name == name]
     found = []
     for file in files:
         settings = settings_of(file.config)
-        with _refusals(file.config, "The schedules could not be listed"):
+        with _refusals(file.config, "Could not list the schedules"):
             schedules = Schedules(settings.connection).named(file.name)
         found += [Result(file.name, schedule, file=file, settings=settings) for schedule in schedules]
     if name is not None and not files:
@@ -177,7 +177,7 @@ def doomed(name: str | None) -> list[Result]:
 
 
 def delete(results: list[Result]) -> list[Result]:
-    """Delete what `doomed` gave."""
+    """Delete the schedules that `doomed` returned."""
     for result in results:
         assert result.settings is not None
         Schedules(result.settings.connection).delete(result.schedule.name)
@@ -187,7 +187,7 @@ def delete(results: list[Result]) -> list[Result]:
 
 
 def request_of(file: ScheduleFile, images: Images) -> Any:
-    """The Schedule that a file asks for, around the job that a run by hand of the same configuration is."""
+    """Return the desired Schedule of a file; its job is that of a manual run with the same configuration."""
     with tempfile.TemporaryDirectory() as folder:
         specification = Path(folder) / "spec.yaml"
         compile_pipeline(file.config, images, specification)
@@ -197,20 +197,20 @@ def request_of(file: ScheduleFile, images: Images) -> Any:
 
 def _compared(file: ScheduleFile, want: Any, found: list[Any]) -> Result:
     if not found:
-        return Result(file.name, note=f"to be made: slipway schedule apply {file.name}", file=file)
+        return Result(file.name, note=f"to create it: slipway schedule apply {file.name}", file=file)
     have = found[0]
     left = differences(want, have, file.settings.paused, datetime.now(UTC))
-    note = f"as {file.path} says"
+    note = f"matches {file.path}"
     if left:
-        note = "to be made anew" if needs_new(have, left) else "to be changed"
+        note = "to recreate it" if needs_new(have, left) else "to update it"
         note += f": slipway schedule apply {file.name}"
     if len(found) > 1:
-        note += f"; there are {len(found)} of this name, the younger ones are to be deleted"
+        note += f"; {len(found)} schedules have this name, apply deletes all but the oldest"
     return Result(file.name, have, left, note=note, file=file)
 
 
 def _without_file(files: list[ScheduleFile]) -> list[Result]:
-    """What Vertex AI has, where the files' schedules are, under names that no file has."""
+    """Return the schedules without a file, in the projects and regions that the files use."""
     known = {file.name for file in files}
     places: dict[Any, RunConfig] = {}
     for file in files:
@@ -218,21 +218,21 @@ def _without_file(files: list[ScheduleFile]) -> list[Result]:
         places[(settings.project, settings.region, *sorted(settings.endpoints.items()))] = file.config
     found = []
     for config in places.values():
-        with _refusals(config, "The schedules could not be listed"):
+        with _refusals(config, "Could not list the schedules"):
             every = Schedules(settings_of(config).connection).all()
         for schedule in every:
             name = schedule.display_name.removeprefix(NAME_PREFIX)
             if name not in known:
-                note = f"it has no file: slipway schedule delete {name}"
+                note = f"no file; to delete it: slipway schedule delete {name}"
                 found.append(Result(name, schedule, note=note, settings=settings_of(config)))
     return found
 
 
 def _steered(file: ScheduleFile, state: str, steer: Callable[[Schedules, Any], None]) -> Result:
-    """Bring a schedule into a state, unless it is in it."""
+    """Pause or resume a schedule, unless it is in that state already."""
     connection: Connection = settings_of(file.config).connection
     schedules = Schedules(connection)
-    with _refusals(file.config, f"Vertex AI refused that the schedule {file.name} is {state}"):
+    with _refusals(file.config, f"Could not make schedule {file.name} {state}"):
         found = schedules.named(file.name)
         if not found:
             raise UserError(
@@ -243,36 +243,36 @@ def _steered(file: ScheduleFile, state: str, steer: Callable[[Schedules, Any], N
             )
         before = Result(file.name, found[0], file=file)
         if before.state == state:
-            before.note = f"it is {state} already"
+            before.note = f"already {state}"
             return before
         if before.state == "completed":
             raise UserError(
-                f"The schedule {file.name} has ended, after {before.runs} runs.",
+                f"Schedule {file.name} is completed; it started {before.runs} runs.",
                 setting="NAME",
                 value=file.name,
-                fix=f"set end or max_runs in {file.path}, then slipway schedule apply {file.name}",
+                fix=f"change end or max_runs in {file.path}, then slipway schedule apply {file.name}",
             )
         steer(schedules, found[0])
         after = Result(file.name, schedules.named(file.name)[0], file=file, done=[f"{before.state} → {state}"])
     if file.settings.paused is not None and file.settings.paused != (state == "paused"):
-        after.note = f"{file.path} says paused: {str(file.settings.paused).lower()}, as the next apply makes it"
+        after.note = f"{file.path} sets paused: {str(file.settings.paused).lower()}; the next apply restores that"
     return after
 
 
 def _check_end(file: ScheduleFile) -> None:
     if file.end is not None and file.end <= datetime.now(UTC):
         raise UserError(
-            f"{file.path}: the schedule's end is past.",
+            f"{file.path}: end is in the past.",
             setting="end",
             value=file.end.isoformat(),
-            allowed="a time to come, or none",
+            allowed="a time in the future, or none",
             fix=f"correct end in {file.path}, or slipway schedule delete {file.name}",
         )
 
 
 @contextlib.contextmanager
 def _refusals(config: RunConfig, doing: str) -> Iterator[None]:
-    """What Google's clients raise within, as one sentence with its fix."""
+    """Convert errors from Google's clients to UserError."""
     from google.api_core.exceptions import GoogleAPIError
 
     try:

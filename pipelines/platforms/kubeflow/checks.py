@@ -1,4 +1,4 @@
-"""What a Kubeflow cluster cannot do, refused before anything is sent to it."""
+"""Reject configurations that Kubeflow cannot run, before submitting."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from slipway.pipelines.hardware.choice import Hardware, base_text
 
 
 def settings_of(config: RunConfig) -> KubeflowSettings:
-    """The configuration's section kubeflow, once it is sure that such a cluster can run the configuration.
+    """Return the kubeflow section, after checking that Kubeflow can run the configuration.
 
     Raises:
-        UserError: There is no such section, or the hardware is none of a Kubeflow cluster.
+        UserError: The section is missing, or the hardware is not supported on Kubeflow.
     """
     if config.kubeflow is None:
         raise UserError(
-            "The configuration does not say on which Kubeflow cluster to run.",
+            "The configuration has no kubeflow section.",
             setting="kubeflow",
             value=None,
             allowed="host, image, and volume or pipeline_root; see docs/kubeflow.md",
@@ -33,7 +33,7 @@ def check_hardware(hardware: Hardware) -> None:
     """
     base = base_text(hardware.accelerator_row, hardware.count, hardware.topology)
     if hardware.is_tpu:
-        problem, near = "Training on TPUs is not offered on Kubeflow: its tasks ask for GPUs only.", "cpu"
+        problem, near = "TPU training is not supported on Kubeflow.", "cpu"
     elif hardware.replicas > 1:
         problem = (
             f"On Kubeflow, training is one container, and this hardware is {hardware.replicas} replicas: "

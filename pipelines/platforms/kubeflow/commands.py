@@ -1,4 +1,4 @@
-"""What the commands of `slipway` do for runs on Kubeflow Pipelines."""
+"""Command-line operations for runs on Kubeflow Pipelines."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ cancel = launch.cancel
 
 
 def start(config: RunConfig, shown: Console) -> tuple[RunFolder, RunRecord]:
-    """Submit the run and say where it is.
+    """Submit the run and print its address.
 
     Raises:
-        UserError: It cannot run there, no server answers, or it refuses.
+        UserError: The configuration is not supported, or the server is unreachable or rejects it.
     """
     return _submitted(*launch.submit(config), shown)
 
 
 def resume(folder: RunFolder, shown: Console) -> tuple[RunFolder, RunRecord]:
-    """Submit a run again that failed or was stopped; as `start`. On a volume, training goes on from its checkpoint."""
+    """Resubmit a failed or cancelled run; with a volume, training resumes from its checkpoint."""
     return _submitted(folder, launch.resume(folder), shown)
 
 
@@ -44,7 +44,7 @@ def _submitted(folder: RunFolder, record: RunRecord, shown: Console) -> tuple[Ru
 
 
 def watch(folder: RunFolder, shown: Console) -> RunRecord | None:
-    """Show a run's steps until it has ended; None where the watching was interrupted, which leaves the run going."""
+    """Show a run's steps until it ends; None if watching was interrupted. The run continues."""
     try:
         with display.RunDisplay(shown) as watcher:
             return launch.watch(folder, folder.read(), watcher)
@@ -53,7 +53,7 @@ def watch(folder: RunFolder, shown: Console) -> RunRecord | None:
 
 
 def current(folder: RunFolder, warn: Console) -> RunRecord:
-    """A run's record, brought up to date where the run is still going on; else, said aloud, as it was."""
+    """Return the refreshed record of a run; on failure, warn and return the last known record."""
     try:
         return launch.refresh(folder)
     except UserError as error:
@@ -62,7 +62,7 @@ def current(folder: RunFolder, warn: Console) -> RunRecord:
 
 
 def log_lines(folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:  # noqa: ARG001
-    """Nothing: the server's client gives no logs.
+    """Raise: the Kubeflow Pipelines client has no access to logs.
 
     Raises:
         UserError: Always, with the command that prints the pod's.

@@ -1,4 +1,4 @@
-"""A run on Kubeflow Pipelines as the command line sees it: submitted, watched, looked at again, stopped, recorded."""
+"""Submit, watch, refresh and cancel runs on Kubeflow Pipelines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EVENTS = {"running": "started", "succeeded": "finished", "failed": "failed", "ca
 
 
 class Watcher(Protocol):
-    """Who is told of a run's progress."""
+    """Receives a run's progress events."""
 
     def event(self, record: RunRecord, event: dict[str, Any]) -> None:
         """A step has started or ended."""
@@ -94,12 +94,12 @@ def _start(folder: RunFolder, record: RunRecord, config: RunConfig, server: Serv
 
 
 def _name(record: RunRecord) -> str:
-    """What the run is called on the server: each try has a name of its own, by which it is found."""
+    """Return the run's name on the server, which is unique for each attempt."""
     return record.run_id if record.tries == 1 else f"{record.run_id}-{record.tries}"
 
 
 def compile_to(path: Path, config: RunConfig) -> None:
-    """Write the pipeline spec, and behind it what the pods are told of the cluster."""
+    """Write the pipeline spec with its Kubernetes platform spec."""
     from kfp import compiler
 
     from slipway.pipelines.platforms.kubeflow.steps import pipeline
@@ -148,7 +148,7 @@ def cancel(folder: RunFolder) -> RunRecord:
     """
     record = refresh(folder)
     if record.status != "running" or record.job is None:
-        raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", fix="slipway list")
+        raise UserError(f"Run {record.run_id} is not running; its status is {record.status}.", fix="slipway list")
     Server(settings_of(load(folder.configuration_file))).terminate(record.job)
     return refresh(folder)
 
@@ -238,7 +238,7 @@ def _error(record: RunRecord, run: Any, details: dict[str, Any], server: Server)
     failed = next((step.name for step in record.steps if step.status == "failed"), None)
     task = details.get(_task_name(failed)) if failed else None
     told = (task.error if task is not None else None) or run.error
-    message = str(told.message) if told and told.message else "The server does not say why."
+    message = str(told.message) if told and told.message else "The server returned no reason."
     pods = _pods(task) if task is not None else []
     fix = _kubectl(server, pods[-1]) if pods else server.page(str(record.job))
     return ErrorRecord(step=failed, message=message, fix=fix)

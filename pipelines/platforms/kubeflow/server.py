@@ -1,4 +1,4 @@
-"""A Kubeflow Pipelines server, through kfp's own client: is it there, start a run once, look at it, stop it."""
+"""A Kubeflow Pipelines server, accessed through the kfp client."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Server:
         return self.settings.namespace
 
     def check(self) -> None:
-        """Raise UserError where no server answers that lets us in."""
+        """Raise UserError if the server is unreachable or denies access."""
         _ = self.namespace
 
     def submit(self, run_id: str, specification: Path, parameters: dict[str, Any]) -> Any:
@@ -92,7 +92,7 @@ class Server:
         return self._call(lambda: self._client.get_run(resource))
 
     def terminate(self, resource: str) -> None:
-        """Ask for the end of a run."""
+        """Terminate a run."""
         self._call(lambda: self._client.terminate_run(resource))
 
     def page(self, resource: str) -> str:
@@ -135,7 +135,7 @@ class Server:
             return self._not_let_in(error.status)
         gone = error.status == NOT_FOUND
         return UserError(
-            f"The Kubeflow Pipelines server refused: {_sentence(error)}.",
+            f"The Kubeflow Pipelines server rejected the request: {_sentence(error)}.",
             setting="kubeflow.host",
             value=self.settings.host,
             fix="the run was deleted on the server; start another: slipway run --target kubeflow" if gone else None,
@@ -165,15 +165,15 @@ class Server:
         try:
             answer = retried(ask, also=lambda error: isinstance(error, requests.HTTPError))
         except requests.RequestException as error:
-            raise self._no_answer(f"it does not answer as it should ({error})") from None
+            raise self._no_answer(f"unexpected response ({error})") from None
         if answer.status_code in (401, 403) or answer.is_redirect:
             raise self._not_let_in(answer.status_code)
         try:
             told: dict[str, Any] = answer.json()
         except ValueError:
-            raise self._no_answer(f"what answers there is something else (HTTP {answer.status_code})") from None
+            raise self._no_answer(f"the response is from something else (HTTP {answer.status_code})") from None
         if answer.status_code != 200 or "error" in told:
-            raise self._no_answer(f"what answers there is something else (HTTP {answer.status_code})")
+            raise self._no_answer(f"the response is from something else (HTTP {answer.status_code})")
         return told
 
     @property
@@ -184,7 +184,7 @@ class Server:
 
     def _no_answer(self, why: str) -> UserError:
         return UserError(
-            f"There is no Kubeflow Pipelines server at this address: {why}.",
+            f"No Kubeflow Pipelines server at this address: {why}.",
             setting="kubeflow.host",
             value=self.settings.host,
             allowed="the address at which the server's user interface or API is reached",
@@ -193,7 +193,7 @@ class Server:
 
     def _not_let_in(self, status: int) -> UserError:
         return UserError(
-            f"The Kubeflow Pipelines server does not let you in (HTTP {status}).",
+            f"The Kubeflow Pipelines server denied access (HTTP {status}).",
             setting="kubeflow.host",
             value=self.settings.host,
             allowed=f"a bearer token in {TOKEN_VARIABLE}, or the login page's cookie in {COOKIE_VARIABLE}",

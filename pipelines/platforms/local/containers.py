@@ -1,4 +1,4 @@
-"""Steps in containers, through any server of the Docker API (Docker, podman): DOCKER_HOST says where.
+"""Run steps in containers through the Docker API (Docker, podman) at DOCKER_HOST.
 
 A run's folders are the same inside and outside, under the same paths and owned by the user.
 """
@@ -61,7 +61,7 @@ def has_gpus() -> bool:
 
 
 def run_arguments(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
-    """What every container of a run is started with, as kfp's DockerRunner takes it."""
+    """Return the container arguments for kfp's DockerRunner."""
     from docker import types
 
     with docker_client() as client:
@@ -140,7 +140,7 @@ def stop_containers(run_id: str) -> None:
 
 
 def _user(client: Any) -> dict[str, Any]:
-    """As whom a container runs so that what it writes is the user's own."""
+    """Run containers as the host user so that output files keep their ownership."""
     me = f"{os.getuid()}:{os.getgid()}"
     if not any("rootless" in option for option in client.info().get("SecurityOptions") or []):
         return {"user": me}

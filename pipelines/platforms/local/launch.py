@@ -1,4 +1,4 @@
-"""A run on this machine as the command line sees it: started, watched step by step, stopped, recorded."""
+"""Start, watch, stop and record runs on this machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Interrupted(Exception):
 
 
 class Watcher(Protocol):
-    """Who is told of a run's progress."""
+    """Receives a run's progress events."""
 
     def event(self, record: RunRecord, event: dict[str, Any]) -> None:
         """Something happened: see slipway.core.events."""
@@ -72,7 +72,7 @@ def new_record(
 
 
 def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watcher) -> RunRecord:
-    """Run (or go on with) the run in `folder` to its end, and give its record.
+    """Start or resume the run in `folder`, wait until it ends, and return its record.
 
     A stop by SIGINT, SIGTERM or SIGHUP ends every process of the run and gives a record with the status cancelled.
 
@@ -110,7 +110,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
 
 
 def _execute(folder: RunFolder, record: RunRecord, follower: _Follower, stop: StopRequest, temporary: str) -> bool:
-    """Start the executing process and follow its events until it ends; whether it ended well."""
+    """Start the executing process and follow its events; return whether it succeeded."""
     command = [sys.executable, "-m", "slipway.pipelines.platforms.local.execute", str(folder.path)]
     command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
     command += ["--rehearsal"] if record.rehearsal else []
@@ -365,7 +365,7 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
         log = folder.logs / (f"{running.name}.log" if running else "pipeline.log")
         record.error = ErrorRecord(
             step=running.name if running else None,
-            message="The step ended without a word: it was killed."
+            message="The step exited without a result; it was probably killed."
             if running
             else "The pipeline failed outside its steps.",
             fix=f"slipway run --resume {record.run_id}",

@@ -20,7 +20,7 @@ RESULTS = {"done": "[green]✓[/]", "later": "[dim]–[/]", "failed": "[red]✗[
 BUCKET = re.compile(r"gs://([^/\s]+)")
 # What a line that is missing says by its mark already.
 PLAIN = ("to be enabled", "to be made", "to be granted")
-LATER = "Google makes it with the first training job, and grants its role"
+LATER = "Google creates it with the first training job and grants its role"
 
 
 def access_settings(config: RunConfig) -> AccessSettings:
@@ -121,7 +121,7 @@ def show(lines: list[Line], console: Console) -> None:
     there = sum(line.status == "there" for line in lines)
     rest = [line for line in lines if line.status != "there"]
     if not rest:
-        console.print(f"Everything that a run needs is there: {there} things were looked at.", highlight=False)
+        console.print(f"Everything that a run needs exists; {there} items checked.", highlight=False)
         return
     table = Table(box=None, pad_edge=False, show_edge=False)
     for heading in ("", "kind", "what", "because"):
@@ -134,7 +134,7 @@ def show(lines: list[Line], console: Console) -> None:
             table.add_row("", "", "", f"fix: {escape(line.fix)}")
     console.print(table, highlight=False)
     counts = {status: sum(line.status == status for line in rest) for status in ("missing", "wrong", "unseen")}
-    texts = {"missing": "to make", "wrong": "not as they should be", "unseen": "that cannot be seen"}
+    texts = {"missing": "to create", "wrong": "incorrect", "unseen": "that cannot be read"}
     told = [f"{count} {texts[status]}" for status, count in counts.items() if count]
     console.print(f"{there} there, {', '.join(told)}", highlight=False)
 
@@ -155,4 +155,4 @@ def show_end(outcomes: list[Any], left: list[Line], console: Console) -> None:
             if line.fix:
                 console.print(f"  fix:      {escape(line.fix)}", highlight=False, soft_wrap=True)
     if not said and not blocking(left):
-        console.print("Everything that a run needs is there.", highlight=False)
+        console.print("Everything that a run needs exists.", highlight=False)

@@ -1,4 +1,4 @@
-"""What the commands of `slipway` do for runs on Vertex AI."""
+"""Command-line operations for runs on Vertex AI."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_on_vertex(record: RunRecord) -> bool:
 
 
 def start(config: RunConfig, shown: Console) -> tuple[RunFolder, RunRecord]:
-    """See that the images are there, submit, and say where the run is.
+    """Ensure that the images exist, submit the run and print its address.
 
     Returns:
         The run; it has failed where a build did, or where Vertex AI could not be reached any more.
@@ -36,7 +36,7 @@ def start(config: RunConfig, shown: Console) -> tuple[RunFolder, RunRecord]:
 
 
 def resume(folder: RunFolder, shown: Console) -> tuple[RunFolder, RunRecord]:
-    """Submit a run again that failed or was stopped; as `start`."""
+    """Resubmit a failed or cancelled run; see `start`."""
     return _submit(VertexRun(folder), folder.read(), shown)
 
 
@@ -77,7 +77,7 @@ def _undo(folder: RunFolder, earlier: RunRecord | None) -> None:
 
 
 def watch(folder: RunFolder, shown: Console) -> RunRecord | None:
-    """Show a run's steps until it has ended; None where the watching was interrupted, which leaves the run going."""
+    """Show a run's steps until it ends; None if watching was interrupted. The run continues."""
     run, record = VertexRun(folder), folder.read()
     try:
         with display.RunDisplay(shown) as watcher:
@@ -87,7 +87,7 @@ def watch(folder: RunFolder, shown: Console) -> RunRecord | None:
 
 
 def current(folder: RunFolder, warn: Console) -> RunRecord:
-    """A run's record, brought up to date where the run is still going on Vertex AI; else, said aloud, as it was."""
+    """Return the refreshed record of a run; on failure, warn and return the last known record."""
     record = folder.read()
     if not is_on_vertex(record) or record.status != "running":
         return record

@@ -1,4 +1,4 @@
-"""The log lines of custom jobs, all replicas', from Cloud Logging: once, or as they come."""
+"""Read or follow the log lines of custom jobs from Cloud Logging, for all replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run on Vertex AI as the command line sees it: submitted, watched, explained, stopped, recorded."""
+"""Submit, watch, explain, cancel and record runs on Vertex AI."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NoSuchJobError(UserError):
 
 
 class UnreachableError(UserError):
-    """Vertex AI does not answer; it may, later."""
+    """Vertex AI is temporarily unreachable."""
 
 
 class VertexRun:
@@ -121,7 +121,7 @@ class VertexRun:
                 raise self._told(error) from error
             pause()
         if experiment:
-            raise UserError("It has not begun yet.", setting="vertex.experiment", value=experiment)
+            raise UserError("The run has not started yet.", setting="vertex.experiment", value=experiment)
 
     def refresh(self, record: RunRecord, tell: Tell | None = None) -> RunRecord:
         """Bring the record up to what the service says, and write it; `tell` hears of every step that has changed."""
@@ -155,7 +155,7 @@ class VertexRun:
                 connected = True
             except UnreachableError as error:
                 if connected and tell is not None:
-                    text = f"{error.message} The run goes on; trying again."
+                    text = f"{error.message} The run continues; retrying."
                     tell(record, {"step": record.steps[0].name, "event": "message", "text": text})
                 connected = False
             if record.status != "running":
@@ -215,7 +215,7 @@ class VertexRun:
         except Exception as error:
             if status_of(error) == 404:
                 raise NoSuchJobError(
-                    f"Vertex AI knows no run {self.folder.run_id} in {self.connection.parent}: it was never submitted, "
+                    f"Vertex AI has no run {self.folder.run_id} in {self.connection.parent}: it was never submitted, "
                     "or it was deleted there.",
                     fix="slipway run --target vertex",
                 ) from None

@@ -1,4 +1,4 @@
-"""From a configuration and its compiled pipeline to one PipelineJob, whatever answers are lost on the way."""
+"""Create exactly one PipelineJob from a configuration, even if responses are lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def serving_image_of(settings: VertexSettings) -> str:
     """
     if settings.serving_image is None:
         raise UserError(
-            "A registered model needs an image that serves it.",
+            "Registering a model requires a serving image.",
             setting="vertex.serving_image",
             value=None,
             allowed="an image that serves a SavedModel, by digest or by a tag that is never moved",

@@ -112,7 +112,7 @@ CASES = {
     ),
     "no Docker": Case("No Docker API answers", ("--runner", "docker"), compiled=False),
     "no place on Vertex AI": Case("where on Vertex AI", target="vertex"),
-    "no serving image": vertex("an image that serves it", image="e.g/trainer:1", serving_image=None),
+    "no serving image": vertex("requires a serving image", image="e.g/trainer:1", serving_image=None),
     "hardware of another region": vertex("europe-west4", "--hardware", "tpu-v5e-2x4", image="e.g/trainer:1"),
     "a repository of someone else's": vertex("Artifact Registry", build={"repository": "localhost:5000/slipway"}),
     "code that is not in git": builder(
@@ -123,7 +123,7 @@ CASES = {
     ),
     "no place on Kubeflow": Case("which Kubeflow cluster", target="kubeflow"),
     "no Kubeflow server": Case(
-        "no Kubeflow Pipelines server", target="kubeflow", more=(("kubeflow", KUBEFLOW),), compiled=False
+        "No Kubeflow Pipelines server", target="kubeflow", more=(("kubeflow", KUBEFLOW),), compiled=False
     ),
     "replicas on Kubeflow": Case(
         "training is one container", ("--hardware", "cpu*2"), "kubeflow", more=(("kubeflow", KUBEFLOW),)

@@ -1,4 +1,4 @@
-"""From an AI Platform Training job to a run configuration."""
+"""Migration of AI Platform Training jobs to run configurations."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ EXAMPLES = {
 
 
 def check(migration) -> RunConfig:
-    """The YAML holds the configuration, it is a valid one, and its hardware is there."""
+    """The YAML holds the configuration, which is valid, and its hardware exists."""
     assert yaml.safe_load(migration.yaml) == migration.configuration
     config = RunConfig.model_validate(migration.configuration)
     assert config.hardware == migration.configuration["hardware"]
@@ -132,8 +132,8 @@ def test_a_network_that_vertex_would_refuse_is_left_out():
 
 def test_a_retired_gpu_is_a_decision_with_its_alternatives():
     migration = migrate(TEN_K80_MACHINES, source="config.yaml")
-    assert said(migration.decisions, "hardware: NVIDIA K80 is retired", "t4x4@n1-standard-16*10 was taken")
-    assert said(migration.decisions, "v100x4@n1-standard-16*10 or l4x4*10 would do as well")
+    assert said(migration.decisions, "hardware: NVIDIA K80 is retired", "t4x4@n1-standard-16*10 is the replacement")
+    assert said(migration.decisions, "v100x4@n1-standard-16*10 or l4x4*10 would also work")
     eight = migrate(job(masterType="complex_model_l_gpu"), source="config.yaml")
     assert check(eight).hardware == "v100x8@n1-standard-32"
 
@@ -152,14 +152,14 @@ def test_scale_tiers(tier, hardware):
 def test_what_is_not_known_for_sure_is_left_to_a_person(tier):
     migration = migrate(f"trainingInput: {{scaleTier: {tier}}}", source="config.yaml")
     assert check(migration).hardware == "cpu"
-    assert said(migration.decisions, f"hardware: scaleTier {tier}", "cannot be told for sure")
+    assert said(migration.decisions, f"hardware: scaleTier {tier}", "machine types and counts are not known")
     assert not said(migration.changed, tier)
 
 
 def test_an_unverified_machine_is_marked():
     migration = migrate(job(masterType="standard_v100"), source="config.yaml")
     assert check(migration).hardware == "v100x1@n1-standard-8"
-    assert said(migration.decisions, "hardware: the machine behind standard_v100 is not known for sure")
+    assert said(migration.decisions, "hardware: the machine type of standard_v100 is not verified")
     assert not said(migrate(job(masterType="standard"), source="c").decisions, "hardware:")
 
 
@@ -188,7 +188,7 @@ def test_legacy_machine_names(name, hardware):
 
 def test_a_machine_that_is_gone_gives_way_to_the_next_size():
     migration = migrate(job(masterType="complex_model_s"), source="config.yaml")
-    assert said(migration.changed, "n1-highcpu-8 is not offered for training: n1-highcpu-16 is the next size")
+    assert said(migration.changed, "n1-highcpu-8 is not offered for training; n1-highcpu-16 is the next larger size")
 
 
 def test_master_and_workers_that_differ_become_alike():
@@ -257,7 +257,7 @@ def test_everything_is_carried_over_or_named():
     ):
         assert said(migration.dropped, *words), words
     assert said(migration.changed, "My_Job_7", "my-job-7")
-    tail = migration.yaml.partition("# Without a counterpart, as it was:\n")[2]
+    tail = migration.yaml.partition("# Old settings without an equivalent:\n")[2]
     kept = yaml.safe_load("\n".join(line.removeprefix("# ").removeprefix("#") for line in tail.splitlines()))
     assert kept["args"] == ["--learning-rate=0.1", "--epochs", "3"]
     assert kept["hyperparameters"]["maxTrials"] == "10"
@@ -294,9 +294,9 @@ def test_times_and_disks_that_are_no_longer_possible():
         source="config.yaml",
     )
     assert check(migration).hardware == "cpu+disk=100+timeout=7d"
-    assert said(migration.decisions, "maxRunningTime was 14d", "after 7d")
+    assert said(migration.decisions, "maxRunningTime was 14d", "limited to 7d")
     assert said(migration.changed, "50 GB", "100 GB")
-    with pytest.raises(UserError, match="no length of time"):
+    with pytest.raises(UserError, match="is not a duration"):
         migrate("scheduling: {maxRunningTime: soon}", source="c")
 
 
@@ -355,11 +355,11 @@ def test_a_key_that_is_not_named_in_full_is_dropped():
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["job", "--worker-cuont=3"], "no flag --worker-cuont"),
-        (["job", "--region"], "--region is without its value"),
-        (["job", "another"], "another is no flag"),
+        (["job", "--worker-cuont=3"], "--worker-cuont is not a flag"),
+        (["job", "--region"], "--region requires a value"),
+        (["job", "another"], "Unexpected argument another"),
         (["job", "--master-accelerator=4"], "key=value pairs"),
-        (["job", "--config=missing.yaml"], "no file missing.yaml"),
+        (["job", "--config=missing.yaml"], "missing.yaml does not exist"),
     ],
 )
 def test_flags_that_cannot_be_read(flags, words):

@@ -1,4 +1,4 @@
-"""What AI Platform Training itself would have refused."""
+"""Jobs that AI Platform Training would have rejected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def with_gpus(gpu: str, count: int) -> dict:
 
 
 def refusal(text: str) -> UserError:
-    with pytest.raises(UserError, match="AI Platform Training would have refused this job") as caught:
+    with pytest.raises(UserError, match="AI Platform Training would have rejected this job") as caught:
         migrate(text, source="config.yaml")
     return caught.value
 
@@ -64,41 +64,41 @@ T4 = with_gpus("NVIDIA_TESLA_T4", 1)
         (
             {"masterType": "n1-standard-8", "masterConfig": with_gpus("NVIDIA_TESLA_T4", 3)},
             "masterConfig.acceleratorConfig.count",
-            "took 1, 2 or 4 t4, not 3",
+            "supported 1, 2 or 4 t4, not 3",
         ),
         (
             {"masterType": "n1-standard-32", "masterConfig": with_gpus("NVIDIA_TESLA_V100", 2)},
             "masterConfig.acceleratorConfig.count",
-            "32 vCPUs and 120 GB, and a V100 served at most 12 vCPUs and 76 GB",
+            "32 vCPUs and 120 GB, and one V100 supported at most 12 vCPUs and 76 GB",
         ),
         (
             {"masterType": "n1-highmem-64", "masterConfig": with_gpus("NVIDIA_TESLA_P100", 4)},
             "masterConfig.acceleratorConfig.type",
-            "416 GB, and four P100 served at most 64 vCPUs and 208 GB",
+            "416 GB, and four P100s supported at most 64 vCPUs and 208 GB",
         ),
         (
             {"masterType": "n1-standard-8", "masterConfig": with_gpus("NVIDIA_L4", 1)},
             "masterConfig.acceleratorConfig.type",
-            "no GPU NVIDIA_L4",
+            "GPU NVIDIA_L4 did not exist",
         ),
         (
             {"masterType": "n1-standard-8", "masterConfig": {"acceleratorConfig": {"count": 1}}},
             "masterConfig.acceleratorConfig.type",
             "a type and a count",
         ),
-        ({"masterType": "standard_gpu", "masterConfig": T4}, "masterType", "standard_gpu had its own accelerators"),
-        ({"masterType": "n1-standart-8"}, "masterType", "no machine type n1-standart-8"),
-        ({}, "masterType", "a CUSTOM job named its masterType"),
-        ({"masterType": "standard", "workerCount": 2}, "workerType", "2 of them had to have a type"),
+        ({"masterType": "standard_gpu", "masterConfig": T4}, "masterType", "did not support acceleratorConfig"),
+        ({"masterType": "n1-standart-8"}, "masterType", "machine type n1-standart-8 did not exist"),
+        ({}, "masterType", "scaleTier CUSTOM required masterType"),
+        ({"masterType": "standard", "workerCount": 2}, "workerType", "2 replicas required a machine type"),
         (
             {"masterType": "standard", "workerType": "n1-standard-4", "workerCount": 1},
             "workerType",
-            "names of one kind, and the master has one of AI Platform's",
+            "could not be mixed, and masterType is a legacy machine type",
         ),
         (
             {"masterType": "n1-standard-4", "parameterServerType": "large_model", "parameterServerCount": 1},
             "parameterServerType",
-            "names of one kind, and the master has one of Compute Engine's",
+            "could not be mixed, and masterType is a Compute Engine machine type",
         ),
         # TPUs
         (TPU | {"workerCount": 2}, "workerCount", "exactly one worker"),
@@ -109,33 +109,37 @@ T4 = with_gpus("NVIDIA_TESLA_T4", 1)
             "parameterServerCount",
             "no parameter servers",
         ),
-        (TPU | {"workerConfig": T4}, "workerConfig.acceleratorConfig.type", "a cloud_tpu worker had a TPU"),
-        (TPU | {"workerConfig": {"imageUri": "gcr.io/p/i"}}, "workerConfig.tpuTfVersion", "named its TensorFlow"),
-        ({"masterType": "cloud_tpu"}, "masterType", "a worker of the type cloud_tpu"),
+        (TPU | {"workerConfig": T4}, "workerConfig.acceleratorConfig.type", "a cloud_tpu worker required a TPU"),
+        (TPU | {"workerConfig": {"imageUri": "gcr.io/p/i"}}, "workerConfig.tpuTfVersion", "required tpuTfVersion"),
+        ({"masterType": "cloud_tpu"}, "masterType", "required a worker of type cloud_tpu"),
         (
             {"masterType": "n1-standard-4", "masterConfig": with_gpus("TPU_V2", 8)},
             "masterType",
-            "of the type cloud_tpu",
+            "a worker of type cloud_tpu",
         ),
         # regions
-        (TPU | {"region": "us-east1"}, "region", "no v2 TPUs in us-east1"),
-        (TPU | {"region": "asia-east1", "workerConfig": with_gpus("TPU_V3", 8)}, "region", "no v3 TPUs in asia-east1"),
-        ({"masterType": "standard_gpu", "region": "europe-west3"}, "region", "no GPUs in europe-west3"),
+        (TPU | {"region": "us-east1"}, "region", "v2 TPUs were not available in us-east1"),
+        (
+            TPU | {"region": "asia-east1", "workerConfig": with_gpus("TPU_V3", 8)},
+            "region",
+            "not available in asia-east1",
+        ),
+        ({"masterType": "standard_gpu", "region": "europe-west3"}, "region", "GPUs were not available in europe-west3"),
         # image and arguments
         (
             {"masterType": "standard", "masterConfig": {"imageUri": "gcr.io/p/i"}, "runtimeVersion": "2.4"},
             "runtimeVersion",
-            "its own image or a runtime version",
+            "a custom container and runtimeVersion could not be combined",
         ),
         (
             {"masterType": "standard", "masterConfig": {"containerArgs": ["--a"]}, "args": ["--b"]},
             "masterConfig.containerArgs",
-            "in args or in containerArgs",
+            "args and containerArgs could not be combined",
         ),
         # scale tiers
-        ({"scaleTier": "BASIC_GPUS"}, "scaleTier", "no scale tier BASIC_GPUS"),
-        ({"scaleTier": "BASIC", "masterType": "standard"}, "masterType", "with scaleTier CUSTOM only"),
-        ({"scaleTier": "BASIC_TPU", "region": "europe-west1"}, "region", "no v2 TPUs in europe-west1"),
+        ({"scaleTier": "BASIC_GPUS"}, "scaleTier", "scale tier BASIC_GPUS did not exist"),
+        ({"scaleTier": "BASIC", "masterType": "standard"}, "masterType", "machine types required scaleTier CUSTOM"),
+        ({"scaleTier": "BASIC_TPU", "region": "europe-west1"}, "region", "v2 TPUs were not available in europe-west1"),
     ],
 )
 def test_refusals(fields, setting, reason):
@@ -149,18 +153,18 @@ def test_refusals(fields, setting, reason):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("trainingInput: {masterTyp: standard}", "knew no masterTyp in trainingInput"),
-        ("trainingInput: {masterConfig: {image: x}}", "knew no image in trainingInput.masterConfig"),
+        ("trainingInput: {masterTyp: standard}", "masterTyp was not a field of trainingInput"),
+        ("trainingInput: {masterConfig: {image: x}}", "image was not a field of trainingInput.masterConfig"),
         ("trainingInput: {workerCount: many}", "workerCount is not a whole number"),
         ("trainingInput: {workerCount: -1}", "workerCount is not a whole number"),
-        ("trainingInput: {args: --epochs}", "args is not a list of text"),
+        ("trainingInput: {args: --epochs}", "args is not a list of strings"),
         ("trainingInput: {region: [a]}", "region is not text"),
-        ("trainingInput: [a]", "trainingInput holds no settings"),
-        ("predictionInput: {}", "knew no predictionInput"),
-        ("{", "line 1 is not JSON"),
+        ("trainingInput: [a]", "trainingInput is not a mapping"),
+        ("predictionInput: {}", "predictionInput was not a field"),
+        ("{", "line 1 is not valid JSON"),
         ("a: [", "is not YAML"),
-        ("just text", "holds no settings"),
-        ("", "holds no settings"),
+        ("just text", "is not a mapping"),
+        ("", "is not a mapping"),
     ],
 )
 def test_what_cannot_be_read(text, words):

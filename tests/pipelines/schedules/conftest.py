@@ -1,4 +1,4 @@
-"""A folder with a configuration on the fake Vertex AI, a schedule's file, and the commands."""
+"""A folder with a configuration for the fake Vertex AI, a schedule file, and the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`slipway schedule …` as it is typed, and that a scheduled run is the very run that one starts by hand."""
+"""`slipway schedule …` on the command line, and that a scheduled run equals a manual run."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_diff_changes_nothing_and_shows_field_by_field(
     assert {"field": "paused", "service": False, "file": True} in result["differences"]
     assert ready_google.world.writes["schedule"] == 1
     assert slipway("schedule", "apply").exit_code == 0
-    assert "as configs/schedules/nightly.yaml says" in slipway("schedule", "diff").stdout
-    assert "nothing to do" in slipway("schedule", "apply").stdout
+    assert "matches configs/schedules/nightly.yaml" in slipway("schedule", "diff").stdout
+    assert "unchanged: matches" in slipway("schedule", "apply").stdout
 
 
 def test_pause_resume_and_delete(ready_google: FakeGoogle, write: Write, slipway: Slipway) -> None:
@@ -82,7 +82,7 @@ def test_pause_resume_and_delete(ready_google: FakeGoogle, write: Write, slipway
     assert "slipway schedule apply nightly" in slipway("schedule", "pause", "nightly").stderr
     slipway("schedule", "apply")
     assert "active → paused" in slipway("schedule", "pause", "nightly").stdout
-    assert "paused already" in slipway("schedule", "pause", "nightly").stdout
+    assert "already paused" in slipway("schedule", "pause", "nightly").stdout
     service.move(timedelta(days=2))
     assert "paused → active" in slipway("schedule", "resume", "nightly", "--catch-up").stdout
     assert len(service.move(timedelta())) == 2
@@ -115,7 +115,7 @@ def test_a_schedule_without_its_file_is_shown_and_can_be_deleted(
     slipway("schedule", "apply")
     old.unlink()
     write("weekly", cron="0 3 * * 0")
-    assert "it has no file: slipway schedule delete nightly" in slipway("schedule", "diff").stdout
+    assert "no file; to delete it: slipway schedule delete nightly" in slipway("schedule", "diff").stdout
     assert slipway("schedule", "delete", "nightly", "--yes").exit_code == 0
     assert not ready_google.region.schedules.schedules
 
@@ -124,7 +124,7 @@ def test_a_schedule_without_its_file_is_shown_and_can_be_deleted(
     ("settings", "said"),
     [
         ({"hardware": "a100x3"}, "setting:  hardware"),
-        ({"end": "2020-01-01"}, "end is past"),
+        ({"end": "2020-01-01"}, "end is in the past"),
         ({"set": ["vertex.image=europe-west4-docker.pkg.dev/slipway-test/slipway/none:1"]}, "There is no image"),
     ],
 )

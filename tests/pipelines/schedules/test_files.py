@@ -1,4 +1,4 @@
-"""The files of schedules: what is read, what is refused, what is nearest."""
+"""Schedule files: what is read, what is rejected, what is suggested."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_names_are_found_or_the_nearest_is_given(write: Any) -> None:
     with pytest.raises(UserError) as error:
         read_all(["nightli"])
     assert error.value.nearest == "nightly"
-    with pytest.raises(UserError, match="no name of a schedule") as error:
+    with pytest.raises(UserError, match="is not a valid schedule name") as error:
         read(write("Every Night"))
     assert error.value.nearest == "every-night"
 

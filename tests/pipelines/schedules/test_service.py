@@ -1,4 +1,4 @@
-"""Never two schedules of one name: through lost answers, failing calls, and two who apply at once."""
+"""Never two schedules with one name: lost responses, failing calls, concurrent apply."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_limit_that_is_taken_back_needs_a_new_schedule_and_there_are_never_two
     before = only(service).name
     applied = schedules(google).apply("nightly", wanted(), None)
     assert only(service).name != before
-    assert "cannot take back" in applied.done[0]
+    assert "cannot unset" in applied.done[0]
     assert max(most) == 1
 
 
@@ -175,7 +175,7 @@ def test_two_who_apply_at_once_keep_the_same_one(
 
     client.create_schedule = interleaved
     applied = mine.apply("nightly", want, None)
-    assert any("second one" in text for text in applied.done)
+    assert any("duplicate" in text for text in applied.done)
     kept = only(service)
     assert applied.schedule.name == kept.name
     assert schedules(google).apply("nightly", want, None).done == []
@@ -294,7 +294,7 @@ def test_one_who_always_applies_another_version_is_not_fought_for_ever(
         return answer
 
     client.update_schedule = undone
-    with pytest.raises(UserError, match="somebody else"):
+    with pytest.raises(UserError, match="another process"):
         ours.apply("nightly", wanted(cron="0 5 * * *"), None)
 
 

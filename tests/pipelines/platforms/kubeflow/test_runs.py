@@ -118,20 +118,20 @@ def test_cancel_ends_the_run_on_the_server(kubeflow: FakeKubeflow) -> None:
     record = launch.cancel(folder)
     assert record.status == "cancelled"
     assert [run["state"] for run in kubeflow.runs.values()] == ["CANCELED"]
-    with pytest.raises(UserError, match="it is cancelled"):
+    with pytest.raises(UserError, match="its status is cancelled"):
         launch.cancel(folder)
 
 
 def test_what_the_server_refuses_leaves_no_run_and_a_resumed_one_as_it_was(kubeflow: FakeKubeflow) -> None:
     kubeflow.faults.plan("POST /apis/v2beta1/runs", ServiceError(400, "no"), times=1)
-    with pytest.raises(UserError, match="server refused"):
+    with pytest.raises(UserError, match="server rejected the request"):
         launch.submit(configuration(host=kubeflow.host))
     assert list(Path("runs").iterdir()) == []
     kubeflow.failures["train"] = "OOMKilled (exit code 137)"
     folder, record = launch.submit(configuration(host=kubeflow.host))
     failed = launch.watch(folder, record, Events())
     kubeflow.faults.plan("POST /apis/v2beta1/runs", ServiceError(400, "no"), times=1)
-    with pytest.raises(UserError, match="server refused"):
+    with pytest.raises(UserError, match="server rejected the request"):
         launch.resume(folder)
     assert folder.read() == failed
     assert len(kubeflow.runs) == 1
@@ -145,7 +145,7 @@ def test_a_server_for_several_users_wants_a_profile(kubeflow: FakeKubeflow) -> N
     assert runs.folders() is not None and not list(runs.folders())
     launch.submit(configuration(host=kubeflow.host, namespace="team-a"))
     assert [one["namespace"] for one in kubeflow.experiments.values()] == ["team-a"]
-    with pytest.raises(UserError, match="does not let you in"):
+    with pytest.raises(UserError, match="denied access"):
         launch.submit(configuration(host=kubeflow.host, namespace="team-b"))
 
 
@@ -161,7 +161,7 @@ def test_a_token_lets_one_in(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyP
 
 
 def test_where_nobody_answers_nothing_is_made(kubeflow: FakeKubeflow) -> None:
-    with pytest.raises(UserError, match="no Kubeflow Pipelines server") as error:
+    with pytest.raises(UserError, match="No Kubeflow Pipelines server") as error:
         launch.submit(configuration(host="http://localhost:1"))
     assert error.value.setting == "kubeflow.host"
     assert not list(runs.folders())
