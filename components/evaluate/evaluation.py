@@ -1,5 +1,4 @@
-"""Evaluation of a model, and of the champion it has to beat, in one streaming pass over the test split.
-"""
+"""Evaluation of a model, and of the champion it has to beat, in one streaming pass over the test split."""
 
 from __future__ import annotations
 

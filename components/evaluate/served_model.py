@@ -169,7 +169,7 @@ class ServedModel:
             f"The image {failing[0]} of the test split cannot be decoded{more}: {_sentence(error)}.",
             setting="data.check",
             value=self._data.settings.get("check"),
-            fix=f"repair or remove {failing[0]} in {self._data.source}; --set data.check=decode finds such images earlier",
+            fix=f"repair or remove {failing[0]} in {self._data.source}; data.check=decode finds such images earlier",
         )
 
     def _alone(self, batch: Batch) -> Iterator[bool]:

@@ -61,4 +61,4 @@ def test_an_api_that_is_off_is_named(google):
 
 def test_what_does_not_pass_is_said_so(google):
     error = refused(google, ServiceError(503, "The service is currently unavailable."), times=100)
-    assert "tried again and again: The service is currently unavailable." in error.message
+    assert "kept returning transient errors: The service is currently unavailable." in error.message
