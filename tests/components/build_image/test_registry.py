@@ -1,4 +1,4 @@
-"""Whether an image is there: Artifact Registry by its API, others by the registries' common interface."""
+"""Image lookup in Artifact Registry and in other registries."""
 
 from __future__ import annotations
 

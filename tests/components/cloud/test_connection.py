@@ -1,4 +1,4 @@
-"""The clients reach the endpoints that they are told, with the caller's credentials, through failures."""
+"""Clients use the configured endpoints and the caller's credentials, and retry transient failures."""
 
 from __future__ import annotations
 

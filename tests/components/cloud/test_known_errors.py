@@ -1,4 +1,4 @@
-"""Every sentence by which Google's services tell of a failure is known, and ends with what fixes it."""
+"""Every known error of Google's services is recognised and has a fix."""
 
 from __future__ import annotations
 

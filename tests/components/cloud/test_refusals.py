@@ -1,4 +1,4 @@
-"""What a service refuses becomes a sentence that names who lacks what, and the command that fixes it."""
+"""Errors of Google Cloud calls become messages that name the missing permission and a command that fixes it."""
 
 from __future__ import annotations
 

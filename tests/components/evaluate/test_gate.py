@@ -1,4 +1,4 @@
-"""The gate's decisions and the sentences that give its reasons."""
+"""The gate's decisions and reasons."""
 
 from __future__ import annotations
 

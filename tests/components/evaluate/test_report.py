@@ -1,4 +1,4 @@
-"""The report: self-contained, complete, and safe whatever classes and keys are called."""
+"""The report: self-contained, complete, and safe for any class names and keys."""
 
 from __future__ import annotations
 

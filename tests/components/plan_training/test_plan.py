@@ -1,4 +1,4 @@
-"""plan_training: the batch shared, the steps counted, the specs complete."""
+"""plan_training: batch per replica, number of steps, complete specifications."""
 
 from __future__ import annotations
 

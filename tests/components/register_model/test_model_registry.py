@@ -1,4 +1,4 @@
-"""Vertex AI's Model Registry: one version a run, and the alias champion where the verdict says."""
+"""Vertex AI Model Registry: one version per run, and the alias champion."""
 
 from __future__ import annotations
 

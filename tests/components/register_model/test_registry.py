@@ -1,4 +1,4 @@
-"""The local registry: versions whole or not at all, and a champion that moves only as the verdict says."""
+"""The local registry: atomic versions, and a champion that moves only with a verdict."""
 
 from __future__ import annotations
 

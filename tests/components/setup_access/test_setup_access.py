@@ -1,4 +1,4 @@
-"""Setup: from a new project to one that runs can use, without taking anything from anyone."""
+"""Setup: from a new project to one ready for runs, without removing anything."""
 
 from __future__ import annotations
 
