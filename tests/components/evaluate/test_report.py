@@ -137,8 +137,8 @@ def test_without_history_description_and_mistakes_the_page_says_so(
     (model / "model.json").unlink()
     (model / "metrics.jsonl").unlink()
     text = Page(render(evaluate(EvaluateSettings(), model, data, None))).text
-    assert "without a history" in text
-    assert "without a description" in text
+    assert "has no training history" in text
+    assert "has no description" in text
     assert text.count("every test image is classified correctly") == 2
 
 
