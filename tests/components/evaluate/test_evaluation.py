@@ -171,7 +171,7 @@ def test_probabilities_that_are_not_numbers_are_refused(
     data_set: Path, make_model: Callable[..., Path], regression: Any, tmp_path: Path
 ) -> None:
     broken = make_model(tmp_path / "broken", regression.weights * np.nan, regression.bias)
-    with pytest.raises(UserError, match="probabilities that are not numbers"):
+    with pytest.raises(UserError, match="NaN or infinite probabilities"):
         evaluate(DEFAULT, broken, data_set, None)
 
 
