@@ -1,4 +1,4 @@
-"""The HTML pages of the steps: self-contained, without scripts, on the one base template `page.html`."""
+"""HTML pages of the steps: self-contained, without scripts, based on the template `page.html`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 
 
 def render(template: Path, **content: Any) -> str:
-    """Render a page; its template extends `page.html`, which has the style sheet."""
+    """Render a template that extends `page.html`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -37,12 +37,12 @@ def _figure(value: float | None, decimals: int = 4) -> str:
 
 
 def _confidence(value: float) -> str:
-    """A probability in percent; one that is nearly 1 is not called 100%."""
+    """Format a probability in percent; values just below 1 are not rounded to 100%."""
     return "> 99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
 
 
 def _breakable(name: str) -> Markup:
-    """A name that may be wrapped behind its underscores, dashes and slashes."""
+    """Return a name with line-break opportunities after underscores, dashes and slashes."""
     text = str(escape(name))
     for separator in "_-/":
         text = text.replace(separator, f"{separator}<wbr>")
@@ -50,6 +50,6 @@ def _breakable(name: str) -> Markup:
 
 
 def _counted(count: int, noun: str) -> str:
-    """A count with its noun: "1 image", "1,200 images"."""
+    """Format a count with its noun: "1 image", "1,200 images"."""
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"

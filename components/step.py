@@ -1,7 +1,7 @@
-"""What every step does around its work: its log, its events, its errors, its end on a signal.
+"""The context manager around every step's work: logging, events, errors and termination on signals.
 
-A component's body is `with step("prepare_data") as outcome:` and a call of the plain Python beside it. On the local
-platform SLIPWAY_LOGS names the folder that gets `<step>.log`; elsewhere the step prints, and the platform keeps it.
+A component's body is `with step("prepare_data") as outcome:` around a call of plain Python. On the local platform, the
+output goes to `<step>.log` in the folder SLIPWAY_LOGS; elsewhere it goes to stdout, and the platform stores it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LOGS_VARIABLE = "SLIPWAY_LOGS"
 
 
 class Terminated(BaseException):
-    """The step was asked to stop by a signal; raised in the main thread so that everything open is closed."""
+    """The step received a stop signal; raised in the main thread so that resources are released."""
 
 
 class _Termination:
-    """Whether a signal to stop has come, and whether it waits for a safe moment."""
+    """Whether a stop signal was received, and whether handling it is deferred."""
 
     requested = False
     deferred = False
@@ -41,9 +41,9 @@ class _Termination:
 
 @contextlib.contextmanager
 def termination_deferred() -> Iterator[None]:
-    """Within, a signal to stop waits for `raise_if_terminated`, or for the end of the context.
+    """Defer stop signals until `raise_if_terminated` or the end of the context.
 
-    An exception may come between any two instructions, such as the two by which subprocess takes and releases a lock.
+    Otherwise the exception could be raised anywhere, such as while subprocess holds a lock.
     """
     _Termination.deferred = True
     try:
@@ -54,13 +54,13 @@ def termination_deferred() -> Iterator[None]:
 
 
 def raise_if_terminated() -> None:
-    """Raise `Terminated` if a signal to stop has come."""
+    """Raise `Terminated` if a stop signal was received."""
     if _Termination.requested:
         raise Terminated
 
 
 class WorkFailed(Exception):
-    """Work in another process failed: one sentence, and that process's traceback ("" where it left none)."""
+    """Work in another process failed; has a one-sentence message and that process's traceback ("" if none)."""
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(f"{traceback}\n{message}" if traceback else message)
@@ -70,7 +70,7 @@ class WorkFailed(Exception):
 
 @dataclass
 class Outcome:
-    """What a step reports when it ends: whether it reused an earlier result, and outputs worth showing."""
+    """What a step reports when it ends: whether it reused an earlier result, and its outputs."""
 
     reused: bool = False
     outputs: dict[str, Any] = field(default_factory=dict)
@@ -80,9 +80,9 @@ class Outcome:
 def step(name: str) -> Iterator[Outcome]:
     """Run a step's work.
 
-    A `UserError` ends the process with one screen and, for `slipway explain`, one line of JSON; any other exception
-    keeps its traceback. Both are reported as the event `failed`. A step whose event `finished` cannot be written has
-    failed: nobody would know its outputs.
+    A `UserError` ends the process with an error screen and, for `slipway explain`, one line of JSON; any other
+    exception keeps its traceback. Both emit the event `failed`. A step also fails if its event `finished` cannot be
+    written, because its outputs would be lost.
     """
     os.environ[events.STEP_VARIABLE] = name
     outcome = Outcome()
@@ -120,13 +120,13 @@ def step(name: str) -> Iterator[Outcome]:
 
 
 def _fail(error: dict[str, Any]) -> None:
-    """Report the event `failed`; on a full disk, whoever watches the run notices by itself."""
+    """Emit the event `failed`, best effort: on a full disk, the run's watcher notices the failure anyway."""
     with contextlib.suppress(OSError):
         events.emit("failed", error=error)
 
 
 def _peak_memory_bytes() -> int:
-    """The most memory that the largest process of this step has had: its own, or one that it started and waited for."""
+    """Return the peak memory of this process or of its largest finished child process."""
     unit = 1 if sys.platform == "darwin" else 1024
     children = unit * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return max(_own_peak_memory_bytes(unit), children)
@@ -134,7 +134,7 @@ def _peak_memory_bytes() -> int:
 
 def _own_peak_memory_bytes(unit: int) -> int:
     status = Path("/proc/self/status")
-    if status.exists():  # Linux's getrusage counts what the process was before its exec: a copy of who started it
+    if status.exists():  # on Linux, getrusage includes the parent's memory from before exec
         found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
         if found:
             return int(found[1]) * 1024
@@ -147,7 +147,7 @@ def _internal(error: Exception) -> dict[str, Any]:
 
 
 def _send_output_to_log(name: str) -> None:
-    """Point this process's stdout and stderr, those of libraries in C too, at the step's log."""
+    """Redirect this process's stdout and stderr, including those of C libraries, to the step's log."""
     folder = os.environ.get(LOGS_VARIABLE)
     if not folder:
         return

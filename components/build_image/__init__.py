@@ -1,1 +1,1 @@
-"""The step build_image: images named after the content of what goes into them."""
+"""The step build_image: container images tagged by the hash of their content."""

@@ -1,4 +1,4 @@
-"""An image by digest: found in its registry under its content's tag, or built and pushed."""
+"""Resolve an image to its digest; build and push it if the registry does not have it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LABELS = "org.opencontainers.image"
 
 
 class ImageRequest(Settings):
-    """An image that is to be there: everything about it but its context's bytes, so that a step can take it."""
+    """A required image: everything except the bytes of its build context, serializable as a step's argument."""
 
     repository: str
     name: str
@@ -28,24 +28,24 @@ class ImageRequest(Settings):
 
     @property
     def uri(self) -> str:
-        """Repository, name and the tag that its content gives it."""
+        """Repository, name and content tag."""
         return f"{self.repository}/{self.name}:{self.tag}"
 
     def by_digest(self, digest: str) -> str:
-        """The same image by digest."""
+        """Return the image's URI with a digest instead of the tag."""
         return f"{self.repository}/{self.name}@{digest}"
 
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """An image by digest, and whether it was there already."""
+    """An image by digest, and whether it existed already."""
 
     uri: str
     reused: bool
 
 
 def request_of(context: Context, repository: str) -> ImageRequest:
-    """What is asked for so that `context` becomes an image in `repository`."""
+    """Return the request to build `context` as an image in `repository`."""
     fingerprint = context.fingerprint()
     labels = {
         f"{LABELS}.title": f"slipway/{context.kind.name}",
@@ -58,24 +58,24 @@ def request_of(context: Context, repository: str) -> ImageRequest:
 
 
 def registry_of(repository: str, connection: Connection | None) -> Registry:
-    """The registry that a repository is in."""
+    """Return the client for the registry of a repository."""
     if ARTIFACT_REGISTRY.fullmatch(repository) and connection is not None:
         return ArtifactRegistry(connection)
     return HttpRegistry("containers.repository" if connection is None else "vertex.build.repository")
 
 
 def find(request: ImageRequest, registry: Registry) -> str | None:
-    """The image by digest where the registry has it, else None."""
+    """Return the image by digest, or None if the registry does not have it."""
     digest = registry.digest(request.repository, request.name, request.tag)
     return request.by_digest(digest) if digest else None
 
 
-# Makes an image and pushes it; gives its digest where the builder says it, else None.
+# Builds and pushes an image; returns its digest, or None if the builder does not report it.
 Build = Callable[[ImageRequest], str | None]
 
 
 def ensure(request: ImageRequest, registry: Registry, build: Build) -> BuiltImage:
-    """The image by digest; `build` makes it where the registry does not have it."""
+    """Return the image by digest; call `build` if the registry does not have it."""
     found = find(request, registry)
     if found is not None:
         return BuiltImage(found, reused=True)
@@ -83,16 +83,16 @@ def ensure(request: ImageRequest, registry: Registry, build: Build) -> BuiltImag
     built = request.by_digest(digest) if digest else find(request, registry)
     if built is None:
         raise UserError(
-            f"{request.uri} was built, but the registry does not have it.",
+            f"{request.uri} was built, but is missing from the registry.",
             setting="repository",
             value=request.repository,
-            fix="see the build's log",
+            fix="check the build log",
         )
     return BuiltImage(built, reused=False)
 
 
 def build_locally(builder: str, archive: Callable[[], bytes], log: TextIO) -> Build:
-    """Building with docker, podman or buildah on this machine, as `ensure` takes it."""
+    """Return a `Build` that uses docker, podman or buildah on this machine."""
 
     def build(request: ImageRequest) -> None:
         local.build(builder, archive(), request.uri, request.arguments, request.labels, log)
@@ -102,7 +102,7 @@ def build_locally(builder: str, archive: Callable[[], bytes], log: TextIO) -> Bu
 
 
 def build_in_cloud(service: CloudBuild, source: Callable[[], Source], log: TextIO) -> Build:
-    """Building with Cloud Build, as `ensure` takes it; `source` gives the context in the bucket."""
+    """Return a `Build` that uses Cloud Build; `source` returns the context in the bucket."""
 
     def build(request: ImageRequest) -> str:
         return service.build(source(), request.uri, request.arguments, request.labels, log)

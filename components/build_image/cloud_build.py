@@ -1,4 +1,4 @@
-"""Building with Cloud Build: the source pinned by its generation, the log followed in the bucket, the digest given."""
+"""Image builds with Cloud Build: upload the source, follow the log, return the digest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipway.core.errors import UserError
 from slipway.trainer.config import Settings
 
 DOCKER = "gcr.io/cloud-builders/docker"
-# An image with CUDA's libraries takes longer than the service's ten minutes.
+# Images with CUDA libraries exceed Cloud Build's default of ten minutes.
 TIMEOUT = "3600s"
 POLL_SECONDS = 3.0
 ENDED = ("SUCCESS", "FAILURE", "INTERNAL_ERROR", "TIMEOUT", "CANCELLED", "EXPIRED")
@@ -23,7 +23,7 @@ LOGS = "builds/logs"
 
 
 class Source(Settings):
-    """A context in a bucket: the object, and which generation of it."""
+    """A build context in a bucket, pinned by object generation."""
 
     bucket: str
     name: str
@@ -31,7 +31,7 @@ class Source(Settings):
 
 
 class CloudBuildSettings(Settings):
-    """Where and as whom images are built, as a step is told: see CloudBuild."""
+    """Project, region, bucket and service account of builds, serializable as a step's argument; see CloudBuild."""
 
     project: str
     region: str
@@ -40,7 +40,7 @@ class CloudBuildSettings(Settings):
     service_account: str | None
 
     def service(self) -> CloudBuild:
-        """Cloud Build, as set."""
+        """Return the client for these settings."""
         return CloudBuild(Connection(self.project, self.region, self.endpoints), self.bucket, self.service_account)
 
 
@@ -51,8 +51,8 @@ class CloudBuild:
     Args:
         connection: To the project and region.
         bucket: The bucket (without gs://) for sources and logs.
-        service_account: What builds run as, None for the project's default.
-        wait_seconds: Between two looks at a build.
+        service_account: The account that builds run as, None for the project's default.
+        wait_seconds: Polling interval.
     """
 
     connection: Connection
@@ -61,7 +61,7 @@ class CloudBuild:
     wait_seconds: float = POLL_SECONDS
 
     def upload(self, archive: bytes, name: str) -> Source:
-        """Put a context into the bucket, unless an object of that name, which tells its content, is there."""
+        """Upload a context unless an object of that name, which is derived from its content, exists."""
         blob = self.connection.storage.bucket(self.bucket).blob(f"{SOURCES}/{name}.tar.gz")
 
         def put() -> None:
@@ -78,7 +78,7 @@ class CloudBuild:
             if status_of(error) not in (403, 404):
                 raise
             raise UserError(
-                f"The source cannot be put into gs://{self.bucket}: {error}",
+                f"Could not upload the source to gs://{self.bucket}: {error}",
                 setting="vertex.bucket",
                 value=f"gs://{self.bucket}",
                 allowed="a bucket on which you have roles/storage.objectUser",
@@ -87,26 +87,26 @@ class CloudBuild:
         return Source(bucket=self.bucket, name=blob.name, generation=str(blob.generation))
 
     def uploaded(self, name: str) -> Source | None:
-        """A context that is in the bucket already, or None."""
+        """Return a context that was uploaded before, or None."""
         blob = retried(lambda: self.connection.storage.bucket(self.bucket).get_blob(f"{SOURCES}/{name}.tar.gz"))
         return Source(bucket=self.bucket, name=blob.name, generation=str(blob.generation)) if blob else None
 
     def build(
         self, source: Source, uri: str, arguments: Mapping[str, str], labels: Mapping[str, str], log: TextIO
     ) -> str:
-        """Build the image of a context and push it; the digest.
+        """Build and push the image of a context; return its digest.
 
-        A build of the same image that is under way, anybody's, is waited for instead.
+        If a build of the same image is running, wait for that one instead.
 
         Args:
             source: The context.
             uri: Registry, name and tag.
-            arguments: The build's arguments.
+            arguments: The build arguments.
             labels: The image's labels.
-            log: Gets the build's log as it grows.
+            log: Receives the build log while the build runs.
 
         Raises:
-            UserError: The caller may not build.
+            UserError: The caller lacks permission to build.
             WorkFailed: The build failed.
         """
         request = self._request(source, uri, arguments, labels)
@@ -123,7 +123,7 @@ class CloudBuild:
         return next(str(image["digest"]) for image in build["results"]["images"] if image["name"] == uri)
 
     def account(self) -> str:
-        """The e-mail of the account that builds run as."""
+        """Return the e-mail of the account that builds run as."""
         if self.service_account:
             return self.service_account
         name = f"{self.connection.parent}/defaultServiceAccount"
@@ -148,7 +148,7 @@ class CloudBuild:
             "images": [uri],
             "tags": ["slipway-" + uri.rpartition("/")[2].replace(":", "-")],
             "timeout": TIMEOUT,
-            # The default differs with the project's age, and an account of one's own has none.
+            # The default depends on the project's age; custom service accounts have none.
             "logsBucket": f"gs://{self.bucket}/{LOGS}",
             "options": {"logging": "GCS_ONLY"},
         }
@@ -157,7 +157,7 @@ class CloudBuild:
         return request
 
     def _running(self, tag: str) -> dict[str, Any] | None:
-        """A build of this image that has not ended: someone else's, or our own whose answer was lost."""
+        """Return a running build of this image: another caller's, or our own if its response was lost."""
         builds = self._locations().builds()
         answer = builds.list(
             parent=self.connection.parent, filter=f'tags="{tag}" AND (status="QUEUED" OR status="WORKING")'
@@ -169,7 +169,7 @@ class CloudBuild:
         return dict(operation["metadata"]["build"])
 
     def _follow(self, build: dict[str, Any], log: TextIO) -> dict[str, Any]:
-        """The build when it has ended."""
+        """Wait until the build has ended and return it."""
         builds = self._locations().builds()
         name = build.get("name") or f"{self.connection.parent}/builds/{build['id']}"
         seen = 0
@@ -181,13 +181,13 @@ class CloudBuild:
             time.sleep(self.wait_seconds)
 
     def _copy_log(self, build: dict[str, Any], seen: int, log: TextIO) -> int:
-        """Write what the log object has after byte `seen`; the byte to go on from."""
+        """Write the log object's content after byte `seen`; return the offset to continue from."""
         bucket, _, path = self._log_uri(build).removeprefix("gs://").partition("/")
         blob = self.connection.storage.bucket(bucket).blob(path)
         try:
             data: bytes = retried(lambda: blob.download_as_bytes(start=seen))
         except Exception as error:
-            if status_of(error) not in (403, 404, 416):  # not begun, or nothing new; or not ours to read
+            if status_of(error) not in (403, 404, 416):  # no log yet, nothing new, or no permission
                 raise
             return seen
         whole = data if build["status"] in ENDED else data[: data.rfind(b"\n") + 1]
@@ -200,15 +200,15 @@ class CloudBuild:
 
     def _refused(self, error: Exception) -> UserError:
         return UserError(
-            f"Cloud Build refuses the build: {error}",
+            f"Cloud Build rejected the build: {error}",
             setting="vertex.build.service_account",
             value=self.service_account,
-            allowed="an account that you may act as; and roles/cloudbuild.builds.editor for yourself",
+            allowed="an account that you may act as; your account needs roles/cloudbuild.builds.editor",
             fix="slipway setup --apply",
         )
 
     def _failure(self, build: dict[str, Any]) -> Exception:
-        detail = build.get("statusDetail") or build.get("failureInfo", {}).get("detail") or "see its log"
+        detail = build.get("statusDetail") or build.get("failureInfo", {}).get("detail") or "see the build log"
         sentence = f"Cloud Build {build['id']} ended with {build['status']}: {detail} ({self._log_uri(build)})"
         if "denied" in detail.lower() or "permission" in detail.lower():
             return UserError(

@@ -1,16 +1,16 @@
-"""The step build_image on Vertex AI: the trainer's image is there, by digest, or is built."""
+"""The step build_image on Vertex AI: resolve the trainer's image to a digest, building it if it is missing."""
 
 from kfp import dsl
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
 def build_image(request: str, source: str, settings: str) -> str:
-    """Give the image's URI by digest.
+    """Return the image's URI by digest.
 
     Args:
         request: ImageRequest as JSON.
         source: The context in the bucket: Source as JSON.
-        settings: Where and as whom to build: CloudBuildSettings as JSON.
+        settings: CloudBuildSettings as JSON.
     """
     import sys
 

@@ -1,6 +1,6 @@
-"""What goes into an image: files that git tracks, as one archive that is the same, byte for byte, for the same content.
+"""Build contexts: the files that git tracks, as a reproducible archive.
 
-The content's fingerprint names the image's tag, so nothing is built twice, and no tag ever moves.
+The fingerprint of the content is the image's tag, so nothing is built twice and tags never move.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from slipway.core.errors import UserError
 DOCKERFILE = "containers/Dockerfile"
 BUILD_TOOLS = "requirements/build-tools.txt"
 TAG_LENGTH = 24
-# Never in an image, even where someone has made git track them.
+# Never included in an image, even if git tracks them.
 SECRET_NAMES = (".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", "*credentials*.json", ".netrc")
 
 
 @dataclass(frozen=True)
 class ContextFile:
-    """A file of the context: where it is, and whether it may be executed."""
+    """A file of the context: its path, and whether it is executable."""
 
     source: Path
     executable: bool
@@ -35,9 +35,9 @@ class ContextFile:
 
 @dataclass(frozen=True)
 class Context:
-    """An image's content: the files by their place in the archive, and the build arguments.
+    """An image's content: files by their path in the archive, and build arguments.
 
-    `left_out` names the files beside them that neither git tracks nor .gitignore names: maybe forgotten ones.
+    `left_out` lists untracked files that .gitignore does not ignore: they may have been forgotten.
     """
 
     kind: ImageKind
@@ -47,7 +47,7 @@ class Context:
     left_out: tuple[str, ...]
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the files' places, modes and bytes, and of the build arguments."""
+        """Return the SHA-256 (hex) of the files' paths, modes and bytes and of the build arguments."""
         digest = hashlib.sha256()
         for name, value in sorted(self.arguments.items()):
             digest.update(f"{name}={value}\0".encode())
@@ -62,7 +62,7 @@ class Context:
         return self.fingerprint()[:TAG_LENGTH]
 
     def archive(self) -> bytes:
-        """The context as a .tar.gz without times, owners or a name: the same bytes for the same content."""
+        """Return the context as a reproducible .tar.gz: no timestamps, owners or file name."""
         plain = io.BytesIO()
         with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as archive:
             for place, file in sorted(self.files.items()):
@@ -75,16 +75,16 @@ class Context:
 
 
 def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Path] | None = None) -> Context:
-    """The context of an image.
+    """Return the build context of an image.
 
     Args:
-        source: The source tree, a checkout with git.
-        kind: Which image.
-        base: The image that it starts from.
-        own: Packages or modules of the user's that belong into it, by name: the folder or the .py file of each.
+        source: The source tree, a git checkout.
+        kind: The kind of image.
+        base: The base image.
+        own: The user's packages or modules to include, by name: the folder or .py file of each.
 
     Raises:
-        UserError: The source tree is no checkout; a file that the image needs is not tracked.
+        UserError: The source tree is not a git checkout; a file that the image needs is not tracked.
     """
     code = {place: source / name for place, name in kind.code.items()} | dict(own or {})
     files = {"Dockerfile": _needed(source, DOCKERFILE)}
@@ -94,7 +94,7 @@ def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Pat
         found = _git_files(path, "--cached")
         if not found:
             raise UserError(
-                f"git tracks nothing of {path}, so no image can hold it.",
+                f"git tracks no files in {path}, so it cannot be included in the image.",
                 setting="model.builder or data.source" if name in (own or {}) else None,
                 value=name if name in (own or {}) else None,
                 fix=f"git add {path}",
@@ -113,7 +113,7 @@ def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Pat
 
 
 def revision(source: Path) -> str:
-    """The commit that is checked out, with -dirty behind it where files have changed since."""
+    """Return the checked-out commit, with the suffix -dirty if files have changed."""
     return _git(source, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*").strip()
 
 
@@ -125,11 +125,11 @@ def _needed(source: Path, name: str) -> ContextFile:
 
 
 def _git_files(path: Path, *options: str) -> list[ContextFile]:
-    """The regular files at or below `path` that `git ls-files` lists with `options` and that are still there."""
+    """Return the existing regular files at or below `path` that `git ls-files` lists with `options`."""
     folder, pattern = (path, ".") if path.is_dir() else (path.parent, path.name)
     names = _git(folder, "ls-files", "-z", *options, "--", pattern).split("\0")
     paths = [folder / name for name in names if name]
-    # A link may lead out of the tree, to what git does not track: it is left out.
+    # Symlinks are skipped: they may point to files outside the tree or untracked ones.
     regular = [found for found in paths if found.is_file() and not found.is_symlink()]
     return [ContextFile(found, bool(found.stat().st_mode & 0o100)) for found in regular if not _is_secret(found.name)]
 
@@ -142,10 +142,10 @@ def _git(folder: Path, *arguments: str) -> str:
     try:
         answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise UserError("git is not installed: images hold the files that it tracks.", fix="install git") from None
+        raise UserError("git is not installed; images contain the files that it tracks.", fix="install git") from None
     if answer.returncode:
         raise UserError(
-            f"{folder} is not in a git checkout: images hold the files that git tracks.",
+            f"{folder} is not in a git checkout; images contain the files that git tracks.",
             fix=f"git -C {folder} init && git -C {folder} add . && git -C {folder} commit",
         )
     return answer.stdout

@@ -1,4 +1,4 @@
-"""Which images there are: the steps' and the trainer's, for each kind of accelerator."""
+"""The kinds of images: for the steps and the trainer, by accelerator and engine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 from slipway.core.errors import UserError, nearest
 
-# TPU VMs open their chips to root only.
+# On TPU VMs, only root can open the chips.
 ROOT_USER = "0:0"
 ANY_USER = "65534:65534"
-# Which folders of the source tree an image holds, by their place in it.
+# Folders of the source tree in an image, by their path in the image.
 TRAINER_CODE = {"slipway": "slipway", "slipway/trainer": "trainer"}
 CODE = {"steps": {**TRAINER_CODE, "slipway/components": "components"}, "trainer": TRAINER_CODE}
 
 
 @dataclass(frozen=True)
 class ImageKind:
-    """One image: its name, the folders of ours that it holds by their place in it, and the build arguments."""
+    """A kind of image: its name, Slipway's folders by their path in the image, and the build arguments."""
 
     name: str
     code: Mapping[str, str]
@@ -26,23 +26,23 @@ class ImageKind:
 
     @property
     def requirements(self) -> str:
-        """Its locked packages, below the source tree."""
+        """Its lock file, relative to the source tree."""
         return f"requirements/{self.name}.txt"
 
 
 def image_kind(source: Path, role: str, accelerator: str, engine: str = "tensorflow") -> ImageKind:
-    """The image of a role ("steps", "trainer") for an accelerator ("cpu", "gpu", "tpu").
+    """Return the image kind of a role for an accelerator and an engine.
 
-    Where none is locked for CPUs, the one for GPUs does: PyTorch's packages are the same for both.
+    Without a lock file for CPUs, the one for GPUs is used: PyTorch's packages are the same for both.
 
     Args:
-        source: The source tree: what images there are follows from its requirements/.
-        role: What runs in it.
-        accelerator: What it runs on.
-        engine: What trains; packages differ by it.
+        source: The source tree; its requirements/ determine the available images.
+        role: "steps" or "trainer".
+        accelerator: "cpu", "gpu" or "tpu".
+        engine: The training engine.
 
     Raises:
-        UserError: No packages are locked for it.
+        UserError: There is no lock file for this combination.
     """
     ending = "" if engine == "tensorflow" else f"-{engine}"
     name = f"{role}-{accelerator}{ending}"
@@ -52,12 +52,12 @@ def image_kind(source: Path, role: str, accelerator: str, engine: str = "tensorf
         name = for_both
     if name not in known:
         raise UserError(
-            f"There is no image in which {engine} trains on this hardware.",
+            f"There is no image for training with {engine} on this hardware.",
             setting="train.engine",
             value=engine,
             allowed=", ".join(known),
             nearest=nearest(name, known),
-            fix=f"write requirements/{name}.in, then make lock; or choose other hardware",
+            fix=f"add requirements/{name}.in, then make lock; or choose other hardware",
         )
     user = ROOT_USER if accelerator == "tpu" else ANY_USER
     return ImageKind(name, CODE[role], {"REQUIREMENTS": name, "RUN_AS": user})

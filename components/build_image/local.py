@@ -1,4 +1,4 @@
-"""Building on this machine: docker, podman or buildah, whichever the settings name, and a push to the registry."""
+"""Local image builds with docker, podman or buildah, and pushes to the registry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipway.components.build_image.registry import is_loopback
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
 
-# What of pip's configuration is true in a container too; folders of this machine are not.
+# pip options that also apply inside a container; options with local paths do not.
 PIP_KEYS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
 PIP_FILES = ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
 CERTIFICATES = "/run/secrets/certificates.pem"
@@ -39,13 +39,13 @@ def build(
         builder: docker, podman or buildah.
         archive: The context, a .tar.gz.
         uri: Registry, name and tag.
-        arguments: The build's arguments.
+        arguments: The build arguments.
         labels: The image's labels.
-        log: Gets what the builder prints.
+        log: Receives the builder's output.
 
     Raises:
         UserError: The builder is not installed.
-        WorkFailed: It failed, with the last lines that it printed.
+        WorkFailed: The build failed; contains the last lines of output.
     """
     if shutil.which(builder) is None:
         there = [name for name in BUILD if shutil.which(name)]
@@ -68,14 +68,14 @@ def build(
 
 
 def push(builder: str, uri: str, log: TextIO) -> None:
-    """Push an image to the registry that its name begins with. Raises WorkFailed."""
-    # A registry on this machine has no certificate; docker takes it all the same.
+    """Push an image to its registry. Raises WorkFailed."""
+    # A registry on this machine has no certificate; docker accepts that without an option.
     insecure = is_loopback(uri.partition("/")[0]) and builder != "docker"
     _run([builder, "push", *(["--tls-verify=false"] if insecure else []), uri], log)
 
 
 def _run(command: list[str], log: TextIO) -> None:
-    """Run a command, its output going to `log` line by line."""
+    """Run a command, copying its output to `log` line by line."""
     environment = {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"}
     tail: list[str] = []
     with subprocess.Popen(
@@ -92,7 +92,7 @@ def _run(command: list[str], log: TextIO) -> None:
 
 @contextmanager
 def _secrets() -> Iterator[dict[str, Path]]:
-    """Files for pip inside the build, by the id that the Dockerfile mounts them under: no layer keeps them."""
+    """Yield pip's configuration files for the build, by secret id; they are mounted, not stored in a layer."""
     settings, certificates = pip_settings(os.environ)
     if certificates is not None:
         settings["cert"] = CERTIFICATES
@@ -107,9 +107,9 @@ def _secrets() -> Iterator[dict[str, Path]]:
 
 
 def pip_settings(environment: Mapping[str, str]) -> tuple[dict[str, str], Path | None]:
-    """How pip of this machine reaches its package index, and the file of certificates that it trusts, if any.
+    """Return this machine's pip options for reaching the package index, and its CA bundle if it has one.
 
-    Later files and the environment's PIP_… take precedence, as in pip.
+    As in pip, later files override earlier ones, and PIP_* environment variables override files.
     """
     parser = configparser.RawConfigParser()
     files = [*PIP_FILES, environment.get("PIP_CONFIG_FILE", "")]

@@ -1,4 +1,4 @@
-"""Whether a registry has an image under a tag, and with which digest."""
+"""Lookup of image digests in container registries."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ SECONDS = 30
 
 
 class Registry(Protocol):
-    """Where images are kept."""
+    """A container registry."""
 
     def digest(self, repository: str, name: str, tag: str) -> str | None:
-        """The digest ("sha256:…") of repository/name:tag, or None where there is no such image.
+        """Return the digest ("sha256:…") of repository/name:tag, or None if the image does not exist.
 
         Raises:
-            UserError: The registry cannot be asked.
+            UserError: The registry cannot be reached or denies access.
         """
 
 
 class ArtifactRegistry:
-    """Google's Artifact Registry, by its own API and with the caller's credentials."""
+    """Google's Artifact Registry, through its API and with the caller's credentials."""
 
     def __init__(self, connection: Connection) -> None:
         self._api = connection.api("artifactregistry", "v1").projects().locations().repositories()
 
     def digest(self, repository: str, name: str, tag: str) -> str | None:
-        """See Registry; raises UserError also where the repository does not exist."""
+        """See Registry; also raises UserError if the repository does not exist."""
         match = ARTIFACT_REGISTRY.fullmatch(repository)
         if match is None:
             raise UserError(
-                "This is no repository of Artifact Registry.",
+                f"{repository} is not an Artifact Registry repository.",
                 setting="vertex.build.repository",
                 value=repository,
                 allowed="REGION-docker.pkg.dev/PROJECT/REPOSITORY",
@@ -77,12 +77,12 @@ class ArtifactRegistry:
                 f"There is no repository {repository}.",
                 setting="vertex.build.repository",
                 value=repository.rpartition("/")[2],
-                fix="slipway setup --apply makes it",
+                fix="slipway setup --apply",
             ) from None
 
     def _no_rights(self, repository: str, error: Exception) -> UserError:
         return UserError(
-            f"The images in {repository} cannot be looked at: {error}",
+            f"Could not read the images in {repository}: {error}",
             setting="vertex.build.repository",
             value=repository.rpartition("/")[2],
             allowed="a repository on which you have roles/artifactregistry.reader",
@@ -91,9 +91,9 @@ class ArtifactRegistry:
 
 
 class HttpRegistry:
-    """Any other registry, by the HTTP interface that all of them have; over plain HTTP on this machine only.
+    """Any other registry, through the OCI distribution API; plain HTTP is used for loopback hosts only.
 
-    `setting` is the one that names it.
+    `setting` is the name of the setting for its address.
     """
 
     def __init__(self, setting: str) -> None:
@@ -111,13 +111,13 @@ class HttpRegistry:
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
-            raise self._unreachable(repository, f"it answers {error.code} {error.reason}") from None
+            raise self._unreachable(repository, f"it returned {error.code} {error.reason}") from None
         except (OSError, urllib.error.URLError) as error:
             raise self._unreachable(repository, str(getattr(error, "reason", error))) from None
         return str(found)
 
     def _open(self, request: urllib.request.Request, host: str) -> Any:
-        """The answer; a registry that asks who is there is told, with what `docker login` has stored."""
+        """Send a request; on a 401, authenticate with the credentials stored by `docker login`."""
         try:
             return retried(lambda: urllib.request.urlopen(request, timeout=SECONDS))
         except urllib.error.HTTPError as error:
@@ -132,7 +132,7 @@ class HttpRegistry:
         port = host.partition(":")[2] or "80"
         start = f"docker run --detach --publish 127.0.0.1:{port}:5000 docker.io/library/registry:2"
         return UserError(
-            f"The registry {host} cannot be asked for images: {why}.",
+            f"Could not query the registry {host}: {why}.",
             setting=self._setting,
             value=repository,
             fix=start if is_loopback(host) else f"docker login {host}",
@@ -140,7 +140,7 @@ class HttpRegistry:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a registry's host[:port] is this machine."""
+    """Return whether a registry's host[:port] is this machine."""
     return host.partition(":")[0] in ("localhost", "127.0.0.1")
 
 
@@ -158,7 +158,7 @@ def _authorization(challenge: str, login: tuple[str, str] | None) -> str:
 
 
 def _stored_login(host: str) -> tuple[str, str] | None:
-    """The user and password that `docker login` has stored for a registry, also in a credential helper."""
+    """Return the user and password stored by `docker login`, including those in credential helpers."""
     try:
         from docker import auth, errors
     except ImportError:

@@ -1,4 +1,4 @@
-"""How images are built and where they are kept."""
+"""Settings for building and storing images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from slipway.trainer.config import Settings
 
-# The newest slim Python that the locked packages are resolved for.
+# The Python version that the lock files are resolved for.
 BASE = "docker.io/library/python:3.11-slim-bookworm"
 IMAGE_PATTERN = r"^[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?$"
 REPOSITORY_PATTERN = r"^[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*$"
@@ -17,9 +17,9 @@ REPOSITORY_PATTERN = r"^[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*$"
 class BuildSettings(Settings):
     """Images for Vertex AI.
 
-    `repository` is an Artifact Registry repository of the run's project and region, or host/path of any other registry
-    (then `builder` is a local one). `base` is the image that all start from; `service_account` what Cloud Build runs
-    as, where that is not the project's default.
+    `repository` is an Artifact Registry repository in the run's project and region, or host/path in any other registry
+    (which requires a local `builder`). `base` is the base image. `service_account` is the account that Cloud Build runs
+    as; by default the project's.
     """
 
     builder: Literal["cloud-build", "docker", "podman", "buildah"] = "cloud-build"
@@ -29,7 +29,7 @@ class BuildSettings(Settings):
 
 
 class ContainerSettings(Settings):
-    """Images for `--runner docker`: a builder on this machine, a registry, and the image that all start from."""
+    """Images for `--runner docker`: a local builder, a registry and the base image."""
 
     builder: Literal["docker", "podman", "buildah"] = "docker"
     repository: str = Field(default="localhost:5000/slipway", pattern=REPOSITORY_PATTERN)

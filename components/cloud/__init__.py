@@ -1,1 +1,1 @@
-"""Google Cloud, as the steps, the doctor and the command line reach it: one way to every client, retry and error."""
+"""Access to Google Cloud: clients, retries, policies and error messages, shared by steps and command line."""

@@ -1,7 +1,7 @@
-"""Google's own clients, all made one way: for one project and region, at Google's endpoints or at others.
+"""Google Cloud clients for one project and region, with optional custom endpoints.
 
-An endpoint of one's own is for private access (Private Service Connect, a proxy): host[:port] by the service's name.
-Everything of Google's is imported when it is used.
+Custom endpoints (host[:port] by service name) are for private access: Private Service Connect or a proxy. Google's
+libraries are imported on first use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from slipway.components.cloud.retries import retried
 from slipway.core.errors import UserError, nearest
 
-# The services that are spoken to, by the first part of their host's name.
+# Services in use, by the first part of their host name.
 SERVICES = (
     "aiplatform",
     "artifactregistry",
@@ -28,13 +28,13 @@ SERVICES = (
 )
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 LOG_IN = "gcloud auth application-default login"
-# A call that hangs is worse than one that fails: it is tried again.
+# Timeout per call; a call that times out is retried.
 HTTP_SECONDS = 60
 
 
 @dataclass(frozen=True)
 class Connection:
-    """One project and region of Google Cloud; `endpoints` gives host[:port] for services that are elsewhere."""
+    """One project and region of Google Cloud; `endpoints` overrides the host[:port] of services."""
 
     project: str
     region: str
@@ -63,16 +63,16 @@ class Connection:
                 fix=LOG_IN,
             ) from None
         if isinstance(credentials, Credentials) and not credentials.quota_project_id:
-            # A person's calls are counted against a project, which several APIs want to be told.
+            # User credentials need a quota project for several APIs.
             credentials = credentials.with_quota_project(self.project)
         return credentials
 
     @functools.cached_property
     def caller(self) -> str:
-        """The e-mail of the account whose credentials these are; "" for a person's, which do not say it.
+        """The e-mail of the service account; "" for user credentials, which do not contain it.
 
         Raises:
-            UserError: The credentials are no longer good.
+            UserError: The credentials have expired or been revoked.
         """
         import google.auth.transport.requests
         from google.auth import exceptions
@@ -81,17 +81,17 @@ class Connection:
             retried(lambda: self.credentials.refresh(google.auth.transport.requests.Request()))
         except exceptions.RefreshError as error:
             raise UserError(
-                f"The credentials for Google Cloud are refused: {_first_sentence(error)}.", fix=LOG_IN
+                f"The credentials for Google Cloud were rejected: {_first_sentence(error)}.", fix=LOG_IN
             ) from None
         return str(getattr(self.credentials, "service_account_email", ""))
 
     def endpoint(self, service: str) -> str:
-        """Host[:port] at which a service is reached."""
+        """Return the host[:port] of a service."""
         host = f"{self.region}-aiplatform" if service == "aiplatform" else service
         return self.endpoints.get(service, f"{host}.googleapis.com")
 
     def api(self, service: str, version: str) -> Any:
-        """The discovery-style client of one version of a service; each thread has its own, as its HTTP connection."""
+        """Return the discovery-based client of a service; one per thread, because httplib2 is not thread-safe."""
         name = f"{service} {version}"
         if not hasattr(self._clients, name):
             setattr(self._clients, name, self._discovered(service, version))
@@ -118,7 +118,7 @@ class Connection:
 
     @functools.cached_property
     def storage(self) -> Any:
-        """google.cloud.storage's client."""
+        """The google.cloud.storage client."""
         from google.cloud import storage
 
         options = {"api_endpoint": f"https://{self.endpoints['storage']}"} if "storage" in self.endpoints else None
@@ -151,7 +151,7 @@ class Connection:
 
     @property
     def parent(self) -> str:
-        """The resource name under which Vertex AI keeps this project's things in this region."""
+        """The parent of Vertex AI's resource names: projects/…/locations/…."""
         return f"projects/{self.project}/locations/{self.region}"
 
     def _vertex(self, client: str) -> Any:
@@ -163,11 +163,11 @@ class Connection:
 
 
 def check_endpoints(endpoints: Mapping[str, str]) -> None:
-    """Raise UserError for an endpoint of an unknown service, or one that is no host[:port]."""
+    """Raise UserError if a service is unknown or an endpoint is not host[:port]."""
     for service, endpoint in endpoints.items():
         if service not in SERVICES:
             raise UserError(
-                f"There is no service {service}.",
+                f"{service} is not a known service.",
                 setting=f"vertex.endpoints.{service}",
                 value=endpoint,
                 allowed=", ".join(SERVICES),
@@ -175,7 +175,7 @@ def check_endpoints(endpoints: Mapping[str, str]) -> None:
             )
         if not endpoint or "/" in endpoint or " " in endpoint:
             raise UserError(
-                f"The endpoint of {service} is no host.",
+                f"The endpoint of {service} is not a valid host.",
                 setting=f"vertex.endpoints.{service}",
                 value=endpoint,
                 allowed="host or host:port, reached over TLS",

@@ -1,7 +1,7 @@
-"""What Google's services say when a run cannot be or has failed: each known sentence, what it means, what fixes it.
+"""Known error messages of Google Cloud services: patterns, explanations and fixes.
 
-The service's own words come through API errors, job errors and log lines alike, so one list serves the submission, the
-doctor and `slipway explain`.
+The same messages appear in API errors, job errors and logs, so one table serves submission, `slipway doctor` and
+`slipway explain`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from slipway.core.errors import UserError
 
 @dataclass(frozen=True)
 class KnownError:
-    """One error. `sentence` and `fix` are filled in with the pattern's named groups and the run's own values.
+    """A known error. `sentence` and `fix` are format strings for the pattern's named groups and the run's values.
 
-    `cause` says in a few words when it comes, for the table in the docs.
+    `cause` is a short description for the table in the docs.
     """
 
     name: str
@@ -30,7 +30,7 @@ class KnownError:
 
 @dataclass(frozen=True)
 class Recognised:
-    """A known error as it was found: its name, what it means here, what fixes it, and the service's own words."""
+    """A known error that was recognised: its name, the explanation, the fix and the matched text."""
 
     name: str
     sentence: str
@@ -48,10 +48,10 @@ SETUP = "slipway setup --apply"
 KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "accelerator",
-        "the machine does not take that accelerator",
+        "the machine type does not support that accelerator",
         r'Accelerator "(?P<accelerator>[^"]+)" is not supported for machine type "(?P<machine>[^"]+)"',
-        "The machine type {machine} does not take the accelerator {accelerator}, or not that many.",
-        "slipway hardware lists what goes with what; then --hardware CHOICE",
+        "The machine type {machine} does not support the accelerator {accelerator}, or not that many.",
+        "slipway hardware lists the combinations; then --hardware CHOICE",
     ),
     _known(
         "accelerator count",
@@ -71,8 +71,8 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "chief",
         "several replicas in the first worker pool",
         r"Chief spec replica count cannot be greater than 1",
-        "The first worker pool has several replicas: it takes one, the chief; the others belong in the second.",
-        "write replicas behind a star, which shares them out: --hardware 'cpu*4'",
+        "The first worker pool has several replicas: it must have one, the chief; the others belong in the second.",
+        "append the number of replicas to the hardware: --hardware 'cpu*4'",
     ),
     _known(
         "quota",
@@ -80,19 +80,19 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         r"(?:following quota metrics exceed quota limits: |Quota exceeded for quota metric \W?)"
         r"(?P<metric>aiplatform\.googleapis\.com/[\w]+)",
         "The project has too little quota in {region} for this hardware: {metric}.",
-        f"ask for more of it in {{region}} at {QUOTA_PAGE}, or take a region that has some: slipway doctor names them",
+        f"request more quota in {{region}} at {QUOTA_PAGE}, or use a region that has some: slipway doctor lists them",
     ),
     _known(
         "capacity",
         "the region has no free machines of that kind",
         r"Resources are insufficient in region: (?P<where>[a-z]+-[a-z]+\d+)|(?P<stockout>STOCKOUT)",
         "There are no free machines of this kind in {where} at the moment.",
-        "try another region (--set vertex.region=REGION, with a bucket there) or other hardware; a job that may wait "
-        "for its GPUs: --hardware 'CHOICE+flex+wait=24h'; then slipway run --target vertex",
+        "try another region (--set vertex.region=REGION, with a bucket there) or other hardware, or let the job wait "
+        "for GPUs: --hardware 'CHOICE+flex+wait=24h'; then slipway run --target vertex",
     ),
     _known(
         "act as",
-        "no right to run jobs as the run-as account, or no such account",
+        "no permission to run jobs as the run-as account, or no such account",
         r"permission to act as service account:? (?P<account>[^\s(]+@[^\s(]+\w)"
         r"|iam\.serviceAccounts\.actAs[^@]*?(?P<account2>[\w.-]+@[\w.-]+\w)?",
         "The account {account} does not exist, or you may not run jobs as it.",
@@ -115,7 +115,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         r"repository(?: (?P<repository>projects/[\w-]+/locations/[\w-]+/repositories/[\w-]+))?",
         "Vertex AI's service agent may not pull the image from {repository}: images are pulled by the agent, not by "
         "the run-as account.",
-        f"{SETUP}, or give {{agent}}.iam.gserviceaccount.com the role roles/artifactregistry.reader on the repository",
+        f"{SETUP}, or grant {{agent}}.iam.gserviceaccount.com the role roles/artifactregistry.reader on the repository",
     ),
     _known(
         "TPU account",
@@ -127,53 +127,53 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     ),
     _known(
         "Cloud Build logs",
-        "a build with an account of its own, and no place for its log",
+        "a build with a custom service account and no log destination",
         r"if 'build\.service_account' is specified, the build must",
-        "The build runs as an account of its own and says nowhere to put its log.",
-        "build with slipway, which sets the log's place; in a build of your own set options.logging to "
+        "The build runs as a custom service account and sets no log destination.",
+        "build with slipway, which sets one; in a custom build set options.logging to "
         "CLOUD_LOGGING_ONLY or logsBucket to a bucket",
     ),
     _known(
         "libtpu",
-        "TensorFlow and libtpu are of different versions",
+        "the versions of TensorFlow and libtpu do not match",
         r"TpuEmbeddingEngine_ExecutePartitioner not available in this library|"
         r"libtpu[^\n]{0,80}(?:version mismatch|incompatible)",
-        "The image's TensorFlow and libtpu do not fit together: they are of different versions.",
-        "build the TPU image anew from containers/, which installs tensorflow-tpu with its own libtpu; "
-        "install no tensorflow beside it",
+        "The versions of TensorFlow and libtpu in the image do not match.",
+        "rebuild the TPU image from containers/, which installs tensorflow-tpu with its libtpu; "
+        "do not install tensorflow as well",
     ),
     _known(
         "memory",
         "a replica used more memory than its machine has",
         r"replica (?P<replica>[\w-]+) ran out of memory",
         "The replica {replica} ran out of memory.",
-        "take a machine with more: --hardware 'CHOICE@MACHINE' (slipway hardware lists them), or a smaller "
+        "use a machine with more memory: --hardware 'CHOICE@MACHINE' (slipway hardware lists them), or a smaller "
         "--set train.batch_size",
     ),
     _known(
         "pipeline root",
-        "a bucket is given where a folder in it is asked for",
+        "a bucket where a folder in it is required",
         r"URI pattern must be gs://bucket/object",
-        "A place in Cloud Storage is not of the form gs://bucket/object.",
-        "give vertex.bucket as gs://BUCKET: slipway puts the folders behind it",
+        "A Cloud Storage path is not of the form gs://bucket/object.",
+        "set vertex.bucket to gs://BUCKET: slipway appends the folders",
     ),
     _known(
         "first job",
-        "the first job of a project: its service agents are being made",
+        "the first job of a project: its service agents are being created",
         r"[Ss]ervice agents? (?:are being provisioned|(?:[^\s]+ )?does not exist)",
         "Vertex AI's service agents do not exist yet in this project: it is the project's first job.",
-        f"{SETUP} makes them; wait a few minutes, then run again",
+        f"{SETUP} creates them; wait a few minutes, then run again",
     ),
     _known(
         "API",
         "the project has not enabled an API",
         r"(?P<api>[\w ]+ API) has not been used in project (?P<which>[\w-]+) before or it is disabled",
         "The {api} is not enabled in the project {which}.",
-        f"{SETUP}; it takes a few minutes to be noticed everywhere",
+        f"{SETUP}; it takes a few minutes to take effect",
     ),
 )
 
-# What a sentence says where the service did not name the thing and the run does not either.
+# Placeholders for values that neither the service's message nor the run provides.
 UNKNOWN = {
     "account": "the run-as account",
     "bucket": "the bucket",
@@ -185,11 +185,11 @@ UNKNOWN = {
 
 
 def recognise(text: str, facts: Mapping[str, Any] | None = None) -> Recognised | None:
-    """The known error in `text`, None where there is none.
+    """Return the known error that `text` contains, or None.
 
     Args:
-        text: An error's or a log's own words.
-        facts: What the run knows: project, region, bucket (without gs://), account.
+        text: The text of an error or a log.
+        facts: The run's values: project, region, bucket (without gs://), account.
     """
     for known in KNOWN_ERRORS:
         match = known.pattern.search(text)
@@ -202,17 +202,17 @@ def recognise(text: str, facts: Mapping[str, Any] | None = None) -> Recognised |
 
 
 def first_recognised(texts: Iterable[str], facts: Mapping[str, Any] | None = None) -> Recognised | None:
-    """The known error in the first of `texts` that has one."""
+    """Return the first known error found in `texts`, or None."""
     return next((found for text in texts if (found := recognise(text, facts)) is not None), None)
 
 
 def as_user_error(error: BaseException, doing: str, facts: Mapping[str, Any] | None = None) -> UserError:
-    """An error of one of Google's clients as one sentence with its fix.
+    """Convert an exception of one of Google's clients to a UserError.
 
     Args:
-        error: What the client raised.
-        doing: What was asked for: "Vertex AI refused".
-        facts: As `recognise` takes them.
+        error: The exception.
+        doing: The beginning of the message: "Vertex AI refused".
+        facts: See `recognise`.
     """
     words = getattr(error, "message", None) or getattr(error, "reason", None) or str(error)
     found = recognise(str(words), facts)

@@ -1,4 +1,4 @@
-"""Long-running operations of the discovery-style APIs: polled until they are done."""
+"""Polling of long-running operations of the discovery-based APIs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def finished(
     what: str,
     deadline: float = DEADLINE_SECONDS,
 ) -> dict[str, Any]:
-    """The response of an operation, once it is done.
+    """Wait until an operation is done and return its response.
 
     Args:
-        operation: The operation as the service gave it, done or not.
-        look: Gets an operation by its name.
-        what: What it does, for an error: "enable the APIs".
-        deadline: How many seconds to wait at most.
+        operation: The operation as the service returned it, done or not.
+        look: Returns an operation by name.
+        what: What it does, for error messages: "enable the APIs".
+        deadline: Maximum number of seconds to wait.
 
     Raises:
-        UserError: It failed, or is not done in time.
+        UserError: The operation failed, or is not done in time.
     """
     wait = first = float(os.environ.get(WAIT_VARIABLE) or FIRST_WAIT_SECONDS)
     name = str(operation["name"])
@@ -37,12 +37,12 @@ def finished(
     while not operation.get("done"):
         if time.monotonic() > until:
             raise UserError(
-                f"Google has not finished to {what} after {deadline:.0f} s.",
-                fix="run the same command again: it goes on where this one stopped",
+                f"Could not {what}: Google has not finished after {deadline:.0f} s.",
+                fix="run the same command again; it continues where this one stopped",
             )
         time.sleep(wait)
         wait = min(2 * wait, LONGEST_WAIT_SECONDS * first / FIRST_WAIT_SECONDS)
         operation = retried(lambda: look(name))
     if "error" in operation:
-        raise UserError(f"Google could not {what}: {operation['error'].get('message', operation['error'])}.")
+        raise UserError(f"Could not {what}: {operation['error'].get('message', operation['error'])}.")
     return dict(operation.get("response", {}))

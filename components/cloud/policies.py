@@ -1,7 +1,7 @@
-"""Policies of projects, buckets, repositories and service accounts: read with conditions, added to, never cut.
+"""IAM policies of projects, buckets, repositories and service accounts: read them and add bindings.
 
-A policy is Google's own JSON object: bindings, etag, version. Every change reads it first and writes it back with the
-etag that was read, so that nobody else's change in between is lost.
+A policy is Google's JSON object: bindings, etag, version. Every change is a read-modify-write with the etag, so that no
+concurrent change is lost. Bindings are never removed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ Grant = tuple[str, str]
 VERSION = 3
 ACCOUNT_DOMAIN = ".iam.gserviceaccount.com"
 DEFAULT_ACCOUNT_DOMAIN = "developer.gserviceaccount.com"
-# With many writers at one policy, a conflict is no sign of anything wrong.
+# Conflicts are normal when several writers change one policy.
 CONFLICT_TRIES = 30
 
 
 @dataclass(frozen=True, order=True)
 class Resource:
-    """What a policy belongs to: a project by its id, a bucket by its name, a repository by its full name, an account
-    by its e-mail."""
+    """A resource with an IAM policy, named by project id, bucket name, full repository name or account e-mail."""
 
     kind: Literal["project", "bucket", "repository", "account"]
     name: str
@@ -43,7 +42,7 @@ def read(
     also: Callable[[BaseException], bool] = lambda _: False,
     tries: int = TRIES,
 ) -> Policy:
-    """A resource's policy in version 3: with its conditions. `also`: which errors are worth another try."""
+    """Return a resource's policy in version 3 (with conditions). `also` selects additional errors to retry."""
     return retried(lambda: _read(connection, resource), also=also, tries=tries)
 
 
@@ -53,13 +52,13 @@ def add(
     grants: Iterable[Grant],
     also: Callable[[BaseException], bool] = lambda _: False,
 ) -> list[Grant]:
-    """Give (role, member) pairs on a resource, in one write; what was not there before.
+    """Grant roles on a resource in one write, and return the grants that were missing.
 
     Args:
-        connection: The way to Google.
-        resource: What the roles are given on.
+        connection: The connection to Google Cloud.
+        resource: The resource to grant roles on.
         grants: (role, member) pairs, without a condition.
-        also: Which errors are worth another try, beside conflicts and what passes by itself.
+        also: Selects errors to retry in addition to conflicts and transient errors.
     """
     wanted = list(grants)
     added: list[Grant] = []
@@ -68,7 +67,7 @@ def add(
         policy = _read(connection, resource)
         missing = [grant for grant in wanted if not holds(policy, *grant)]
         if missing:
-            # Noted before the write: an answer that is lost does not undo it.
+            # Recorded before the write, which may succeed even if its response is lost.
             added.extend(grant for grant in missing if grant not in added)
             _write(connection, resource, with_grants(policy, missing))
 
@@ -77,7 +76,7 @@ def add(
 
 
 def holds(policy: Policy, role: str, member: str) -> bool:
-    """Whether a policy gives a member a role without a condition."""
+    """Return whether a policy grants a member a role unconditionally."""
     return any(
         binding["role"] == role and member in binding.get("members", ()) and not binding.get("condition")
         for binding in policy.get("bindings", ())
@@ -85,10 +84,10 @@ def holds(policy: Policy, role: str, member: str) -> bool:
 
 
 def with_grants(policy: Policy, grants: Iterable[Grant]) -> Policy:
-    """A copy of a policy with (role, member) pairs added; bindings, conditions and the etag that it has stay.
+    """Return a copy of a policy with (role, member) pairs added; everything else is kept.
 
     Raises:
-        ValueError: It has no etag: writing it would overwrite whatever the policy has become.
+        ValueError: It has no etag: writing it could overwrite concurrent changes.
     """
     if not policy.get("etag"):
         raise ValueError("a policy without an etag is never written")
@@ -110,7 +109,7 @@ def _read(connection: Connection, resource: Resource) -> Policy:
 
     if resource.kind == "bucket":
         bucket = connection.storage.bucket(resource.name)
-        # Retries are ours: the client's own would multiply them.
+        # Retried by `retried`; the client's retries would multiply the attempts.
         return dict(bucket.get_iam_policy(requested_policy_version=VERSION, retry=None).to_api_repr())
     if resource.kind == "project":
         projects = connection.api("cloudresourcemanager", "v3").projects()
@@ -143,12 +142,12 @@ def _write(connection: Connection, resource: Resource, policy: Policy) -> None:
 
 
 def account_name(email: str) -> str:
-    """A service account's resource name, by its e-mail: one of a project's own, or Compute Engine's default."""
+    """Return a service account's resource name from its e-mail; also of Compute Engine's default account."""
     name, _, domain = email.partition("@")
     if domain == DEFAULT_ACCOUNT_DOMAIN:
         project = name.partition("-")[0]
     else:
-        # Of a project in a domain, example.com:p, the parts stand the other way round.
+        # For a domain-scoped project, example.com:p, the parts are in reverse order.
         project, _, owner = domain.removesuffix(ACCOUNT_DOMAIN).partition(".")
         project = f"{owner}:{project}" if owner else project
     return f"projects/{project}/serviceAccounts/{email}"

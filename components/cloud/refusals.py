@@ -1,4 +1,4 @@
-"""What a call to Google failed with, as a sentence with its fix."""
+"""Conversion of errors of Google Cloud calls to messages with a fix."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from slipway.components.cloud.connection import LOG_IN, Connection
 from slipway.components.cloud.retries import is_transient, status_of
 from slipway.core.errors import UserError
 
-# Not a part of an address: of an account's e-mail, say.
+# Permission names, but not parts of e-mail addresses or URLs.
 PERMISSION = re.compile(r"(?<![\w.@/-])([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)(?![\w.@-]*\w)")
 SERVICE = re.compile(r"\b([a-z]+\.googleapis\.com)")
-# The role that has a permission, for those that Slipway needs.
+# Permission prefix: the role to request for it. Only permissions that Slipway needs.
 ROLES = {
     "aiplatform.": "roles/aiplatform.user",
     "artifactregistry.repositories.downloadArtifacts": "roles/artifactregistry.reader",
@@ -33,38 +33,38 @@ ROLES = {
 
 
 def is_disabled(error: BaseException) -> bool:
-    """Whether the call's API is not enabled in the project, or has been only just now."""
+    """Return whether the API is not enabled in the project, or was enabled only moments ago."""
     return status_of(error) == 403 and "has not been used in project" in str(error)
 
 
 def is_absent(error: BaseException) -> bool:
-    """Whether the thing is not there."""
+    """Return whether the resource does not exist."""
     return status_of(error) == 404
 
 
 def message_of(error: BaseException) -> str:
-    """The service's own words, without the address and the frame of its client."""
+    """Return the service's message without the URL and formatting that its client adds."""
     for name in ("reason", "message"):  # googleapiclient's HttpError; google.api_core's exceptions
         text = getattr(error, name, None)
         if isinstance(text, str) and text:
-            # google.cloud.storage puts method and address before the words.
+            # google.cloud.storage prefixes the message with method and URL.
             return re.sub(r"^[A-Z]+ https?://\S+: ", "", text).strip().rstrip(".")
     return str(error).strip().rstrip(".") or type(error).__name__
 
 
 def role_with(permission: str) -> str | None:
-    """The role to ask for when a permission is missing."""
+    """Return the role to request for a missing permission, or None."""
     found = [prefix for prefix in ROLES if permission.startswith(prefix)]
     return ROLES[max(found, key=len)] if found else None
 
 
 def refusal(error: BaseException, connection: Connection, what: str) -> UserError:
-    """The error of a call, for a user.
+    """Convert an exception of a Google Cloud call to a UserError.
 
     Args:
-        error: What the call raised.
-        connection: What it was made through.
-        what: What the call was to do: "read the policy of gs://b".
+        error: The exception.
+        connection: The connection of the call.
+        what: What the call was for, as a verb phrase: "read the policy of gs://b".
     """
     if isinstance(error, UserError):
         return error
@@ -73,7 +73,7 @@ def refusal(error: BaseException, connection: Connection, what: str) -> UserErro
         service = SERVICE.search(text)
         name = service[1] if service else "SERVICE.googleapis.com"
         return UserError(
-            f"The API {name} is not enabled in {connection.project}, so Slipway cannot {what}.",
+            f"Could not {what}: the API {name} is not enabled in {connection.project}.",
             setting="vertex.project",
             value=connection.project,
             fix=f"slipway setup --apply, or gcloud services enable {name} --project={connection.project}",
@@ -81,17 +81,17 @@ def refusal(error: BaseException, connection: Connection, what: str) -> UserErro
     if status_of(error) == 403:
         return _forbidden(text, connection, what)
     if status_of(error) == 401:
-        return UserError(f"The credentials for Google Cloud are refused: {text}.", fix=LOG_IN)
+        return UserError(f"The credentials for Google Cloud were rejected: {text}.", fix=LOG_IN)
     if is_transient(error):
         return UserError(
-            f"Google did not let Slipway {what}, though it was tried again and again: {text}.",
-            fix="try again in a few minutes; https://status.cloud.google.com says what is known to be broken",
+            f"Could not {what}: Google kept returning transient errors: {text}.",
+            fix="try again in a few minutes; https://status.cloud.google.com lists known outages",
         )
-    return UserError(f"Slipway cannot {what}: {text}.", fix="slipway doctor --target vertex")
+    return UserError(f"Could not {what}: {text}.", fix="slipway doctor --target vertex")
 
 
 def member_of(connection: Connection) -> str:
-    """The caller as a member of a policy, for a command that someone types."""
+    """Return the caller as a policy member (user:… or serviceAccount:…), for use in a command."""
     caller = connection.caller
     if not caller:
         return "user:YOU@EXAMPLE.COM"
@@ -103,11 +103,11 @@ def _forbidden(text: str, connection: Connection, what: str) -> UserError:
     role = role_with(permission[1]) if permission else None
     missing = f": {permission[1]} is missing" if permission else f": {text}"
     return UserError(
-        f"{connection.caller or 'The account that you are logged in with'} may not {what}{missing}.",
+        f"{connection.caller or 'Your account'} may not {what}{missing}.",
         setting="vertex.project",
         value=connection.project,
         fix=f"an owner grants it: gcloud projects add-iam-policy-binding {connection.project} "
         f"--member={member_of(connection)} --role={role}"
         if role
-        else f"gcloud projects get-iam-policy {connection.project} shows who may what; ask an owner",
+        else f"ask an owner of the project: gcloud projects get-iam-policy {connection.project} lists them",
     )

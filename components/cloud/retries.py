@@ -1,4 +1,4 @@
-"""Calls to Google that are worth a second try: too many requests, a server that is away, a connection that broke."""
+"""Retries of Google Cloud calls on transient errors: rate limits, unavailable servers, broken connections."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Result = TypeVar("Result")
 
 TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 CONFLICT = 409
-# At a share of 20 % of failures, ten tries fail once in ten million calls.
+# With 20% of calls failing, ten attempts all fail once in ten million times.
 TRIES = 10
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 20.0
-# Scales the waits, for links that are nearer or farther than Google's.
+# Environment variable that sets the first wait; the longest wait scales with it.
 WAIT_VARIABLE = "SLIPWAY_RETRY_SECONDS"
 
 logger = logging.getLogger(__name__)
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status of an error from any of Google's clients; None where it has none."""
+    """Return the HTTP status of an error from any of Google's clients, or None."""
     for name in ("status_code", "code"):  # googleapiclient's HttpError; google.api_core's exceptions
         value = getattr(error, name, None)
         if isinstance(value, int):
@@ -31,7 +31,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may well work in a moment. A quota that is used up is not: see `is_out_of_quota`."""
+    """Return whether retrying may succeed; false for an exhausted quota (see `is_out_of_quota`)."""
     if is_out_of_quota(error):
         return False
     status = status_of(error)
@@ -41,30 +41,30 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_out_of_quota(error: BaseException) -> bool:
-    """Whether a 429 tells of a quota that waiting does not give back, such as accelerators."""
+    """Return whether a 429 is about a quota that waiting does not restore, such as accelerators."""
     return status_of(error) == 429 and "quota metrics exceed quota limits" in str(error)
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether someone else has changed in between what was to be changed: read again, then write."""
+    """Return whether the resource was changed concurrently: read it again, then write."""
     return status_of(error) in (CONFLICT, 412)
 
 
 def retried(
     call: Callable[[], Result], *, also: Callable[[BaseException], bool] | None = None, tries: int = TRIES
 ) -> Result:
-    """The result of `call`, tried again with growing, jittered waits while its errors are transient.
+    """Return the result of `call`; retry transient errors with jittered exponential backoff.
 
     Args:
-        call: What to do; must be safe to do twice.
-        also: Which other errors are worth another try.
-        tries: How often at most.
+        call: The call; must be idempotent.
+        also: Selects additional errors to retry.
+        tries: Maximum number of attempts.
     """
 
     def worth_it(error: BaseException) -> bool:
         return is_transient(error) or (also is not None and also(error))
 
-    import tenacity  # of the extra cloud: whatever else imports this module does without it
+    import tenacity  # installed with the extra `cloud`, which other importers of this module do not need
 
     first = float(os.environ.get(WAIT_VARIABLE) or FIRST_WAIT_SECONDS)
     policy = tenacity.Retrying(
@@ -79,7 +79,7 @@ def retried(
 
 def _say(state: Any) -> None:
     error = state.outcome.exception()
-    logger.info("try %d failed (%s), again in %.1f s", state.attempt_number, error, state.next_action.sleep)
+    logger.info("attempt %d failed (%s), retrying in %.1f s", state.attempt_number, error, state.next_action.sleep)
 
 
 def _connection_errors() -> tuple[type[BaseException], ...]:

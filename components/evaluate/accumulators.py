@@ -1,6 +1,6 @@
-"""Figures of a classifier, gathered batch by batch: what is kept does not grow with the number of examples.
+"""Streaming classification metrics: memory does not grow with the number of examples.
 
-A batch is `Predictions`; each class here takes batches in any split and order and comes to the same figures.
+A batch is a `Predictions`. The result does not depend on how examples are split into batches, nor on their order.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-# What float32 can tell from 0 and from 1; a probability below it counts as this much in the loss.
+# Machine epsilon of float32; smaller probabilities are clipped to it in the loss.
 SMALLEST_PROBABILITY = float(np.finfo(np.float32).eps)
 CALIBRATION_BINS = 15
-# With many classes, also whether the true one is among this many of the most probable.
+# k of top-k accuracy, computed for data sets of at least CLASSES_FOR_TOP classes.
 TOP = 5
 CLASSES_FOR_TOP = 20
 NORMAL_95 = 1.959963984540054  # the standard normal distribution's 97.5% quantile
@@ -28,9 +28,9 @@ NORMAL_95 = 1.959963984540054  # the standard normal distribution's 97.5% quanti
 class Predictions:
     """A batch of predictions on a data set of n classes.
 
-    `labels` [batch] are the true classes' indices. `probabilities` [batch, n] are the model's, in the data set's order
-    of classes; a class that the model does not know has 0. `predicted` [batch] is the most probable class's index, or n
-    where that is a class that the data set does not have; `confidence` [batch] is its probability.
+    `labels` [batch] are the indices of the true classes. `probabilities` [batch, n] are in the data set's order of
+    classes, 0 for classes that the model does not have. `predicted` [batch] is the index of the most probable class, or
+    n if the data set does not have that class; `confidence` [batch] is its probability.
     """
 
     labels: Counts
@@ -40,12 +40,12 @@ class Predictions:
 
     @property
     def correct(self) -> NDArray[np.bool_]:
-        """[batch]: whether the predicted class is the true one."""
+        """[batch]: whether the prediction is correct."""
         return self.predicted == self.labels
 
 
 def wilson(successes: int, examples: int) -> tuple[float, float]:
-    """The 95% confidence interval (Wilson score) of a share of at least one example."""
+    """Return the 95% confidence interval (Wilson score) of a proportion; `examples` is at least 1."""
     share, z2 = successes / examples, NORMAL_95**2
     centre = (share + z2 / (2 * examples)) / (1 + z2 / examples)
     half = NORMAL_95 / (1 + z2 / examples) * math.sqrt(share * (1 - share) / examples + z2 / (4 * examples**2))
@@ -53,7 +53,7 @@ def wilson(successes: int, examples: int) -> tuple[float, float]:
 
 
 class ConfusionMatrix:
-    """How often each true class (row) was taken for each class (column); the last column is for foreign classes."""
+    """Confusion matrix: true classes in rows, predicted in columns; the last column is for foreign classes."""
 
     def __init__(self, classes: int) -> None:
         self.counts: Counts = np.zeros((classes, classes + 1), np.int64)
@@ -75,39 +75,39 @@ class ConfusionMatrix:
 
     @property
     def support(self) -> Counts:
-        """[n]: the examples of each class."""
+        """[n]: number of examples of each class."""
         return self.counts.sum(axis=1)
 
     @property
     def precision(self) -> Floats:
-        """[n]: the share of the predictions of a class that are right; 0 for a class that was never predicted."""
+        """[n]: fraction of the predictions of a class that are correct; 0 for a class that was never predicted."""
         return _ratio(np.diagonal(self.counts), self.counts.sum(axis=0)[:-1])
 
     @property
     def recall(self) -> Floats:
-        """[n]: the share of a class's examples that were found; 0 for a class without examples."""
+        """[n]: fraction of a class's examples that are predicted as it; 0 for a class without examples."""
         return _ratio(np.diagonal(self.counts), self.support)
 
     @property
     def f1(self) -> Floats:
-        """[n]: the harmonic mean of precision and recall; 0 where both are."""
+        """[n]: harmonic mean of precision and recall; 0 where both are 0."""
         predicted = self.counts.sum(axis=0)[:-1]
         return _ratio(2 * np.diagonal(self.counts), predicted + self.support)
 
     def macro(self, figure: Floats) -> float:
-        """The plain average of a figure [n] over the classes that have examples."""
+        """Unweighted mean of a per-class metric [n] over the classes that have examples."""
         return float(figure[self.support > 0].mean())
 
 
 class TopAccuracy:
-    """How many examples have their true class among the `TOP` most probable of the data set's classes."""
+    """Top-k accuracy (k = `TOP`) over the data set's classes."""
 
     def __init__(self) -> None:
         self.correct = self.examples = 0
 
     def update(self, batch: Predictions) -> None:
         true = np.take_along_axis(batch.probabilities, batch.labels[:, None], axis=1)
-        # Of equal probabilities the first counts as the larger, as in argmax.
+        # Ties go to the lower index, as in argmax.
         earlier = np.arange(batch.probabilities.shape[1]) < batch.labels[:, None]
         ahead = (batch.probabilities > true) | ((batch.probabilities == true) & earlier)
         self.correct += int((ahead.sum(axis=1) < TOP).sum())
@@ -115,7 +115,7 @@ class TopAccuracy:
 
 
 class MeanLoss:
-    """The mean cross-entropy in nats, of probabilities no smaller than `SMALLEST_PROBABILITY`."""
+    """Mean cross-entropy in nats; probabilities are clipped to at least `SMALLEST_PROBABILITY`."""
 
     def __init__(self) -> None:
         self._sum = 0.0
@@ -133,25 +133,25 @@ class MeanLoss:
 
 @dataclass(frozen=True)
 class PrecisionRecall:
-    """A precision-recall curve, from the highest threshold down: [points] each."""
+    """A precision-recall curve in order of decreasing threshold; both arrays are [points]."""
 
     precision: Floats
     recall: Floats
 
     @property
     def average_precision(self) -> float:
-        """The mean of the precisions, each weighted by the recall gained at it; scikit-learn's definition."""
+        """Average precision: precisions weighted by the increase in recall, as scikit-learn defines it."""
         return float((np.diff(self.recall, prepend=0.0) * self.precision).sum())
 
     def at(self, recalls: Floats) -> Floats:
-        """The best precision at each of these recalls or above."""
+        """Return the interpolated precision at each of `recalls`: the highest at that recall or above."""
         best = np.maximum.accumulate(self.precision[::-1])[::-1]
         return best[np.minimum(np.searchsorted(self.recall, recalls - 1e-12), len(best) - 1)]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A ROC curve from (0, 0) to (1, 1): rates [points], and the score from which on an example counts as found."""
+    """A ROC curve from (0, 0) to (1, 1): both rates and the score thresholds, [points] each."""
 
     false_positive_rate: Floats
     true_positive_rate: Floats
@@ -162,18 +162,18 @@ class Curve:
         return float(np.trapezoid(self.true_positive_rate, self.false_positive_rate))
 
     def thinned(self, points: int) -> Curve:
-        """The same curve drawn through at most `points` of its points, its ends among them."""
+        """Return the curve reduced to at most `points` points, including both ends."""
         keep = np.unique(np.linspace(0, len(self.thresholds) - 1, points).round().astype(int))
         return Curve(self.false_positive_rate[keep], self.true_positive_rate[keep], self.thresholds[keep])
 
 
 class ScoreHistograms:
-    """Each class's scores against the rest, in bins, from which its ROC curve and the area under it (AUC) follow.
+    """One-vs-rest score histograms of each class, from which ROC curves, AUC and average precision are computed.
 
-    A score p falls into one of `BINS` bins equally wide in the log-odds ln(p / (1 - p)), so that scores near 0 and 1,
-    where a trained classifier has nearly all of its own, are told apart as well as those in between: two scores are
-    seen as different where their odds differ by more than 3%. The bins reach from 5e-32 to the largest float32 below 1.
-    Scores in one bin count as equal, which puts an AUC off by no more than `uncertainty`.
+    A score p falls into one of `BINS` bins of equal width in the log-odds ln(p / (1 - p)). That keeps the resolution
+    near 0 and 1, where most scores of a trained classifier are: scores whose odds differ by more than 3% fall into
+    different bins. The bins range from 5e-32 to the largest float32 below 1. Scores in the same bin count as equal,
+    which changes an AUC by at most `uncertainty`.
     """
 
     BINS = 3000
@@ -197,7 +197,7 @@ class ScoreHistograms:
         return np.clip(bins, 0, self.BINS - 1)
 
     def curve(self, index: int) -> Curve | None:
-        """The ROC curve of one class against the rest; None where there are no examples of it, or of no other."""
+        """Return a class's one-vs-rest ROC curve; None if it has no positive or no negative examples."""
         positive = self.positive[index]
         negative = self.all[index] - positive
         if not positive.any() or not negative.any():
@@ -210,7 +210,7 @@ class ScoreHistograms:
         )
 
     def average_curve(self) -> Curve | None:
-        """The mean over the classes of both rates at each threshold; None where no class has a curve."""
+        """Return the mean of both rates over the classes at each threshold; None if no class has a curve."""
         positive, negative = self.positive, self.all - self.positive
         usable = positive.any(axis=1) & negative.any(axis=1)
         if not usable.any():
@@ -224,12 +224,12 @@ class ScoreHistograms:
         return Curve(rate(negative), rate(positive), np.concatenate([[1.0], self._lower_edges()[used]]))
 
     def areas(self) -> list[float | None]:
-        """[n]: the area under each class's ROC curve; None as in `curve`."""
+        """[n]: AUC of each class; None as in `curve`."""
         curves = (self.curve(index) for index in range(len(self.all)))
         return [None if curve is None else curve.area for curve in curves]
 
     def precision_recall(self, index: int) -> PrecisionRecall | None:
-        """The precision-recall curve of one class against the rest; None where there are no examples of it."""
+        """Return a class's one-vs-rest precision-recall curve; None if it has no examples."""
         if not self.positive[index].any():
             return None
         used = np.flatnonzero(self.all[index])[::-1]
@@ -237,12 +237,12 @@ class ScoreHistograms:
         return PrecisionRecall(found / np.cumsum(self.all[index][used]), found / found[-1])
 
     def average_precisions(self) -> list[float | None]:
-        """[n]: each class's average precision; None as in `precision_recall`."""
+        """[n]: average precision of each class; None as in `precision_recall`."""
         curves = (self.precision_recall(index) for index in range(len(self.all)))
         return [None if curve is None else curve.average_precision for curve in curves]
 
     def uncertainty(self, index: int) -> float:
-        """By how much a class's AUC may be off: half of the pairs of an example of it and one of another in one bin."""
+        """Return the maximum error of a class's AUC: half the fraction of positive-negative pairs in the same bin."""
         positive = self.positive[index].astype(np.float64)
         negative = self.all[index] - positive
         pairs = positive.sum() * negative.sum()
@@ -254,7 +254,7 @@ class ScoreHistograms:
 
 
 class Calibration:
-    """Whether a confidence of 80% is right 80% of the time: bins equally wide in the confidence."""
+    """Calibration (reliability) of the predictions, in bins of equal width in confidence."""
 
     def __init__(self, bins: int = CALIBRATION_BINS) -> None:
         self.examples: Counts = np.zeros(bins, np.int64)
@@ -270,26 +270,26 @@ class Calibration:
 
     @property
     def accuracy(self) -> Floats:
-        """[bins]: the share of right predictions; 0 in an empty bin."""
+        """[bins]: accuracy; 0 in an empty bin."""
         return _ratio(self.correct, self.examples)
 
     @property
     def confidence(self) -> Floats:
-        """[bins]: the mean confidence; 0 in an empty bin."""
+        """[bins]: mean confidence; 0 in an empty bin."""
         return _ratio(self._confidence, self.examples)
 
     @property
     def expected_error(self) -> float:
-        """The expected calibration error: the mean distance of accuracy and confidence, by a bin's examples."""
+        """Expected calibration error (ECE): mean gap between accuracy and confidence, weighted by bin size."""
         distance = np.abs(self.correct - self._confidence)
         return float(distance.sum() / self.examples.sum())
 
 
 @dataclass(frozen=True)
 class WrongExample:
-    """A wrong prediction: the example's key and encoded image, the classes' indices, and how sure the model was.
+    """A misclassified example: key, encoded image, class indices and the confidence of the prediction.
 
-    `predicted` is the number of classes where that is a class that the data set does not have.
+    `predicted` equals the number of classes if the data set does not have the predicted class.
     """
 
     key: str
@@ -300,39 +300,39 @@ class WrongExample:
 
     @property
     def rank(self) -> tuple[float, str]:
-        """Orders by confidence, the surest first; the key settles ties, so that the order of batches does not."""
+        """Sort key: highest confidence first, ties broken by key so that the order of batches does not matter."""
         return (-self.confidence, self.key)
 
 
 class WorstExamples:
-    """The `limit` wrong predictions of the highest confidence."""
+    """The `limit` misclassified examples with the highest confidence."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.examples: list[WrongExample] = []
 
     def candidates(self, batch: Predictions) -> Counts:
-        """The indices in a batch of the wrong predictions that are sure enough to get in."""
+        """Return the indices in a batch of the wrong predictions confident enough to be kept."""
         if not self._limit:
             return np.zeros(0, np.int64)
         wrong = np.flatnonzero(~batch.correct)
         if len(self.examples) == self._limit:
             wrong = wrong[batch.confidence[wrong] >= self.examples[-1].confidence]
-        # Ties at the end are settled by key, so all that share the last place's confidence are candidates.
+        # Ties for the last slot are broken by key, so every example with that confidence is a candidate.
         if len(wrong) > self._limit:
             sure = np.sort(batch.confidence[wrong])[-self._limit]
             wrong = wrong[batch.confidence[wrong] >= sure]
         return wrong
 
     def add(self, examples: list[WrongExample]) -> None:
-        """Take these in, and keep the surest."""
+        """Add examples; keep the most confident ones."""
         self.examples = sorted([*self.examples, *examples], key=lambda example: example.rank)[: self._limit]
 
 
 class Measures:
-    """All figures of one model on one split of n classes; the worst examples are added to `worst` apart.
+    """All metrics of one model on one split of n classes.
 
-    Only they need their images, so who has the images asks `worst` for its candidates.
+    `update` does not fill `worst`, which needs images: the caller passes its candidates to `worst.add`.
     """
 
     def __init__(self, classes: int, worst: int = 0) -> None:
@@ -344,7 +344,7 @@ class Measures:
         self.top = TopAccuracy() if classes >= CLASSES_FOR_TOP else None
 
     def update(self, batch: Predictions) -> None:
-        """Take in a batch."""
+        """Accumulate a batch."""
         self.confusion.update(batch)
         self.scores.update(batch)
         self.calibration.update(batch)
@@ -353,7 +353,7 @@ class Measures:
             self.top.update(batch)
 
     def metrics(self) -> dict[str, float]:
-        """The figures that are single numbers, all finite; one that is not defined for the examples is omitted."""
+        """Return the scalar metrics, all finite; metrics that are undefined for these examples are omitted."""
         confusion = self.confusion
         areas = [area for area in self.scores.areas() if area is not None]
         precisions = [precision for precision in self.scores.average_precisions() if precision is not None]
@@ -373,5 +373,5 @@ class Measures:
 
 
 def _ratio(numerator: NDArray[Any], denominator: NDArray[Any]) -> Floats:
-    """Element by element; 0 where the denominator is."""
+    """Divide element-wise; 0 where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.zeros(len(denominator)), where=denominator != 0)

@@ -1,4 +1,4 @@
-"""The report's charts: inline SVG in the colours of the page's style sheet, light or dark."""
+"""Charts of the evaluation report, as inline SVG in the colours of the page's style sheet (light and dark)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipway.components.evaluate.history import History, Series
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# matplotlib wants real colours: each of these stands for a variable of the page's style sheet.
+# matplotlib needs literal colours; each of these placeholders stands for a CSS variable of the page.
 INK, MUTED, LINE, ACCENT, SECOND = "#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04", "#0a0b05"
 _VARIABLES = {INK: "--ink", MUTED: "--muted", LINE: "--line", ACCENT: "--accent", SECOND: "--second"}
 _STYLE = {
@@ -42,12 +42,12 @@ _STYLE = {
     "axes.facecolor": "none",
 }
 _SQUARE = (3.4, 3.2)  # inches; three of these are side by side
-# The cells of a confusion matrix that is an image, readable on light and on dark.
+# Cell colours of the confusion matrix plot, readable on light and dark backgrounds.
 _RIGHT, _WRONG = (58, 110, 224), (214, 84, 20)
 
 
 def learning_curve(history: History, figure: str) -> str | None:
-    """`figure` (loss or accuracy) by step, in training and in validation; None where nothing was recorded of it."""
+    """Plot `figure` (loss or accuracy) by step, for training and validation; None if nothing was recorded."""
     train, validation = history.series("train", figure), history.series("validation", figure)
     if not train.steps and not validation.steps:
         return None
@@ -73,7 +73,7 @@ def learning_curve(history: History, figure: str) -> str | None:
 
 
 def roc_curve(average: Curve, classes: Sequence[Curve]) -> str:
-    """The ROC curve averaged over the classes, over those of the `classes` drawn thinly."""
+    """Plot the average ROC curve, with the curves of the `classes` as thin lines below it."""
     with _style():
         page, axes = _figure(*_SQUARE)
         for curve in classes:
@@ -85,7 +85,7 @@ def roc_curve(average: Curve, classes: Sequence[Curve]) -> str:
 
 
 def precision_recall_curve(recalls: Floats, average: Floats, classes: Sequence[Floats]) -> str:
-    """Precisions [points] at these recalls: the mean over the classes, over those of the `classes` drawn thinly."""
+    """Plot the average precision [points] by recall, with the curves of the `classes` as thin lines below it."""
     with _style():
         page, axes = _figure(*_SQUARE)
         for precisions in classes:
@@ -96,7 +96,7 @@ def precision_recall_curve(recalls: Floats, average: Floats, classes: Sequence[F
 
 
 def calibration_diagram(calibration: Calibration) -> str:
-    """Accuracy by confidence, and below it how many predictions there are of each confidence."""
+    """Plot a reliability diagram: accuracy by confidence, and a histogram of the confidence below it."""
     bins = len(calibration.examples)
     centres = (np.arange(bins) + 0.5) / bins
     used = calibration.examples > 0
@@ -119,10 +119,11 @@ def calibration_diagram(calibration: Calibration) -> str:
         return _svg(page, "accuracy by confidence")
 
 
-def confusion_picture(counts: Counts) -> str:
-    """A confusion matrix [n, n or more] as a PNG's data URI, a pixel a cell: blue on the diagonal, orange off it.
+def confusion_plot(counts: Counts) -> str:
+    """Draw a confusion matrix [n, n or more] as the data URI of a PNG with one pixel per cell.
 
-    The stronger, the larger the share of its row; what is rare is drawn stronger than in proportion, to be seen.
+    The diagonal is blue, the rest orange. Opacity grows with the square root of the cell's share of its row, so that
+    rare confusions stay visible.
     """
     from PIL import Image
 
@@ -156,12 +157,12 @@ def _figure(width: float, height: float, rows: Sequence[float] = (1,)) -> tuple[
 
 
 def _svg(figure: Figure, description: str) -> str:
-    """A figure as an <svg> element of the page: scaled by its box, coloured by the style sheet, in the page's font."""
+    """Return a figure as an inline <svg> element, scaled to its container, in the page's colours and font."""
     from matplotlib import rc_context
 
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    # Element names are hashes: salted by the description, no two charts of a page share one.
+    # Element ids are hashes; the salt keeps them unique among the charts of a page.
     with rc_context({"svg.hashsalt": description}):
         figure.savefig(buffer, format="svg", metadata=nothing)
     text = buffer.getvalue()

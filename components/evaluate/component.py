@@ -1,4 +1,4 @@
-"""The step evaluate: the model and the champion on the test split, and the gate's verdict."""
+"""The step evaluate: measure the model and the champion on the test split, and apply the gate."""
 
 from kfp import dsl
 from kfp.dsl import HTML, ClassificationMetrics, Dataset, Input, Metrics, Model, Output
@@ -14,16 +14,16 @@ def evaluate(
     classification: Output[ClassificationMetrics],
     report: Output[HTML],
 ) -> str:
-    """Give the verdict: "promote" or "reject".
+    """Return the gate's decision: "promote" or "reject".
 
     Args:
         settings: EvaluateSettings as JSON.
         model: The trained model.
-        dataset: The prepared data set, of which the test split is used.
+        dataset: The prepared data set; its test split is used.
         champion: The folder or gs:// URI of the registered version to beat, "" (or "none") for none.
         metrics: The model's figures.
         classification: Its confusion matrix and ROC curve.
-        report: The page about it all.
+        report: The HTML report.
     """
     from pathlib import Path
 
@@ -52,7 +52,7 @@ def evaluate(
         log_classification(evaluation, classification)
         verdict = evaluation.verdict
         report.metadata.update(decision=verdict.decision, reasons=" ".join(verdict.reasons), checked=verdict.checked)
-        if not verdict.checked:  # the registry keeps it with the figures
+        if not verdict.checked:  # the registry stores it with the metrics
             metrics.metadata[UNCHECKED] = " ".join(verdict.reasons)
         write_metadata(metrics, classification)
         outcome.outputs = {**evaluation.as_dict(), "report": report.path}

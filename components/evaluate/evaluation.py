@@ -1,7 +1,4 @@
-"""Evaluation of a model, and of the champion it has to beat, in one pass over the test split.
-
-Examples are streamed; what is kept are the accumulators' figures.
-"""
+"""Evaluation of a model, and of the champion it has to beat, in one streaming pass over the test split."""
 
 from __future__ import annotations
 
@@ -27,12 +24,12 @@ FEATURES = {"image": "string", "label": "int64", "key": "string"}
 EVENT_SECONDS = 0.5
 REPORT_LIBRARIES = ("matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2")
 NO_CHAMPION_YET = "There is no champion yet."
-NO_CHAMPION_ASKED = "No champion was to be beaten (evaluate.champion=none)."
+NO_CHAMPION_ASKED = "Not compared with a champion (evaluate.champion=none)."
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All that is known after the pass: the data set, the model, the champion where there is one, and the verdict."""
+    """The result of an evaluation; `champion` is None if there was none to compare with."""
 
     manifest: Manifest
     model: Measured
@@ -41,7 +38,7 @@ class Evaluation:
     settings: EvaluateSettings
 
     def as_dict(self) -> dict[str, Any]:
-        """What a run's record says of it: the metrics, the champion's (None where there is none), the verdict."""
+        """Return what a run's record stores: both models' metrics and the verdict."""
         return {
             "metrics": self.model.metrics,
             "champion_metrics": self.champion.metrics if self.champion else None,
@@ -53,19 +50,19 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
     """Measure the model in folder `model`, and the champion, on the test split of the data set in `data`.
 
     Args:
-        settings: How; with champion "none" the champion is left out whatever `champion` says.
+        settings: How to evaluate; with `champion="none"`, the argument `champion` is ignored.
         model: The model's folder.
         data: The prepared data set's folder.
-        champion: The folder of the registered version to beat, None for none.
+        champion: The folder of the registered version to beat, or None.
 
     Raises:
-        UserError: The data set has no test split or a damaged shard; a model does not load, is not for this data
-            set's classes, or gives no usable probabilities; an image cannot be decoded.
+        UserError: The data set has no test split or a damaged shard; a model fails to load, has other classes than
+            the data set, or returns NaN or infinite probabilities; an image cannot be decoded.
     """
     description = manifest.read(data)
     split = _test_split(description, data)
     events.phase("loading TensorFlow")
-    import_triton()  # either model may be PyTorch's
+    import_triton()  # either model may be a PyTorch model
     import_tensorflow(keras=False)
     threading.Thread(target=_import_for_the_report, daemon=True).start()
     events.phase("loading the model")
@@ -74,7 +71,7 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
     opponent = None
     if opponent_folder is not None:
         opponent = ServedModel(opponent_folder, description, 0, is_champion=True)
-    events.phase("compiling the model")  # TensorFlow does so with the first batch
+    events.phase("compiling the model")  # TensorFlow compiles on the first batch
     _measure(data, split, settings.batch_size, [challenger, opponent] if opponent else [challenger])
     measured = challenger.measured()
     beaten = opponent.measured() if opponent else None
@@ -84,7 +81,7 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
 
 
 def _import_for_the_report() -> None:
-    """Import what draws the report, while TensorFlow computes; who needs it and does not get it raises the error."""
+    """Import the report's libraries while TensorFlow computes; a failed import is raised again by the report."""
     with contextlib.suppress(ImportError):
         for name in REPORT_LIBRARIES:
             importlib.import_module(name)
@@ -114,7 +111,7 @@ def _test_split(description: Manifest, data: Path) -> Split:
 
 
 def _measure(data: Path, split: Split, batch_size: int, models: list[ServedModel]) -> None:
-    """One pass over the split, every model on every batch."""
+    """Run every model on every batch of the split."""
     done, told = 0, time.monotonic()
     started = told
     for batch in _batches([data / shard.file for shard in split.shards], batch_size):
@@ -128,7 +125,7 @@ def _measure(data: Path, split: Split, batch_size: int, models: list[ServedModel
 
 
 def _batches(shards: list[Path], batch_size: int) -> Iterator[Batch]:
-    """The examples in their order, streamed; the last batch may be smaller."""
+    """Stream the examples in order; the last batch may be smaller."""
     import tensorflow as tf
 
     features = {name: tf.io.FixedLenFeature([], kind) for name, kind in FEATURES.items()}

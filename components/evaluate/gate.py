@@ -1,4 +1,4 @@
-"""The gate: whether a model is promoted, and why, in plain sentences."""
+"""The gate: decide whether a model is promoted, and say why."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from slipway.components.evaluate.settings import GateSettings
 
 Decision = Literal["promote", "reject"]
 
-# Below this, a difference of two figures is rounding: 0.98 - 0.97 is not quite 0.01 in floating point.
+# Tolerance for floating-point error: 0.98 - 0.97 is not exactly 0.01.
 ROUNDING = 1e-9
-# In the metadata of the metrics and in the registry: the reasons of a verdict that compared nothing.
+# Metadata key of the metrics and the registry: why a promoted model was not checked against anything.
 UNCHECKED = "unchecked"
 NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "loss": "loss"}
 
 
 @dataclass(frozen=True)
 class Opponent:
-    """The champion as the gate sees it.
+    """The champion that a model is compared with.
 
-    `name` says which it is ("version 3"). `identical` says that it has the very weights of the model it is measured
-    against. `unknown` are the data set's classes that it does not have, `foreign` its classes that the data set does
-    not have.
+    `name` identifies it ("version 3"). `identical` is true if it has the same weights as the evaluated model. `unknown`
+    are the data set's classes that it does not have, `foreign` its classes that the data set does not have.
     """
 
     name: str
@@ -35,9 +34,9 @@ class Opponent:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate decided, and the reasons, each a sentence.
+    """The gate's decision and the reasons for it, one sentence each.
 
-    `checked` is false where nothing was compared: no minimum is set, and there was no champion to beat.
+    `checked` is false if there was nothing to compare with: no minimum is set and there was no champion.
     """
 
     decision: Decision
@@ -51,13 +50,13 @@ class Verdict:
 def decide(
     gate: GateSettings, metrics: Mapping[str, float], champion: Opponent | None, without_champion: str
 ) -> Verdict:
-    """The verdict on a model with these `metrics`.
+    """Return the verdict on a model.
 
     Args:
-        gate: What is asked.
-        metrics: The model's figures on the test split.
-        champion: The registered model to beat, measured on the same split; None for none.
-        without_champion: The sentence that says why there is none.
+        gate: The thresholds.
+        metrics: The model's metrics on the test split.
+        champion: The registered model to beat, measured on the same split, or None.
+        without_champion: The sentence that says why there is no champion.
     """
     passed, reasons = [], []
     if gate.minimum is not None:
@@ -83,7 +82,7 @@ def _against_minimum(metric: str, value: float, minimum: float) -> tuple[bool, s
     holds = value <= minimum + ROUNDING if lower_is_better else value >= minimum - ROUNDING
     shown, limit = _told_apart(value, minimum)
     if lower_is_better:
-        relation = f"is within the {limit} that the gate allows" if holds else f"is above the {limit} allowed"
+        relation = f"is within the maximum of {limit}" if holds else f"is above the maximum of {limit}"
     else:
         relation = f"meets the minimum of {limit}" if holds else f"is below the minimum of {limit}"
     return holds, f"The {NAMES[metric]} on the test split, {shown}, {relation}."
@@ -101,20 +100,20 @@ def _against_champion(gate: GateSettings, value: float, champion: Opponent) -> t
     asked = _margin(gate.margin)
     return beaten, (
         f"The {NAMES[gate.metric]}, {ours_shown}, {relation} the champion's ({champion.name}) {theirs_shown}: "
-        f"{asked}, which {'holds' if beaten else 'does not hold'}."
+        f"{asked}, which is {'met' if beaten else 'not met'}."
     )
 
 
 def _margin(margin: float) -> str:
     if margin > 0:
-        return f"the gate asks for at least {margin:g} better"
+        return f"the gate requires at least {margin:g} better"
     if margin < 0:
         return f"the gate accepts up to {-margin:g} worse"
-    return "the gate asks for at least as good"
+    return "the gate requires at least as good"
 
 
 def _difference(gain: float, margin: float) -> str:
-    """The size of a gain, in enough figures to be told from the margin that decides on it."""
+    """Format the size of a gain with enough decimals to distinguish it from the margin."""
     return _told_apart(abs(gain), abs(margin))[0]
 
 
@@ -122,12 +121,12 @@ def _other_classes(champion: Opponent) -> list[str]:
     reasons = []
     if champion.unknown:
         reasons.append(
-            f"The champion does not know {_listed(champion.unknown)}: its predictions on such images count as wrong."
+            f"The champion does not have {_listed(champion.unknown)}: its predictions on such images count as wrong."
         )
     if champion.foreign:
         reasons.append(
-            f"The champion also knows {_listed(champion.foreign)}, which this data set does not have: "
-            "where it says so, that counts as wrong."
+            f"The champion also has {_listed(champion.foreign)}, which this data set does not have: "
+            "predicting one counts as wrong."
         )
     return reasons
 
@@ -139,7 +138,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _told_apart(first: float, second: float) -> tuple[str, str]:
-    """Two figures with four decimals, or as many more as show that they differ."""
+    """Format two numbers with four decimals, or with as many more as show that they differ."""
     for decimals in range(4, 10):
         texts = (f"{first:.{decimals}f}", f"{second:.{decimals}f}")
         if texts[0] != texts[1] or abs(first - second) <= ROUNDING:

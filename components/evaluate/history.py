@@ -1,4 +1,4 @@
-"""The history of a training run, from the metrics.jsonl in a model's folder."""
+"""The training history in a model's metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ POINTS = 400
 
 @dataclass(frozen=True)
 class Series:
-    """A figure by step."""
+    """A metric by step."""
 
     steps: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
     def thinned(self, points: int) -> Series:
-        """No more than `points` of them: means of neighbours where there are more."""
+        """Return the series reduced to at most `points` points by averaging neighbours."""
         if len(self.steps) <= points:
             return self
         groups = [part for part in np.array_split(np.arange(len(self.steps)), points) if len(part)]
@@ -37,7 +37,7 @@ class History:
     records: list[dict[str, Any]]
 
     def series(self, kind: str, figure: str) -> Series:
-        """`figure` by step, of the records of a kind (train, validation); only finite values."""
+        """Return a metric by step, from the records of a kind (train, validation); finite values only."""
         found = Series()
         for record in self.records:
             value = record.get(figure)
@@ -52,6 +52,6 @@ class History:
 
 
 def read_history(path: Path) -> History:
-    """Return the history in a file; an empty one where there is none."""
+    """Return the history in a file, empty if the file does not exist."""
     records = json_lines(path.read_bytes()) if path.is_file() else []
     return History([record for record in records if "step" in record])

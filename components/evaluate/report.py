@@ -1,4 +1,4 @@
-"""The report of an evaluation: an HTML page of its figures, charts and errors (`components.page`)."""
+"""The evaluation report: an HTML page with metrics, charts and misclassified images (see `components.page`)."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ from slipway.components.evaluate.served_model import Measured
 from slipway.core.manifest import Manifest
 
 TEMPLATE = Path(__file__).with_name("report.html")
-# Up to this many classes, the confusion matrix is a table and the classes are in the data set's order.
+# Up to this many classes, the confusion matrix is a table and classes are listed in the data set's order.
 CLASSES_IN_FULL = 30
-CLASSES_BESIDE_LIST = 12  # up to this many, the list of confusions is beside the matrix and not below it
+CLASSES_BESIDE_LIST = 12  # up to this many, the list of confusions is beside the matrix, otherwise below it
 WEAKEST_CLASSES = 20
 CONFUSIONS = 12
 CURVE_POINTS = 300
 CURVES = 20
 FOREIGN = "(a class of another data set)"
-# An image up to this many pixels a side is embedded as it is; a larger one is reduced to that size.
+# Images with a longer side are downscaled to this size before they are embedded.
 EMBEDDED_PIXELS = 192
 PIXELATED_PIXELS = 64
 
-# name: (label, what it says, whether lower is better)
+# name: (label, definition, whether lower is better)
 _FIGURES = {
-    "accuracy": ("Accuracy", "share of images whose most probable class is the true one", False),
-    "top_5_accuracy": ("Top-5 accuracy", "share of images whose true class is among the five most probable", False),
+    "accuracy": ("Accuracy", "fraction of images whose most probable class is the true one", False),
+    "top_5_accuracy": ("Top-5 accuracy", "fraction of images whose true class is among the five most probable", False),
     "loss": ("Loss", "mean cross-entropy in nats", True),
     "macro_f1": ("Macro F1", "harmonic mean of precision and recall, averaged over the classes", False),
     "macro_precision": (
         "Macro precision",
-        "share of the images predicted as a class that belong to it, averaged",
+        "fraction of the images predicted as a class that belong to it, averaged",
         False,
     ),
-    "macro_recall": ("Macro recall", "share of a class's images that are predicted as it, averaged", False),
+    "macro_recall": ("Macro recall", "fraction of a class's images that are predicted as it, averaged", False),
     "macro_auc": ("Macro AUC", "area under each class's ROC curve, averaged", False),
     "macro_average_precision": (
         "Mean average precision",
         "area under each class's precision-recall curve, averaged",
         False,
     ),
-    "expected_calibration_error": ("Calibration error", "mean distance of confidence and accuracy (ECE)", True),
+    "expected_calibration_error": ("Calibration error", "mean gap between confidence and accuracy (ECE)", True),
 }
-# What model.json says of the model and of its training, by label; entries without one here are the training's too.
+# Labels of the entries of model.json; entries not listed here are shown under "Training".
 _MODEL = {
     "builder": "Network",
     "arguments": "Arguments",
@@ -88,7 +88,7 @@ _TRAINING = {
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class in the table: its figures, and the champion's F1 where there is a champion."""
+    """A row of the per-class table; `champion_f1` is None without a champion."""
 
     name: str
     examples: int
@@ -103,7 +103,7 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class Confusion:
-    """One wrong cell of the confusion matrix, and its share of its row."""
+    """An off-diagonal cell of the confusion matrix, and its share of its row."""
 
     true: str
     predicted: str
@@ -112,13 +112,13 @@ class Confusion:
 
 
 def write_report(evaluation: Evaluation, path: Path) -> None:
-    """Write the page about an evaluation to `path`."""
+    """Write the report of an evaluation to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(render(evaluation), encoding="utf-8")
 
 
 def render(evaluation: Evaluation) -> str:
-    """The page about an evaluation."""
+    """Return the report of an evaluation as HTML."""
     return page.render(TEMPLATE, **_content(evaluation))
 
 
@@ -145,7 +145,7 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
         "last_validation": history.last("validation"),
         "cells": _cells(confusion) if in_full else None,
         "foreign": bool(confusion.counts[:, -1].any()),
-        "picture": None if in_full else charts.confusion_picture(confusion.counts[:, :-1]),
+        "confusion_plot": None if in_full else charts.confusion_plot(confusion.counts[:, :-1]),
         "confusions": _confusions(manifest.classes, confusion),
         "classes": rows if in_full else rows[:WEAKEST_CLASSES],
         "other_classes": [] if in_full else rows[WEAKEST_CLASSES:],
@@ -165,7 +165,7 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _layout(classes: int, *, perfect: bool) -> str:
-    """How the confusion matrix and the list of confusions are arranged; a class of the style sheet."""
+    """Return the CSS class that arranges the confusion matrix and the list of confusions."""
     if classes > CLASSES_IN_FULL:
         return "even"
     if classes > CLASSES_BESIDE_LIST:
@@ -174,7 +174,7 @@ def _layout(classes: int, *, perfect: bool) -> str:
 
 
 def _figures(model: Measured, champion: Measured | None) -> list[dict[str, Any]]:
-    """The metrics: this model's, the champion's, and the difference with whether it is for the better."""
+    """Return the rows of the metrics table: this model, the champion, the difference and its trend."""
     ours, intervals = model.metrics, _intervals(model.measures)
     theirs, champion_intervals = (champion.metrics, _intervals(champion.measures)) if champion else ({}, {})
     rows = []
@@ -191,7 +191,7 @@ def _figures(model: Measured, champion: Measured | None) -> list[dict[str, Any]]
 
 
 def _intervals(measures: Measures) -> dict[str, tuple[float, float]]:
-    """The confidence intervals of the metrics that are shares of the images."""
+    """Return the confidence intervals of the metrics that are proportions of the images."""
     found = {"accuracy": wilson(measures.confusion.correct, measures.confusion.examples)}
     if measures.top:
         found[f"top_{TOP}_accuracy"] = wilson(measures.top.correct, measures.top.examples)
@@ -215,7 +215,7 @@ def _gate(evaluation: Evaluation) -> str:
 
 
 def _auc_uncertainty(scores: ScoreHistograms, classes: int) -> str:
-    """The largest of any class, rounded up to what the report shows."""
+    """Return the largest AUC uncertainty of any class, rounded up to the digits that the report shows."""
     largest = max(scores.uncertainty(index) for index in range(classes))
     return f"{math.ceil(largest * 1e5) / 1e5:.5f}"
 
@@ -243,7 +243,7 @@ def _class_rows(classes: Sequence[str], model: Measured, champion: Measured | No
 
 
 def _cells(confusion: ConfusionMatrix) -> list[list[tuple[int, int]]]:
-    """The confusion matrix as counts and strengths: the share of the row in percent, for the cell's colour."""
+    """Return the confusion matrix as (count, colour strength in percent) pairs."""
     counts = confusion.counts if confusion.counts[:, -1].any() else confusion.counts[:, :-1]
     shares = counts / np.maximum(confusion.support[:, None], 1)
     strengths = np.where(counts > 0, np.clip(np.sqrt(shares) * 100, 18, 100), 0).round().astype(int)
@@ -253,7 +253,7 @@ def _cells(confusion: ConfusionMatrix) -> list[list[tuple[int, int]]]:
 
 
 def _confusions(classes: Sequence[str], confusion: ConfusionMatrix) -> list[Confusion]:
-    """The most frequent confusions, the most frequent first."""
+    """Return the most frequent confusions in descending order."""
     counts = confusion.counts.copy()
     np.fill_diagonal(counts, 0)
     names = [*classes, FOREIGN]
@@ -281,7 +281,7 @@ def _curves(scores: ScoreHistograms, classes: int) -> Iterator[Curve]:
 
 
 def _precision_recall(scores: ScoreHistograms, classes: int) -> str | None:
-    """The chart of each class's curve, as the best precision at each recall, and of their mean."""
+    """Return the chart of the classes' interpolated precision-recall curves and their mean."""
     recalls = np.linspace(0, 1, CURVE_POINTS)
     curves = [curve.at(recalls) for index in range(classes) if (curve := scores.precision_recall(index))]
     if not curves:
@@ -290,7 +290,7 @@ def _precision_recall(scores: ScoreHistograms, classes: int) -> str | None:
 
 
 def _worst(example: WrongExample, classes: Sequence[str]) -> dict[str, Any]:
-    address, pixelated = _picture(example.image)
+    address, pixelated = _data_uri(example.image)
     names = [*classes, FOREIGN]
     return {
         "address": address,
@@ -302,8 +302,8 @@ def _worst(example: WrongExample, classes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _picture(image: bytes) -> tuple[str, bool]:
-    """An encoded image as a data URI, reduced where it is large, and whether to show its pixels unsmoothed."""
+def _data_uri(image: bytes) -> tuple[str, bool]:
+    """Return an encoded image as a data URI, downscaled if large, and whether to render it pixelated."""
     from PIL import Image
 
     try:
@@ -315,14 +315,14 @@ def _picture(image: bytes) -> tuple[str, bool]:
                 buffer = io.BytesIO()
                 small.save(buffer, "JPEG", quality=85)
                 kind, image = "JPEG", buffer.getvalue()
-    except OSError:  # TensorFlow decodes a little more than Pillow does; a browser may too
+    except OSError:  # TensorFlow decodes some images that Pillow cannot; a browser may as well
         kind, largest = "PNG", EMBEDDED_PIXELS
     address = f"data:image/{kind.lower()};base64,{base64.b64encode(image).decode()}"
     return address, largest <= PIXELATED_PIXELS
 
 
 def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Columns of labels and values: the model and its training as model.json describes them, and the data set."""
+    """Return the columns of the provenance section: model and training from model.json, and the data set."""
     about = {key: value for key, value in model.description.items() if key not in ("classes", "job_checksum")}
     if size := about.pop("image_size", None):
         channels = {1: ", grayscale", 3: ", colour"}.get(about.pop("channels", None), "")

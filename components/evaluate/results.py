@@ -1,4 +1,4 @@
-"""An evaluation's figures in the form that a pipeline's artifacts take."""
+"""Logging of an evaluation's results to KFP's ClassificationMetrics artifact."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 from slipway.components.evaluate.evaluation import Evaluation
 
-# A confusion matrix of more classes is too large for an artifact's metadata; the report has it whole.
+# Larger confusion matrices do not fit into an artifact's metadata; the report contains them in full.
 LARGEST_MATRIX = 100
 CURVE_POINTS = 100
 
 
 class Classification(Protocol):
-    """What is used of kfp's ClassificationMetrics."""
+    """The methods of kfp's ClassificationMetrics that are used here."""
 
     def log_confusion_matrix(self, categories: list[str], matrix: list[list[int]]) -> None: ...
     def log_roc_curve(self, fpr: list[float], tpr: list[float], threshold: list[float]) -> None: ...

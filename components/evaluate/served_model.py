@@ -1,6 +1,6 @@
-"""A model as it is served (`slipway.components.evaluate.serving`): encoded images in, class probabilities out.
+"""Evaluation of a model through its serving interface: encoded images in, class probabilities out.
 
-No code that built the model is needed.
+The code that built the model is not needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slipway.core.manifest import Manifest
 
 @dataclass(frozen=True)
 class Batch:
-    """Encoded images (a string tensor [batch]), labels [batch], keys."""
+    """A batch of encoded images (a string tensor [batch]) with their labels [batch] and keys."""
 
     images: Any
     labels: Counts
@@ -31,7 +31,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Measured:
-    """One model and its figures. `description` is its model.json, `registration` its metadata.json, {} where none is.
+    """A model and its metrics. `description` is its model.json, `registration` its metadata.json; {} if missing.
 
     `unknown` are the data set's classes that it does not have, `foreign` its classes that the data set does not have.
     """
@@ -49,7 +49,7 @@ class Measured:
 
     @property
     def name(self) -> str:
-        """Which registered model it is."""
+        """The registered version, or the folder's name."""
         version = self.registration.get("version")
         return self.folder.name if version is None else f"version {version}"
 
@@ -60,7 +60,7 @@ class Measured:
 
 
 class ServedModel:
-    """A trained model that is being measured on a data set."""
+    """A trained model that is being evaluated on a data set."""
 
     def __init__(self, folder: Path, data: Manifest, worst: int, *, is_champion: bool) -> None:
         self._folder = folder
@@ -68,12 +68,12 @@ class ServedModel:
         self._data = data
         self._measures = Measures(len(data.classes), worst)
         self._serve = self._load()
-        # The model's own classes, and the index that each has in the data set; known from the first batch on.
+        # The model's classes and the index of each in the data set; known after the first batch.
         self._classes: list[str] = []
         self._target: Counts = np.zeros(0, np.int64)
 
     def take(self, batch: Batch) -> None:
-        """Predict a batch and take in the figures."""
+        """Predict a batch and update the metrics."""
         predictions = self._predict(batch)
         self._measures.update(predictions)
         worst = self._measures.worst
@@ -96,7 +96,7 @@ class ServedModel:
             )
 
     def measured(self) -> Measured:
-        """The figures so far."""
+        """Return the metrics so far."""
         ours, theirs = set(self._classes), set(self._data.classes)
         return Measured(
             folder=self._folder,
@@ -110,7 +110,7 @@ class ServedModel:
     def _load(self) -> serving.Serve:
         try:
             return serving.load(self._folder, self._data)
-        except UserError as error:  # what runs it is not installed
+        except UserError as error:  # its framework is not installed
             if not self._is_champion:
                 raise
             raise UserError(
@@ -118,11 +118,11 @@ class ServedModel:
                 setting="evaluate.champion",
                 value="registered",
                 allowed="registered, none",
-                fix=f"--set evaluate.champion=none to go without it, or {error.fix}",
+                fix=f"--set evaluate.champion=none to evaluate without it, or {error.fix}",
             ) from None
         except serving.NotServable as reason:
             raise self._problem(f"does not load: {reason}") from None
-        except Exception as error:  # whatever a damaged file makes TensorFlow or PyTorch raise
+        except Exception as error:  # TensorFlow and PyTorch may raise anything for a damaged file
             logging.exception("loading %s", self._folder)
             raise self._problem(f"does not load: {_sentence(error)}") from None
 
@@ -136,7 +136,7 @@ class ServedModel:
         if not self._classes:
             self._align(names)
         if not np.isfinite(probabilities).all():
-            raise self._problem("gives probabilities that are not numbers (NaN or infinite)")
+            raise self._problem("returned NaN or infinite probabilities")
         return self._in_order(batch.labels, probabilities)
 
     def _align(self, classes: list[str]) -> None:
@@ -146,11 +146,11 @@ class ServedModel:
         self._target = np.array([index.get(name, foreign) for name in classes], np.int64)
         if not self._is_champion and set(classes) != set(index):
             raise self._problem(
-                f"is not for the classes of the data set {self._data.name}: {_class_difference(classes, list(index))}"
+                f"has other classes than the data set {self._data.name}: {_class_difference(classes, list(index))}"
             )
 
     def _in_order(self, labels: Counts, probabilities: Floats) -> Predictions:
-        """Probabilities [batch, own classes] as predictions in the data set's order of classes."""
+        """Map probabilities [batch, model classes] to predictions in the data set's order of classes."""
         classes = len(self._data.classes)
         known = self._target < classes
         ordered = np.zeros((len(labels), classes))
@@ -159,7 +159,7 @@ class ServedModel:
         return Predictions(labels, ordered, self._target[best], probabilities[np.arange(len(best)), best])
 
     def _blame(self, batch: Batch, error: Exception) -> UserError:
-        """The error for a batch that fails: an image that cannot be decoded, or the model."""
+        """Return the error for a failing batch: an image that cannot be decoded, or else the model."""
         passes = list(self._alone(batch))
         failing = [key.decode(errors="replace") for key, ok in zip(batch.keys, passes, strict=True) if not ok]
         if not failing or (len(failing) == len(batch.keys) > 1):
@@ -169,16 +169,16 @@ class ServedModel:
             f"The image {failing[0]} of the test split cannot be decoded{more}: {_sentence(error)}.",
             setting="data.check",
             value=self._data.settings.get("check"),
-            fix=f"fix or remove {failing[0]} in {self._data.source}; data.check=decode finds such images early",
+            fix=f"repair or remove {failing[0]} in {self._data.source}; data.check=decode finds such images earlier",
         )
 
     def _alone(self, batch: Batch) -> Iterator[bool]:
-        """Whether each image passes through the model by itself."""
+        """Yield for each image whether the model accepts it in a batch of one."""
         for index in range(len(batch.keys)):
             try:
                 self._serve(batch.images[index : index + 1])
                 yield True
-            except Exception:  # as in _predict; the first failure is already in the log
+            except Exception:  # any exception, as in _predict; the first one is already logged
                 yield False
 
     def _problem(self, what: str) -> UserError:
@@ -188,7 +188,7 @@ class ServedModel:
                 setting="evaluate.champion",
                 value="registered",
                 allowed="registered, none",
-                fix=f"--set evaluate.champion=none to go without it, or restore {self._folder}",
+                fix=f"--set evaluate.champion=none to evaluate without it, or restore {self._folder}",
             )
         return UserError(
             f"The model in {self._folder} {what}.",
@@ -209,13 +209,13 @@ def _few(names: list[str]) -> str:
 
 
 def _sentence(error: Exception) -> str:
-    """The first line of an error, without its full stop, no longer than a line or two of a screen."""
+    """Return the first line of an error without its full stop, at most 200 characters."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].strip().rstrip(".")[:200]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file that describes a model; {} where there is none that can be read."""
+    """Return the JSON object in a file, {} if it is missing or invalid."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):

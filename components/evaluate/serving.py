@@ -1,7 +1,7 @@
-"""The two forms in which a trained model is kept, called alike: encoded images in, class names and probabilities out.
+"""Loading of SavedModels and torch.export programs as functions from encoded images to class probabilities.
 
-A SavedModel decodes the images itself. A program of torch.export takes pixels, so they are decoded here, by what its
-model.json says of them and in the same way as a SavedModel does it.
+A SavedModel decodes the images itself. A torch.export program accepts pixels; images are decoded for it as in the
+SavedModel, to the size and channels in its model.json.
 """
 
 from __future__ import annotations
@@ -20,21 +20,25 @@ from slipway.trainer.export.export import PROGRAM_FILE, SAVED_MODEL_FILE
 
 SIGNATURE = "serving_default"
 
-# From encoded images (a string tensor [batch]) to the classes' names and probabilities [batch, classes].
+# Maps encoded images (a string tensor [batch]) to class names and probabilities [batch, classes].
 Serve = Callable[[Any], tuple[list[str], NDArray[np.floating[Any]]]]
 
 
 class NotServable(Exception):
-    """The folder's model lacks something; the text says what."""
+    """The model in the folder cannot be served; the message says why."""
 
 
 def load(folder: Path, data: Manifest) -> Serve:
-    """The model in `folder`; `data` is the manifest of a data set, whose images' shape a program need not share.
+    """Load the model in `folder`.
+
+    Args:
+        folder: The model's folder.
+        data: The manifest of a data set. A torch.export program may have another image size and other channels.
 
     Raises:
-        UserError: It is PyTorch's, which is not installed.
-        NotServable: The SavedModel has no signature to serve by.
-        Exception: Whatever a damaged file makes TensorFlow or PyTorch raise.
+        UserError: It is a PyTorch model and PyTorch is not installed.
+        NotServable: The SavedModel has no serving signature.
+        Exception: Anything that TensorFlow or PyTorch raises for a damaged file.
     """
     if (folder / PROGRAM_FILE).is_file() and not (folder / SAVED_MODEL_FILE).is_file():
         installed.verify("pytorch")
@@ -50,7 +54,7 @@ def _saved_model(folder: Path) -> Serve:
         raise NotServable(f"its SavedModel has no signature {SIGNATURE!r}")
 
     def serve(images: Any) -> tuple[list[str], NDArray[np.floating[Any]]]:
-        # By `loaded`: the signature lives only as long as the object that it was loaded with.
+        # Access through `loaded` keeps the object alive; the signature alone would not.
         result = loaded.signatures[SIGNATURE](image_bytes=images)
         names = [name.decode(errors="replace") for name in result["classes"][0].numpy()]
         return names, result["probabilities"].numpy()

@@ -1,4 +1,4 @@
-"""The settings of the evaluation and its gate."""
+"""Settings of the evaluation and its gate."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from slipway.trainer.config import Settings
 class GateSettings(Settings):
     """When a model is promoted: `metric` is at least `minimum` and beats the champion's by at least `margin`.
 
-    `margin` may be negative, to accept a model that is that much worse. `loss` counts as better when lower: then
-    `minimum` is the largest loss accepted.
+    A negative `margin` accepts a model that is slightly worse. For `loss`, lower is better and `minimum` is the largest
+    loss accepted.
     """
 
     metric: Literal["accuracy", "macro_f1", "loss"] = "accuracy"
@@ -22,9 +22,9 @@ class GateSettings(Settings):
 
 
 class EvaluateSettings(Settings):
-    """How to evaluate on the test split. `champion`: `registered` measures against the registered one, `none` does not.
+    """How to evaluate on the test split. With `champion` = `registered`, the model must beat the registered champion.
 
-    `worst_examples` is how many of the most confidently wrong images the report shows.
+    `worst_examples` is the number of misclassified images in the report, most confident first.
     """
 
     batch_size: PositiveInt = 256

@@ -1,4 +1,4 @@
-"""The step plan_training: what every worker pool will run."""
+"""The step plan_training: compute the worker pools' specifications."""
 
 from kfp import dsl
 from kfp.dsl import Dataset, Input
@@ -14,15 +14,15 @@ def plan_training(
     memory: int,
     dataset: Input[Dataset],
 ) -> list:  # type: ignore[type-arg]
-    """Give the complete worker_pool_specs (a list, as a custom job takes it).
+    """Return the complete worker_pool_specs of a custom job.
 
     Args:
         pools: The hardware's worker pools, without containers.
-        devices: How many accelerators a replica has.
-        model: ModelSettings as JSON; "" with a training module of the user's own.
+        devices: Number of accelerators per replica.
+        model: ModelSettings as JSON; "" for a custom training module.
         train: TrainSettings as JSON.
-        image: The image that the workers run, "" for the Python at hand.
-        memory: The bytes that all replicas have together on this machine, in a rehearsal; 0: nothing is to be fitted.
+        image: The image that the workers run, "" for the current Python environment.
+        memory: In a rehearsal, the memory in bytes for all replicas on this machine; 0 disables fitting.
         dataset: The prepared data set.
     """
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""The largest batch that a rehearsal can train on the machine at hand, estimated from the built model."""
+"""Estimate the largest batch size that a rehearsal can train on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slipway.core.errors import UserError
 from slipway.trainer.config import ModelSettings
 from slipway.trainer.engines import networks
 
-# Beside each layer's output a step keeps its gradient and about as much again to work in.
+# Per layer output: the output itself, its gradient and about as much workspace.
 COPIES = 3
 FLOAT_BYTES = 4
 
@@ -24,20 +24,20 @@ def largest_batch(
     memory: int,
     parts: int = 1,
 ) -> int:
-    """`batch`, or the largest that can be shared below it whose activations fit in `memory` bytes.
+    """Return `batch`, or the largest smaller multiple of the device count whose activations fit in `memory`.
 
     Args:
-        engine: What executes the training step.
-        model: The network; it is built.
+        engine: The training engine.
+        model: The network, which is built to measure it.
         image_shape: Height, width, channels of an image.
-        classes: How many there are.
-        batch: The global batch that was asked for.
-        workers: How many devices share it, all of them on this machine.
-        memory: The bytes that they have together.
-        parts: In how many parts each works through its share, one after the other.
+        classes: Number of classes.
+        batch: The requested global batch size.
+        workers: Number of devices, all on this machine.
+        memory: Their total memory in bytes.
+        parts: Micro-batches per device per step.
 
     Raises:
-        UserError: Not even one example a device fits.
+        UserError: Not even one example per device fits.
     """
     each = example_bytes(networks.build(engine, model, image_shape, classes), image_shape)
     if batch * each <= memory * parts:
@@ -45,7 +45,7 @@ def largest_batch(
     fitting = memory // each // workers * workers * parts
     if not fitting:
         raise UserError(
-            f"This machine cannot rehearse the model: an example takes about {each / 2**20:,.0f} MiB, "
+            f"This machine cannot rehearse the model: an example needs about {each / 2**20:,.0f} MiB, "
             f"and {workers} devices have {memory / 2**20:,.0f} MiB together.",
             setting="model.builder",
             value=model.builder,
@@ -55,5 +55,5 @@ def largest_batch(
 
 
 def example_bytes(model: Any, image_shape: tuple[int, int, int]) -> int:
-    """About how many bytes one example takes in a training step: the input and every layer's output, kept thrice."""
+    """Estimate the bytes that one example needs in a training step, from the sizes of input and layer outputs."""
     return networks.example_elements(model, image_shape) * FLOAT_BYTES * COPIES

@@ -1,4 +1,4 @@
-"""From worker pools, a data set's manifest and the training settings to the complete worker_pool_specs."""
+"""Compute the worker_pool_specs from worker pools, a data set's manifest and the training settings."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from slipway.trainer.engines import table
 from slipway.trainer.learning_rate import warmup_steps
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
-# Tells a training module of the user's own where the data set is: a folder, or a gs:// URI.
+# Environment variable with the data set's path (a folder or gs:// URI) for custom training modules.
 DATA_VARIABLE = "SLIPWAY_DATA"
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A job, ready to run: its worker pools with what runs in each, and the figures behind them.
+    """The worker pools of a job with their containers, and the plan they implement.
 
-    A training module of the user's own has no `plan`: it makes its own.
+    `plan` is None for a custom training module.
     """
 
     worker_pool_specs: list[dict[str, Any]]
@@ -42,28 +42,28 @@ def plan_training(
     image: str,
     memory: int = 0,
 ) -> TrainingPlan:
-    """Share the batch among the replicas, count the steps, and put the trainer's command into every pool.
+    """Divide the batch among the replicas, compute the steps, and add the trainer's command to every pool.
 
     Args:
-        pools: Vertex worker pools without a container: replica_count, machine_spec, maybe disk_spec.
-        devices: How many devices a replica trains on: its accelerators, 0 where it has none but its CPUs.
-        manifest: The prepared data set's.
-        data: Where workers find it: a folder or a gs:// URI.
-        model: The network; None with a training module of the user's own.
+        pools: Vertex worker pools without a container: replica_count, machine_spec, optionally disk_spec.
+        devices: Number of accelerators per replica, 0 for CPUs only.
+        manifest: The manifest of the prepared data set.
+        data: The data set's path for the workers: a folder or a gs:// URI.
+        model: The network; None for a custom training module.
         train: How to train it.
-        image: The image that the workers run, or "" where they run in the Python at hand.
-        memory: The bytes that all replicas have together, in a rehearsal: a batch that does not fit is made smaller,
-            which is said aloud. 0: nothing is fitted.
+        image: The image that the workers run, "" for the current Python environment.
+        memory: In a rehearsal, the memory in bytes for all replicas: a batch that does not fit is reduced, with a
+            message. 0 disables fitting.
 
     Raises:
-        UserError: The engine cannot do what the settings ask for, or the batch, the shards or the examples cannot be
-            shared among the replicas.
+        UserError: The engine does not support the settings, or the batch, shards or examples cannot be divided among
+            the replicas.
     """
     if train.module is not None:
         return TrainingPlan(_with_container(pools, _own_container(train, data), image), None)
     assert model is not None  # a run's configuration has one of the two
     table.refuse(train)
-    class_weights(train, manifest)  # refuses a class that is not there
+    class_weights(train, manifest)  # raises for an unknown class
     validation = manifest.splits.get("validation")
     if train.needs_validation and not (validation and validation.examples):
         raise no_validation(train)
@@ -74,7 +74,7 @@ def plan_training(
     warmup = warmup_steps(train, plan)
     if warmup >= plan.steps and not memory:
         events.message(
-            f"the warm-up takes {warmup} steps and the run ends after {plan.steps}: the learning rate never reaches "
+            f"the run ends after {plan.steps} steps, during the warm-up of {warmup}: the learning rate never reaches "
             f"{train.learning_rate:g}"
         )
     job = JobConfig(data=data, model=model, train=train, plan=plan)
@@ -83,7 +83,7 @@ def plan_training(
 
 
 def _own_container(train: TrainSettings, data: str) -> dict[str, Any]:
-    """What runs a training module of the user's own; the environment names the data set."""
+    """Return the container specification of a custom training module."""
     return {
         "command": ["python", "-m", str(train.module)],
         "args": list(train.arguments),
@@ -98,7 +98,7 @@ def _with_container(pools: list[dict[str, Any]], container: dict[str, Any], imag
 
 
 def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: TrainSettings, memory: int) -> TrainSettings:
-    """The settings with a batch that this machine's memory can hold."""
+    """Return the settings with a batch size that fits this machine's memory."""
     events.phase("measuring the network's memory")
     asked = train.batch_size
     shape, classes = manifest.image_shape, len(manifest.classes)
@@ -106,7 +106,7 @@ def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: Train
         train.engine, model, shape, classes, batch=asked, workers=workers, memory=memory, parts=train.accumulation
     )
     if fitting != asked:
-        events.message(f"rehearsing with batches of {fitting}: {asked} would not fit this machine's memory")
+        events.message(f"rehearsing with batch size {fitting}: {asked} does not fit this machine's memory")
     return train.model_copy(update={"batch_size": fitting})
 
 

@@ -1,4 +1,4 @@
-"""The step register_model: on a registry that is a folder, and on Vertex AI's; what finds the champion in each."""
+"""The steps that register a model and find the champion, in the local registry and Vertex AI Model Registry."""
 
 from typing import NamedTuple
 
@@ -25,11 +25,11 @@ def register_model(
         settings: RegisterSettings as JSON.
         model_name: The model's name in the registry.
         run_id: The run that trained it; a repeated step registers it once.
-        verdict: The gate's: only "promote" is registered.
-        champion: The registered version's folder that the model was measured against; "" where there was none, "none"
-            where none was asked for: then the model becomes champion whichever was.
+        verdict: The gate's decision; must be "promote".
+        champion: The folder of the registered version that the model was compared with; "" if there was none; "none" if
+            no comparison was requested, in which case the model always becomes champion.
         model: The trained model.
-        metrics: Its figures on the test split.
+        metrics: Its metrics on the test split.
         registered: The version's folder.
     """
     from pathlib import Path
@@ -62,7 +62,7 @@ def register_model(
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
 def find_champion_folder(registry: str, model_name: str) -> str:
-    """Give the folder of the registered model to beat, "" where there is none yet.
+    """Return the folder of the registered model to beat, "" if there is none yet.
 
     Args:
         registry: The registry's folder.
@@ -79,10 +79,10 @@ def find_champion_folder(registry: str, model_name: str) -> str:
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
 def find_champion(place: str, model_name: str) -> NamedTuple("Champion", [("uri", str), ("version", str)]):  # type: ignore[valid-type]
-    """Give the champion's folder in Cloud Storage and its version's resource name; both "" where there is none yet.
+    """Return the champion's folder in Cloud Storage and its version's resource name; both "" if there is none yet.
 
     Args:
-        place: The project, the region and the endpoints as JSON (Connection's fields).
+        place: Project, region and endpoints as JSON (the fields of Connection).
         model_name: The model's name in the registry.
     """
     import json
@@ -112,16 +112,16 @@ def register_version(
     """Register a model that the gate promoted in Vertex AI's Model Registry, and make it the champion.
 
     Args:
-        place: As find_champion takes it.
-        candidate: What is the same for every run of the configuration, as JSON: model, serving_image, labels,
+        place: See find_champion.
+        candidate: The values shared by all runs of the configuration, as JSON: model, serving_image, labels,
             encryption_key.
         run_id: The run that trained it; a repeated step registers it once.
         job: The pipeline job's resource name.
-        verdict: The gate's: only "promote" is registered.
-        champion: The version's resource name that the model was measured against; "" where there was none, "none" where
-            none was asked for: then the model becomes champion whichever was.
+        verdict: The gate's decision; must be "promote".
+        champion: The resource name of the version that the model was compared with; "" if there was none; "none" if no
+            comparison was requested, in which case the model always becomes champion.
         model: The trained model.
-        metrics: Its figures on the test split.
+        metrics: Its metrics on the test split.
         registered: The version.
     """
     import json

@@ -1,7 +1,7 @@
-"""Vertex AI's Model Registry: a run's model as the next version, the alias `champion`, and the version to beat.
+"""Vertex AI Model Registry: register a run's model as the next version and manage the alias `champion`.
 
-The model's id is its name here, so that a repeated upload of the first version meets itself. Each version carries its
-run's id as a label: a step that is repeated, or whose answer was lost, finds the version that it has made.
+The model's name is its resource id, so a repeated upload of the first version conflicts instead of adding a model. Each
+version has its run's id as a label: a repeated step finds the version that it has already registered.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from slipway.components.cloud.retries import is_conflict, is_transient, retried,
 CHAMPION = "champion"
 RUN_LABEL = "slipway-run"
 NOT_FOUND = 404
-# How long a model's upload may take, and how often it is looked at.
+# Timeout and polling interval of a model upload.
 UPLOAD_SECONDS = 1800.0
 POLL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class RegisteredVersion:
-    """A version: the model's resource name, its number, where its files are, whether it is the champion."""
+    """A version: the model's resource name, its number, the URI of its files and whether it is the champion."""
 
     model: str
     number: str
@@ -40,11 +40,10 @@ class RegisteredVersion:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trained model that is to be registered.
+    """A trained model to register.
 
-    `uri` is its folder in Cloud Storage; `job` the resource name of the pipeline job that made it, which the registry
-    keeps as its lineage; `metrics` its figures on the test split and `note` a sentence, both for the version's
-    description.
+    `uri` is its folder in Cloud Storage. `job` is the resource name of its pipeline job (lineage). `metrics` on
+    the test split and `note`, a sentence, go into the version's description.
     """
 
     model: str
@@ -66,19 +65,19 @@ class ModelRegistry:
         self._poll_seconds = poll_seconds
 
     def champion(self, model: str) -> RegisteredVersion | None:
-        """The version of `model` that has the alias champion, None where there is none yet."""
+        """Return the version of `model` with the alias champion, or None."""
         return self._get(f"{self._name(model)}@{CHAMPION}")
 
     def register(self, candidate: Candidate, measured_against: str | None) -> tuple[RegisteredVersion, str | None]:
-        """Register a run's model, and make it the champion if none has taken that place since the verdict.
+        """Register a run's model, and make it the champion unless the champion has changed since the verdict.
 
         Args:
-            candidate: What to register.
-            measured_against: The champion's resource name (with its version) that the model was measured against,
-                "" where there was none, None where none was asked for: then the alias moves whoever has it.
+            candidate: The model to register.
+            measured_against: The resource name (with version) of the champion that the model was compared with; "" if
+                there was none; None if no comparison was requested, in which case the alias always moves.
 
         Returns:
-            The version, and where it is not the champion, the sentence that says why.
+            The version, and the reason if it is not the champion.
         """
         version = self._version_of(candidate) or self._upload(candidate)
         current = self.champion(candidate.model)
@@ -86,8 +85,8 @@ class ModelRegistry:
             return current, None
         if measured_against is not None and (current.name if current else "") != measured_against:
             return version, (
-                f"Version {version.number} of {candidate.model} is registered but not the champion: it was measured "
-                f"against {_called(measured_against)}, and "
+                f"Version {version.number} of {candidate.model} is registered but not the champion: it was compared "
+                f"with {_called(measured_against)}, and "
                 + (f"version {current.number} has become champion since." if current else "there is none now.")
             )
         models = self._connection.models
@@ -95,7 +94,7 @@ class ModelRegistry:
         return RegisteredVersion(version.model, version.number, version.uri, champion=True), None
 
     def _upload(self, candidate: Candidate) -> RegisteredVersion:
-        """Upload as the next version; whatever answer is lost, there is one version of the run in the end."""
+        """Upload as the next version; lost responses never lead to a second version of the run."""
         started = time.monotonic()
         operation = None
         while operation is None:
@@ -104,14 +103,14 @@ class ModelRegistry:
             except Exception as error:
                 if not (is_transient(error) or is_conflict(error)) or time.monotonic() - started > UPLOAD_SECONDS:
                     raise
-                # It may be under way all the same: a version of this run may turn up.
+                # The upload may still be running: wait for a version of this run.
                 version = self._wait_for_version(candidate, 4 * self._poll_seconds)
                 if version is not None:
                     return version
         self._finish(operation)
         version = self._version_of(candidate)
         if version is None:
-            raise RuntimeError(f"{operation.name} is done, and {candidate.model} has no version of {candidate.run_id}")
+            raise RuntimeError(f"{operation.name} is done, but {candidate.model} has no version of {candidate.run_id}")
         return version
 
     def _finish(self, operation: Any) -> None:
@@ -123,7 +122,7 @@ class ModelRegistry:
             time.sleep(self._poll_seconds)
             operation = retried(lambda: models.get_operation({"name": name}))
         if operation.error.code:
-            raise RuntimeError(f"The model could not be registered: {operation.error.message}")
+            raise RuntimeError(f"Could not register the model: {operation.error.message}")
 
     def _wait_for_version(self, candidate: Candidate, seconds: float) -> RegisteredVersion | None:
         deadline = time.monotonic() + seconds
@@ -150,7 +149,7 @@ class ModelRegistry:
         return {"parent": self._connection.parent, "model": model, **target}
 
     def _version_of(self, candidate: Candidate) -> RegisteredVersion | None:
-        """The version that this run has made before."""
+        """Return the version that this run has already registered, or None."""
         models = self._connection.models
         request = {
             "name": self._name(candidate.model),
@@ -177,7 +176,7 @@ class ModelRegistry:
 
 
 def label(text: str) -> str:
-    """`text` as a label's value: at most 63 lower-case letters, digits, dashes and underscores."""
+    """Convert `text` to a label value: at most 63 lower-case letters, digits, dashes and underscores."""
     return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
 
 

@@ -1,4 +1,4 @@
-"""What the step register_model does: a trained model, with what is known of it, into a registry."""
+"""Registration of a trained model and its metadata in the local or Vertex AI registry."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def register(
     """Register the model in the folder `source`; see the component for the arguments.
 
     Raises:
-        UserError: There is no model in `source`, or the registry cannot take it.
-        ValueError: The verdict is not to promote, or the champion's folder is no version of this model.
+        UserError: There is no model in `source`, or the registry cannot be written to.
+        ValueError: The verdict is not "promote", or the champion's folder is not a version of this model.
     """
     _check_promoted(verdict)
     registry = Registry(Path(settings.registry).absolute())
@@ -57,10 +57,10 @@ def register(
 
 
 def champion_folder(registry: str, model_name: str) -> str:
-    """The folder of the registered model to beat, "" where there is none yet.
+    """Return the folder of the registered model to beat, "" if there is none yet.
 
     Raises:
-        UserError: The alias names a version that is not there, or none at all.
+        UserError: The alias does not name an existing version.
     """
     champion = Registry(Path(registry).absolute()).champion(model_name)
     return str(champion.folder) if champion else ""
@@ -80,10 +80,10 @@ def register_in_model_registry(
     """Register the model at `uri` in Vertex AI's Model Registry; see the component for the arguments.
 
     Returns:
-        The version, and where it is not the champion, the sentence that says why.
+        The version, and the reason if it is not the champion.
 
     Raises:
-        ValueError: The verdict is not to promote.
+        ValueError: The verdict is not "promote".
     """
     _check_promoted(verdict)
     registered, note = ModelRegistry(connection).register(
@@ -119,7 +119,7 @@ def _measured_against(registry: Registry, model_name: str, champion: str) -> Pro
         return "any"
     folder = Path(champion).absolute()
     if folder.parent != registry.root / model_name or not folder.name.isdigit():
-        raise ValueError(f"{folder} is no version of {model_name} in the registry {registry.root}")
+        raise ValueError(f"{folder} is not a version of {model_name} in the registry {registry.root}")
     return int(folder.name)
 
 
@@ -127,7 +127,7 @@ def _description(source: Path) -> dict[str, Any]:
     try:
         description = json.loads((source / "model.json").read_bytes())
     except FileNotFoundError:
-        description = {}  # a training module of the user's own writes none
+        description = {}  # custom training modules do not write it
     except (OSError, ValueError):
         description = None
     serves = any((source / name).is_file() for name in (SAVED_MODEL_FILE, PROGRAM_FILE))

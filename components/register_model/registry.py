@@ -1,6 +1,6 @@
-"""The local registry: folders `<root>/<model>/<version>/` with a `metadata.json`; the file `champion` names one.
+"""The local registry: folders `<root>/<model>/<version>/` with a `metadata.json`, and the alias file `champion`.
 
-A version appears whole or not at all, and never changes. `champion` is a text file, replaced atomically.
+Versions are added atomically and never change. `champion` is a text file with a version's number, replaced atomically.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LOCK = ".lock"
 MOST_DIGITS = 10
 UNFINISHED = ".unfinished-"
 
-# What a verdict was measured against: a version's number, None where there was none, "any" where none was asked for.
+# The champion that a model was compared with: a version number, None for no champion, "any" for no comparison.
 PromoteOver = int | None | Literal["any"]
 
 
 @dataclass(frozen=True)
 class Version:
-    """One registered version: the model's name, its number, its folder and what metadata.json says."""
+    """A registered version: the model's name, its number, its folder and the content of metadata.json."""
 
     model: str
     number: int
@@ -42,7 +42,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Registration:
-    """What registering came to: the version, whether it is the champion now, and where it is not, why."""
+    """The result of a registration: the version, whether it is the champion, and why not."""
 
     version: Version
     champion: bool
@@ -50,19 +50,19 @@ class Registration:
 
 
 class Registry:
-    """The models in the folder `root`, which need not exist before the first is registered."""
+    """The models in the folder `root`, which is created when the first model is registered."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def models(self) -> list[str]:
-        """The names of the models that have a version."""
+        """Return the names of the models that have a version."""
         if not self.root.is_dir():
             return []
         return sorted(path.name for path in self.root.iterdir() if path.is_dir() and self._numbers(path.name))
 
     def versions(self, model: str) -> list[Version]:
-        """A model's versions, oldest first.
+        """Return a model's versions, oldest first.
 
         Raises:
             UserError: A version's metadata cannot be read.
@@ -70,30 +70,30 @@ class Registry:
         return [self._version(model, number) for number in self._numbers(model)]
 
     def champion(self, model: str) -> Version | None:
-        """The version to beat, None where there is none yet.
+        """Return the version to beat, or None if there is none yet.
 
         Raises:
-            UserError: The alias names a version that is not there, or none at all.
+            UserError: The alias does not name an existing version.
         """
         number = self._champion_number(model)
         return None if number is None else self._version(model, number)
 
     def register(self, model: str, source: Path, metadata: dict[str, Any], promote_over: PromoteOver) -> Registration:
-        """Copy a model's folder in as the next version, and make it the champion.
+        """Copy a model's folder as the next version, and make it the champion.
 
-        The same run's model (by metadata's `run_id` and `weights_checksum`) is registered once: repeating the call
-        gives the version that is there.
+        Idempotent: a model with the same `run_id` and `weights_checksum` in its metadata is registered once, and
+        repeating the call returns that version.
 
         Args:
             model: The model's name.
             source: The folder to copy.
-            metadata: What to keep beside what the registry adds (model, version, created, source).
-            promote_over: The champion that the model was measured against. Where another has become champion since,
-                the version is registered, and the alias stays where it is.
+            metadata: Metadata to store; the registry adds model, version, created and source.
+            promote_over: The champion that the model was compared with. If the champion has changed since, the version
+                is registered but the alias does not move.
 
         Raises:
-            UserError: The disk is full or cannot be written to, or the alias names no version; nothing is left of
-                the version then.
+            UserError: The disk is full or read-only, or the alias does not name an existing version; nothing is
+                registered then.
         """
         with self._writing(model):
             current = None if promote_over == "any" else self._champion_number(model)
@@ -101,7 +101,7 @@ class Registry:
             return self._promote(version, current, promote_over)
 
     def _promote(self, version: Version, current: int | None, over: PromoteOver) -> Registration:
-        """Move the alias to `version` where it still stands as it did for the verdict; the caller holds the lock."""
+        """Move the alias to `version` unless it has changed since the verdict; the caller holds the lock."""
         if current == version.number:
             return Registration(version, champion=True)
         if over != "any" and current != over:
@@ -111,7 +111,7 @@ class Registry:
                 version,
                 champion=False,
                 note=f"Version {version.number} of {version.model} is registered but not the champion: it was "
-                f"measured against {against}, and {holder}.",
+                f"compared with {against}, and {holder}.",
             )
         champion = self._champion_file(version.model)
         replace_file(champion, f"{version.number}\n".encode())
@@ -128,7 +128,7 @@ class Registry:
         return None
 
     def _add(self, model: str, source: Path, metadata: dict[str, Any]) -> Version:
-        """Copy beside, then rename; the caller holds the lock."""
+        """Copy to a temporary folder, then rename it; the caller holds the lock."""
         number = max([0, *self._numbers(model), self._alias_number(model) or 0]) + 1
         target = self._folder(model, number)
         unfinished = target.with_name(f"{UNFINISHED}{number}")
@@ -152,7 +152,7 @@ class Registry:
 
     @contextlib.contextmanager
     def _writing(self, model: str) -> Iterator[None]:
-        """Hold the model's lock, so that whatever is unfinished there is a dead process's and can go."""
+        """Hold the model's lock, and delete unfinished versions, which only a dead process can have left."""
         folder = self.root / model
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ class Registry:
             full = error.errno in FULL
             what = "its disk is full" if full else (error.strerror or str(error))
             raise UserError(
-                f"The model cannot be registered in {folder}: {what}.",
+                f"Could not register the model in {folder}: {what}.",
                 setting="register.registry",
                 value=str(self.root),
                 allowed="a folder that can be written to, with room for a copy of the model",
@@ -188,7 +188,7 @@ class Registry:
         return Version(model, number, folder, metadata)
 
     def _champion_number(self, model: str) -> int | None:
-        """The version that the alias names, which is there; None where there is no alias."""
+        """Return the number of the existing version that the alias names; None if there is no alias."""
         if not self._champion_file(model).exists():
             return None
         number = self._alias_number(model)
@@ -196,7 +196,7 @@ class Registry:
         if number is not None and number in numbers:
             return number
         file = self._champion_file(model)
-        named = "no version" if number is None else f"version {number}, which is not there"
+        named = "no version" if number is None else f"version {number}, which does not exist"
         repairs = [f"rm -r {file}"] if file.is_dir() or not numbers else []
         repairs += [f"echo {numbers[-1]} > {file}"] if numbers else []
         raise UserError(
@@ -204,11 +204,11 @@ class Registry:
             setting="evaluate.champion",
             value="registered",
             allowed=", ".join(f"version {existing}" for existing in numbers) or "no version is registered",
-            fix=f"{'; '.join(repairs)}, or go without a champion: --set evaluate.champion=none",
+            fix=f"{'; '.join(repairs)}, or evaluate without a champion: --set evaluate.champion=none",
         )
 
     def _alias_number(self, model: str) -> int | None:
-        """Return the number in the alias file, None where there is none that can be read."""
+        """Return the number in the alias file, None if it is missing or invalid."""
         try:
             text = self._champion_file(model).read_bytes().strip()
         except OSError:
@@ -230,7 +230,7 @@ class Registry:
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit checked out in `folder`, with "-dirty" where files differ from it; None where git does not know."""
+    """Return the commit checked out in `folder`, with "-dirty" for modified files; None without git."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10)
@@ -240,12 +240,12 @@ def git_commit(folder: Path) -> str | None:
 
 
 def _copy_folder(source: Path, target: Path) -> None:
-    """Copy a folder's files, each on the disk before this returns."""
+    """Copy a folder recursively and fsync every file."""
     target.mkdir()
     for path in sorted(source.iterdir()):
         if path.is_dir():
             _copy_folder(path, target / path.name)
-        elif path.name != METADATA:  # a model that comes from a registry: its record is that version's own
+        elif path.name != METADATA:  # a model copied from a registry has that version's metadata
             shutil.copyfile(path, target / path.name)
             sync(target / path.name)
     sync(target)

@@ -1,4 +1,4 @@
-"""The settings of the model registry."""
+"""Settings of the model registry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slipway.trainer.config import Settings
 
 
 class RegisterSettings(Settings):
-    """Where versions are registered: `registry` is the local registry's folder, `model` the name in it."""
+    """Where versions are registered: `registry` is the local registry's folder, `model` the model's name in it."""
 
     registry: str = "models"
     model: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9-]*$")

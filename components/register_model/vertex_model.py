@@ -1,6 +1,6 @@
-"""The artifact of a registered version.
+"""The artifact type of a registered version.
 
-In a module of its own: kfp imports it inside the step's container, where kfp.dsl has no decorators.
+In a separate module: kfp imports it inside the step's container, where kfp.dsl has no decorators.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from kfp.dsl import Artifact
 
 
 class VertexModel(Artifact):
-    """A version in Vertex AI's Model Registry, of the type by which Vertex AI shows its lineage."""
+    """A version in Vertex AI Model Registry; Vertex AI shows the lineage of artifacts of this type."""
 
     schema_title = "google.VertexModel"
     schema_version = "0.0.1"

@@ -1,1 +1,1 @@
-"""Who needs which right on what for a run on Vertex AI: what should be, what is, and making it so."""
+"""Access setup for Vertex AI: desired state, observed state, their difference, and applying it."""

@@ -1,6 +1,6 @@
-"""Making it so: what is missing is made, in order, each thing on its own; nothing is ever taken away.
+"""Create missing APIs, resources and role bindings, in order; nothing is ever removed.
 
-Every call may be made twice: a run that was stopped half-way is simply started again.
+Every call is idempotent: to continue after an interruption, run it again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slipway.components.setup_access.settings import AccessSettings
 from slipway.components.setup_access.wanted import Account, Api, Binding, Bucket, Identity, Item, Repository
 from slipway.core.errors import UserError
 
-# An API or account that has just been made is not seen everywhere at once.
+# New APIs and accounts take a while to propagate.
 SETTLING_TRIES = 20
 BATCH = 20
 
@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one line. later: Google makes it with the first job."""
+    """The result for one line. "later": Google creates it with the first job."""
 
     line: Line
     result: Literal["done", "later", "failed"]
     error: UserError | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The outcome as plain values, for programs."""
+        """Return the outcome as JSON-compatible values."""
         error = self.error.as_dict() if self.error else None
         return {**self.line.as_dict(), "result": self.result, "error": error}
 
@@ -46,17 +46,17 @@ class Outcome:
 def apply(
     settings: AccessSettings, told: Callable[[Outcome], None] = lambda _: None
 ) -> tuple[list[Outcome], list[Line]]:
-    """Make everything that is missing; what became of each, and the difference that is left.
+    """Create everything that is missing; return the outcomes and the remaining difference.
 
-    It looks anew after each stage, since what can be seen grows: a policy behind an API that was off, the account
-    that builds run as.
+    The state is read again before each stage, because each stage makes more of it readable: policies behind an API
+    that was disabled, the account that builds run as.
 
     Args:
-        settings: What should be.
-        told: Is given each outcome as it is known.
+        settings: The desired state.
+        told: Called with each outcome.
 
     Raises:
-        UserError: There are no credentials, or no such project.
+        UserError: There are no credentials, or the project does not exist.
     """
     connection = settings.connection
     outcomes: dict[str, Outcome] = {}
@@ -75,7 +75,7 @@ def apply(
 
 
 def _has_place(line: Line, found: Found) -> bool:
-    """Whether the resource that a role is to be granted on is there."""
+    """Return whether the resource to grant a role on may exist."""
     return not isinstance(line.item, Binding) or found.things[line.item.resource].exists is not False
 
 
@@ -84,18 +84,20 @@ def _without_place(line: Line) -> Outcome:
     return Outcome(
         line,
         "failed",
-        UserError(f"{resource} is not there to be granted a role on.", fix="see why above, then the same again"),
+        UserError(
+            f"{resource} does not exist, so no role can be granted on it.", fix="fix the errors above, then retry"
+        ),
     )
 
 
 def _make(connection: Connection, lines: list[Line]) -> Iterable[Outcome]:
-    """Make lines of one stage. APIs, and bindings on one resource, are made in one call; the rest one by one."""
+    """Create the lines of one stage: all APIs in one call, bindings in one call per resource, the rest one by one."""
     groups: dict[Any, list[Line]] = defaultdict(list)
     for line in lines:
         item = line.item
         key: Any = item
         if isinstance(item, Binding):
-            # An identity that may not exist yet would have the whole write refused.
+            # A member that does not exist yet would fail the whole write.
             key = (item.resource, item.member if item.later else "")
         elif isinstance(item, Api):
             key = Api
@@ -113,7 +115,7 @@ def _made(connection: Connection, group: list[Line]) -> list[Outcome]:
     except Exception as error:
         if all(line.later for line in group) and _does_not_exist(error):
             return [Outcome(line, "later") for line in group]
-        what = f"make {items[0]}"
+        what = f"create {items[0]}"
         if isinstance(items[0], Binding):
             what = f"change the policy of {items[0].resource}"
         elif isinstance(items[0], Api):
@@ -141,17 +143,17 @@ def _call(connection: Connection, items: list[Item]) -> None:
 
 
 def _settles(error: BaseException) -> bool:
-    """Whether an error passes as what was just made comes to be seen everywhere."""
+    """Return whether an error disappears once new resources have propagated."""
     return is_disabled(error) or _does_not_exist(error)
 
 
 def _does_not_exist(error: BaseException) -> bool:
-    """Whether a policy was refused for a member that is not there."""
+    """Return whether a policy was rejected because a member does not exist."""
     return status_of(error) == 400 and "does not exist" in message_of(error)
 
 
 def _asked(request: Any) -> Any:
-    """The answer to a request, tried again while its API is settling."""
+    """Execute a request; retry while its API is being enabled."""
     return retried(request.execute, also=is_disabled, tries=SETTLING_TRIES)
 
 
@@ -164,11 +166,13 @@ def _enable(connection: Connection, names: list[str]) -> None:
 
 
 def _identity(connection: Connection, service: str) -> None:
-    """Make a service's agent, or find that there is one: an operation that ends with its e-mail."""
+    """Create a service's agent unless it exists."""
     api = connection.api("serviceusage", "v1beta1")
     parent = f"projects/{connection.project}/services/{service}"
     operation = _asked(api.services().generateServiceIdentity(parent=parent))
-    finished(operation, lambda name: api.operations().get(name=name).execute(), f"make the identity of {service}")
+    finished(
+        operation, lambda name: api.operations().get(name=name).execute(), f"create the service agent of {service}"
+    )
 
 
 def _account(connection: Connection, account: Account) -> None:
@@ -191,10 +195,10 @@ def _bucket(connection: Connection, bucket: Bucket) -> None:
             raise
         if "already own it" not in str(error):
             raise UserError(
-                f"The bucket name {bucket.name} is taken by someone else: names are shared by all of Google Cloud.",
+                f"The bucket name {bucket.name} is already taken: bucket names are global in Google Cloud.",
                 setting="vertex.bucket",
                 value=str(bucket),
-                fix=f"--set vertex.bucket=gs://A_NAME_OF_YOUR_OWN, such as gs://{connection.project}-slipway",
+                fix=f"--set vertex.bucket=gs://{connection.project}-slipway, or another unused name",
             ) from error
 
 
@@ -204,11 +208,11 @@ def _repository(connection: Connection, repository: Repository) -> None:
     body = {"format": "DOCKER", "description": "Images that Slipway builds"}
     operation = _unless_there(locations.repositories().create(parent=parent, repositoryId=name, body=body))
     if operation is not None:
-        finished(operation, lambda name: locations.operations().get(name=name).execute(), f"make {repository}")
+        finished(operation, lambda name: locations.operations().get(name=name).execute(), f"create {repository}")
 
 
 def _unless_there(request: Any) -> Any:
-    """The answer to a request that makes something; None where it is there: an answer that was lost made it."""
+    """Execute a create request; return None if the resource exists already."""
     try:
         return _asked(request)
     except Exception as error:

@@ -1,15 +1,15 @@
-"""The step setup_access: the rights of a run, looked at before anything that takes hours is started."""
+"""The step setup_access: verify a run's permissions before anything expensive starts."""
 
 from kfp import dsl
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
 def setup_access(settings: str, grant: bool) -> None:
-    """Verify that APIs, identities, bucket, repository and roles are as a run needs them.
+    """Verify that a run's APIs, identities, bucket, repository and roles exist.
 
     Args:
         settings: AccessSettings as JSON.
-        grant: Whether what is missing is made; the run-as account must then be allowed to.
+        grant: Whether to create what is missing; the run-as account needs permission to do so.
     """
     from slipway.components.setup_access.ensure import ensure
     from slipway.components.setup_access.settings import AccessSettings

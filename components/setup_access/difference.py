@@ -1,4 +1,4 @@
-"""What is held against what should be: a line for each thing, with what setup would do about it."""
+"""The difference between observed and desired state: one line per item, with what setup would do about it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from slipway.components.setup_access.settings import AccessSettings
 from slipway.components.setup_access.wanted import Account, Api, Binding, Bucket, Identity, Item, Repository, wanted
 from slipway.core.errors import UserError
 
-# there: as it should be. missing: setup makes it. wrong: it is there and not as it should be, and only a person can
-# decide what to do. unseen: the caller may not look.
+# there: as desired. missing: setup creates it. wrong: it exists but differs, and setup does not change it. unseen: the
+# caller lacks permission to see it.
 Status = Literal["there", "missing", "wrong", "unseen"]
 
-# Roles that have all that another one has: who has them needs no more.
+# Roles that include another role.
 INCLUDED_IN = {
     "roles/aiplatform.user": ("roles/aiplatform.admin", "roles/owner", "roles/editor"),
     "roles/artifactregistry.reader": (
@@ -44,7 +44,7 @@ INCLUDED_IN = {
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that should be, and how it is. `fix` is for what setup itself cannot do."""
+    """One desired item and its observed state. `fix` is for what setup itself cannot do."""
 
     item: Item
     status: Status
@@ -53,22 +53,22 @@ class Line:
 
     @property
     def kind(self) -> str:
-        """What it is, in a word."""
+        """The item's type in lower case."""
         return type(self.item).__name__.lower()
 
     @property
     def later(self) -> bool:
-        """Whether Google makes it with the first job, where setup cannot."""
+        """Whether Google creates it with the first job, because setup cannot."""
         return bool(getattr(self.item, "later", False))
 
     def as_dict(self) -> dict[str, Any]:
-        """The line as plain values, for programs."""
+        """Return the line as JSON-compatible values."""
         fields = {"kind": self.kind, "what": str(self.item), "status": self.status, "found": self.found}
         return {**fields, "reason": self.item.reason, "fix": self.fix}
 
 
 def difference(settings: AccessSettings, found: Found) -> list[Line]:
-    """Every thing that should be, in the order in which it can be made, and how it is."""
+    """Return a line for every desired item, in the order in which they can be created."""
     lines = [_line(item, settings, found) for item in wanted(settings, found.number, found.builder)]
     if found.unasked is not None:
         lines.append(_unseen(Account("the account of Cloud Build's builds", "it pushes the image"), found.unasked))
@@ -76,13 +76,13 @@ def difference(settings: AccessSettings, found: Found) -> list[Line]:
 
 
 def blocking(lines: Iterable[Line]) -> list[Line]:
-    """The lines for which a run would fail."""
+    """Return the lines that would make a run fail."""
     return [line for line in lines if line.status == "wrong" or (line.status == "missing" and not line.later)]
 
 
 def _line(item: Item, settings: AccessSettings, found: Found) -> Line:
     if isinstance(item, Api) and found.enabled is None:
-        return Line(item, "unseen", "which APIs are enabled cannot be seen: serviceusage.services.get is missing")
+        return Line(item, "unseen", "cannot list enabled APIs: serviceusage.services.get is missing")
     if isinstance(item, Api):
         enabled = item.name in (found.enabled or ())
         return Line(item, "there", "enabled") if enabled else Line(item, "missing", "to be enabled")
@@ -98,14 +98,14 @@ def _line(item: Item, settings: AccessSettings, found: Found) -> Line:
 
 
 def _identity(item: Identity, found: Found) -> Line:
-    """No API lists a project's service agents, but a policy names only those that exist."""
+    """No API lists a project's service agents, but policies can only name existing ones."""
     member = f"serviceAccount:{item.email}"
     if any(member in _members(thing.policy) for thing in found.things.values()):
         return Line(item, "there", "named in a policy")
     unread = next((t.error for r, t in found.things.items() if r.kind == "project" and t.policy is None), None)
     if unread is not None and (found.enabled is None or item.service in found.enabled):
         return Line(item, "unseen", unread.message, unread.fix)
-    return Line(item, "missing", "named in no policy: to be made, if it is not there")
+    return Line(item, "missing", "not named in any policy: to be created unless it exists")
 
 
 def _members(policy: policies.Policy | None) -> set[str]:
@@ -115,19 +115,19 @@ def _members(policy: policies.Policy | None) -> set[str]:
 def _bucket(item: Bucket, found: Found) -> Line:
     thing = found.things[Resource("bucket", item.name)]
     if thing.exists is False:
-        return Line(item, "missing", f"to be made in {item.region}, with uniform access")
+        return Line(item, "missing", f"to be created in {item.region}, with uniform access")
     if not thing.facts:
         line = _unseen(item, thing.error)
-        return replace(line, found=f"{line.found} The bucket may be another project's.")
+        return replace(line, found=f"{line.found} The bucket may belong to another project.")
     place, kind = str(thing.facts["location"]).lower(), thing.facts["location_type"]
     if thing.facts["number"] != found.number:
-        return Line(item, "wrong", "it belongs to another project", "--set vertex.bucket=gs://A_NAME_OF_YOUR_OWN")
+        return Line(item, "wrong", "it belongs to another project", "--set vertex.bucket=gs://ANOTHER_NAME")
     if kind != "region" or place != item.region:
-        fix = f"--set vertex.bucket=gs://A_NEW_NAME: a bucket cannot be moved; setup makes the new one in {item.region}"
+        fix = f"--set vertex.bucket=gs://ANOTHER_NAME: buckets cannot be moved; setup creates it in {item.region}"
         return Line(item, "wrong", f"it is in the {kind} {place}, the jobs are in {item.region}", fix)
     if not thing.facts["uniform"]:
         fix = f"gcloud storage buckets update {item} --uniform-bucket-level-access"
-        return Line(item, "wrong", "its objects may have access lists of their own, which roles do not rule", fix)
+        return Line(item, "wrong", "uniform bucket-level access is off, so object ACLs may override roles", fix)
     return Line(item, "there", f"in {place}, with uniform access")
 
 
@@ -146,10 +146,10 @@ def _thing(item: Account | Repository, resource: Resource, settings: AccessSetti
     full = policies.account_name(resource.name) if resource.kind == "account" else resource.name
     owner = full.split("/")[1]
     if owner not in (settings.project, str(found.number)):
-        return Line(item, "wrong", f"it does not exist in {owner}, which is another project", "make it there")
+        return Line(item, "wrong", f"it does not exist in {owner}, which is another project", f"create it in {owner}")
     if resource.kind == "account" and not resource.name.endswith(policies.ACCOUNT_DOMAIN):
         fix = f"--set vertex.service_account=slipway@{settings.project}{policies.ACCOUNT_DOMAIN}"
-        return Line(item, "wrong", "it does not exist, and only Google makes it", fix)
+        return Line(item, "wrong", "it does not exist, and only Google can create it", fix)
     return Line(item, "missing", "to be made")
 
 
@@ -169,12 +169,12 @@ def _binding(item: Binding, settings: AccessSettings, found: Found) -> Line:
 
 
 def _is_off(resource: Resource, found: Found) -> bool:
-    """Whether the API that holds a resource's policy is off: then nobody has been granted anything yet."""
+    """Return whether the API that holds a resource's policy is disabled: then nothing has been granted yet."""
     return found.enabled is not None and HOSTS[resource.kind] not in found.enabled
 
 
 def _condition(policy: policies.Policy | None, item: Binding) -> str | None:
-    """The title of a condition under which a member has a role, if there is one."""
+    """Return the title of the condition under which a member has a role, or None."""
     for binding in (policy or {}).get("bindings", ()):
         if binding["role"] == item.role and item.member in binding.get("members", ()) and binding.get("condition"):
             return str(binding["condition"].get("title") or binding["condition"].get("expression"))

@@ -1,4 +1,4 @@
-"""The step's work: see that a run has every right that it needs; grant what is missing where that was asked for."""
+"""Verify that a run has every permission that it needs; grant missing ones on request."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 
 def ensure(settings: AccessSettings, *, grant: bool) -> dict[str, Any]:
-    """What was found, granted and could not be seen.
+    """Verify access; return what exists, what was granted and what could not be seen.
 
     Args:
-        settings: What should be.
-        grant: Whether to make what is missing; otherwise it is only looked for.
+        settings: The desired state.
+        grant: Whether to create what is missing; otherwise nothing is changed.
 
     Raises:
-        UserError: Something that a run needs is missing or not as it should be.
+        UserError: Something that a run needs is missing or misconfigured.
     """
     failed = []
     granted = []
@@ -51,28 +51,28 @@ def ensure(settings: AccessSettings, *, grant: bool) -> dict[str, Any]:
 
 
 def lacking(lines: list[Line]) -> UserError:
-    """The error for things that a run would fail without: the first in full, how many more there are."""
+    """Return the error for lines that would make a run fail: the first in full, and the number of others."""
     first = lines[0]
     more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
-    found = "is missing" if first.status == "missing" else f"is not as it should be: {first.found}"
+    found = "is missing" if first.status == "missing" else f"is misconfigured: {first.found}"
     return UserError(
-        f"{first.item} {found}{more}. It is needed because: {first.item.reason}.",
+        f"{first.item} {found}{more}. Required because: {first.item.reason}.",
         fix=first.fix or COMMAND,
     )
 
 
 def check_own_rights(settings: AccessSettings) -> None:
-    """See that the caller may use the bucket: of its own rights anyone may ask, also who may not see the policy.
+    """Verify that the caller may use the bucket, which works without permission to read its policy.
 
     Raises:
-        UserError: It may not.
+        UserError: The caller lacks a permission.
     """
     connection = settings.connection
     bucket = connection.storage.bucket(settings.bucket)
     try:
         granted = retried(lambda: bucket.test_iam_permissions(list(OBJECTS), retry=None))
     except Exception as error:
-        raise refusal(error, connection, f"look at gs://{settings.bucket}") from error
+        raise refusal(error, connection, f"test permissions on gs://{settings.bucket}") from error
     missing = sorted(set(OBJECTS) - set(granted))
     if missing:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What is: read from Google, nothing changed. What cannot be read is said so and hides nothing else."""
+"""Observed state: read a project's APIs, resources and policies. What cannot be read is reported per resource."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipway.components.setup_access.settings import AccessSettings
 from slipway.components.setup_access.wanted import apis
 from slipway.core.errors import UserError
 
-# The API that answers for each kind of resource.
+# The API of each kind of resource.
 HOSTS = {
     "project": "cloudresourcemanager.googleapis.com",
     "bucket": "storage.googleapis.com",
@@ -28,10 +28,10 @@ HOSTS = {
 
 @dataclass(frozen=True)
 class Thing:
-    """A resource that was looked for.
+    """The observed state of a resource.
 
-    `exists` is None where that could not be seen, `error` then says why. `facts` is the service's own description,
-    `policy` its policy, None where it could not be read.
+    `exists` is None if it could not be determined; `error` then says why. `facts` is the service's description of it,
+    `policy` its IAM policy, None if it could not be read.
     """
 
     exists: bool | None
@@ -42,10 +42,10 @@ class Thing:
 
 @dataclass(frozen=True)
 class Found:
-    """A project as it is. `enabled` is None where the caller may not see which APIs are.
+    """The observed state of a project. `enabled` is None if the caller may not list the enabled APIs.
 
-    `builder` is the account that Cloud Build's builds run as; None where that is not known, `unasked` then says why
-    unless it is only that the API is off.
+    `builder` is the account that Cloud Build's builds run as, None if it is unknown; `unasked` then says why, unless
+    the API is merely disabled.
     """
 
     number: int
@@ -56,14 +56,14 @@ class Found:
 
 
 def look(settings: AccessSettings, tries: int = 1) -> Found:
-    """Read everything that the rights depend on.
+    """Read the observed state.
 
     Args:
-        settings: What to look at.
-        tries: How often to ask an API that is enabled and says that it is not, as it does when that is new.
+        settings: The project and its resources.
+        tries: Maximum number of attempts while a newly enabled API still reports that it is disabled.
 
     Raises:
-        UserError: There are no credentials, or no such project.
+        UserError: There are no credentials, or the project does not exist.
     """
     connection = settings.connection
     number, enabled = services(connection, [api.name for api in apis(settings)])
@@ -77,7 +77,7 @@ def look(settings: AccessSettings, tries: int = 1) -> Found:
 
 
 def resources(settings: AccessSettings) -> list[Resource]:
-    """The resources whose policies matter."""
+    """Return the resources whose policies are read."""
     buckets = dict.fromkeys((settings.bucket, *settings.stores, *settings.sources))
     found = [Resource("project", settings.project), *(Resource("bucket", name) for name in buckets)]
     if settings.repository:
@@ -87,13 +87,13 @@ def resources(settings: AccessSettings) -> list[Resource]:
 
 
 def services(connection: Connection, names: list[str]) -> tuple[int, frozenset[str] | None]:
-    """The project's number, and which of the APIs are enabled; None where the caller may not see that.
+    """Return the project's number, and which of the APIs are enabled (None if the caller may not see that).
 
     Raises:
-        UserError: There is no such project, or it cannot be seen.
+        UserError: The project does not exist or the caller may not see it.
     """
     parent = f"projects/{connection.project}"
-    # Checked first, so that a refusal can name who was refused.
+    # Resolved first, so that an error can name the caller.
     _ = connection.caller
 
     def ask() -> Any:
@@ -104,7 +104,7 @@ def services(connection: Connection, names: list[str]) -> tuple[int, frozenset[s
         answers = retried(ask)["services"]
     except Exception as error:
         if status_of(error) in (403, 404) and not is_disabled(error):
-            # Who may run jobs may see the project, and need not see its services.
+            # Callers that may run jobs can see the project, but not always its services.
             return _number(connection), None
         raise refusal(error, connection, f"see the project {connection.project}") from error
     number = int(answers[0]["parent"].partition("/")[2])
@@ -142,9 +142,9 @@ def thing(connection: Connection, resource: Resource, enabled: frozenset[str] | 
         facts = retried(lambda: FACTS[resource.kind](connection, resource), also=settles, tries=max(tries, TRIES))
     except Exception as error:
         if is_disabled(error) or is_absent(error):
-            # Behind an API that is off there is nothing; the API itself is found missing.
+            # Nothing exists behind a disabled API; the API itself is reported as missing.
             return Thing(exists=resource.kind == "project", error=refusal(error, connection, f"see {resource}"))
-        # Who may not look at a thing may yet read its policy.
+        # Without permission to get a resource, its policy may still be readable.
         if status_of(error) != 403:
             return Thing(exists=None, error=refusal(error, connection, f"see {resource}"))
     try:
@@ -155,7 +155,7 @@ def thing(connection: Connection, resource: Resource, enabled: frozenset[str] | 
 
 
 def _builder(connection: Connection) -> tuple[str | None, UserError | None]:
-    """The e-mail of the account that builds run as where no other is named, or why it is not known."""
+    """Return the e-mail of the account that builds run as by default, or why it is unknown."""
     name = f"projects/{connection.project}/locations/{connection.region}/defaultServiceAccount"
 
     def ask() -> Any:
@@ -166,7 +166,7 @@ def _builder(connection: Connection) -> tuple[str | None, UserError | None]:
     except Exception as error:
         if is_disabled(error):
             return None, None
-        return None, refusal(error, connection, "ask which account builds run as")
+        return None, refusal(error, connection, "get the account that builds run as")
 
 
 def _bucket(connection: Connection, resource: Resource) -> Mapping[str, Any]:
@@ -190,7 +190,7 @@ def _account(connection: Connection, resource: Resource) -> Mapping[str, Any]:
 
 
 def _project(_: Connection, resource: Resource) -> Mapping[str, Any]:
-    """Nothing more: that the project is there was found with its services."""
+    """Return only the name; `services` has already verified that the project exists."""
     return {"project": resource.name}
 
 

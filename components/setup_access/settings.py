@@ -1,4 +1,4 @@
-"""What the rights depend on."""
+"""Settings of setup_access: the resources and accounts of a run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ IMAGE = re.compile(
     r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)/(?P<image>[^@:]+)"
     r"(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-# Google's own images, which everyone may read.
+# Project of Google's public images.
 PUBLIC_PROJECT = "vertex-ai"
 
 
 class AccessSettings(Settings):
-    """A project as runs need it.
+    """The project, resources and accounts that runs use.
 
-    `bucket` is a name without gs://, `stores` and `sources` other buckets that runs write to and read from.
-    `repository` is the full name of an Artifact Registry repository, None where the image is elsewhere. `account` is
-    the run-as account's e-mail, `submitters` the members of policies (user:, group:, serviceAccount:) who start runs.
-    `tpu`: whether the hardware is a TPU; `builds`: whether Cloud Build makes images, as the account `builder` where
-    that is not the project's default.
+    `bucket` is a name without gs://; `stores` and `sources` are other buckets that runs write to and read from.
+    `repository` is the full name of an Artifact Registry repository, None if the image is elsewhere. `account` is the
+    run-as account's e-mail; `submitters` are the policy members (user:, group:, serviceAccount:) who start runs.
+    `tpu`: whether the hardware is a TPU. `builds`: whether Cloud Build builds images; `builder` is its account, None
+    for the project's default.
     """
 
     project: str
@@ -42,12 +42,12 @@ class AccessSettings(Settings):
 
     @property
     def connection(self) -> Connection:
-        """The way to Google's services for this project and region."""
+        """The connection to Google Cloud for this project and region."""
         return Connection(self.project, self.region, self.endpoints)
 
 
 def repository_of(image: str) -> str | None:
-    """The full name of the Artifact Registry repository that an image is in; None for those elsewhere and Google's."""
+    """Return the full name of an image's Artifact Registry repository; None for other registries and Google images."""
     found = IMAGE.fullmatch(image)
     if found is None or found["project"] == PUBLIC_PROJECT:
         return None

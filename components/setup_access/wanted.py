@@ -1,7 +1,7 @@
-"""What should be: the APIs, the bucket, the repository, the identities, the account and every role binding of a run.
+"""Desired state: the APIs, service agents, accounts, bucket, repository and role bindings that a run needs.
 
-Each binding is on the narrowest resource that works: bucket, repository or account rather than project. The roles are
-those of Google's documentation of Vertex AI's access control, Cloud TPU and Cloud Build.
+Each binding is on the narrowest resource possible: bucket, repository or account rather than project. The roles follow
+Google's documentation of access control for Vertex AI, Cloud TPU and Cloud Build.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DOMAIN = "iam.gserviceaccount.com"
 
 @dataclass(frozen=True)
 class Api:
-    """An API that the project has enabled, by its host."""
+    """An API to enable in the project, by its host name."""
 
     name: str
     reason: str
@@ -30,7 +30,7 @@ class Api:
 class Identity:
     """The service agent of a Google service in the project.
 
-    `later`: where no call makes it, the service does, with its first job, and grants it its role itself.
+    `later`: no call creates it; the service creates it with its first job and grants its role.
     """
 
     service: str
@@ -44,7 +44,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A single-region bucket of the project with uniform access."""
+    """A single-region bucket of the project with uniform bucket-level access."""
 
     name: str
     region: str
@@ -56,7 +56,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Repository:
-    """A Docker repository, by its full name."""
+    """A Docker repository in Artifact Registry, by its full name."""
 
     name: str
     reason: str
@@ -67,7 +67,7 @@ class Repository:
 
 @dataclass(frozen=True)
 class Account:
-    """A service account of the user's own."""
+    """A user-managed service account."""
 
     email: str
     reason: str
@@ -78,7 +78,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Binding:
-    """A member has a role on a resource, without a condition. `later`: the member is an identity of that kind."""
+    """An unconditional role binding. `later`: the member is an Identity with `later`."""
 
     resource: Resource
     role: str
@@ -94,12 +94,12 @@ Item = Api | Identity | Bucket | Repository | Account | Binding
 
 
 def apis(settings: AccessSettings) -> list[Api]:
-    """The APIs that have to be on."""
+    """Return the APIs that must be enabled."""
     found = [
         Api("aiplatform.googleapis.com", "runs the pipeline and the training jobs"),
         Api("cloudresourcemanager.googleapis.com", "reads and writes the project's policy"),
-        Api("iam.googleapis.com", "holds the run-as account and who may act as it"),
-        Api("logging.googleapis.com", "keeps what the steps and replicas print"),
+        Api("iam.googleapis.com", "manages the run-as account and who may act as it"),
+        Api("logging.googleapis.com", "stores the logs of steps and replicas"),
         Api("storage.googleapis.com", "holds data, checkpoints and models"),
     ]
     if settings.repository:
@@ -107,17 +107,17 @@ def apis(settings: AccessSettings) -> list[Api]:
     if settings.builds:
         found.append(Api("cloudbuild.googleapis.com", "builds the image"))
     if settings.tpu:
-        found.append(Api("tpu.googleapis.com", "lends the TPUs"))
+        found.append(Api("tpu.googleapis.com", "provides the TPUs"))
     return sorted(found, key=lambda api: api.name)
 
 
 def wanted(settings: AccessSettings, number: int, builder: str | None) -> list[Item]:
-    """Everything that a run needs, in the order in which it can be made.
+    """Return everything that a run needs, in the order in which it can be created.
 
     Args:
-        settings: The project and what is to run there.
+        settings: The project, resources and accounts.
         number: The project's number.
-        builder: The e-mail of the account that Cloud Build's builds run as; None where it is not known.
+        builder: The e-mail of the account that Cloud Build's builds run as, None if unknown.
     """
     items: list[Item] = [*apis(settings), *identities(settings, number)]
     if settings.account:
@@ -131,7 +131,7 @@ def wanted(settings: AccessSettings, number: int, builder: str | None) -> list[I
 
 
 def identities(settings: AccessSettings, number: int) -> list[Identity]:
-    """The service agents that act in the project."""
+    """Return the service agents of the project."""
     found = [
         Identity("aiplatform.googleapis.com", _agent(number, "gcp-sa-aiplatform"), "Vertex AI acts as it"),
         Identity(
@@ -151,7 +151,7 @@ def identities(settings: AccessSettings, number: int) -> list[Identity]:
 
 
 def bindings(settings: AccessSettings, number: int, builder: str | None) -> list[Binding]:
-    """Every role that someone needs for a run."""
+    """Return the role bindings that a run needs."""
     return [
         *_agents(settings, number),
         *_account(settings),
@@ -182,7 +182,7 @@ def _agents(settings: AccessSettings, number: int) -> Iterator[Binding]:
     if settings.tpu:
         tpu = f"serviceAccount:{_agent(number, 'cloud-tpu')}"
         bucket = Resource("bucket", settings.bucket)
-        yield Binding(project, "roles/tpu.serviceAgent", tpu, "Cloud TPU makes the machines")
+        yield Binding(project, "roles/tpu.serviceAgent", tpu, "Cloud TPU creates the machines")
         yield Binding(bucket, "roles/storage.objectUser", tpu, "TPUs read data and write profiles themselves")
     if settings.builds:
         build = f"serviceAccount:{_agent(number, 'gcp-sa-cloudbuild')}"
@@ -203,7 +203,7 @@ def _account(settings: AccessSettings) -> Iterator[Binding]:
     if settings.repository:
         repository = Resource("repository", settings.repository)
         yield Binding(repository, "roles/artifactregistry.reader", member, "the steps find the image by its digest")
-    # Being an account does not include the right to start jobs that run as it.
+    # A service account needs actAs on itself to start jobs that run as it.
     own = Resource("account", settings.account)
     yield Binding(own, "roles/iam.serviceAccountUser", member, "the pipeline's training jobs run as the same account")
 
@@ -213,7 +213,7 @@ def _builder(settings: AccessSettings, builder: str | None) -> Iterator[Binding]
         return
     member = f"serviceAccount:{builder}"
     bucket = Resource("bucket", settings.bucket)
-    yield Binding(bucket, "roles/storage.objectUser", member, "builds read their source from the bucket and log there")
+    yield Binding(bucket, "roles/storage.objectUser", member, "builds read their source from and log to the bucket")
     yield Binding(
         Resource("project", settings.project), "roles/logging.logWriter", member, "builds write to Cloud Logging"
     )
@@ -226,13 +226,13 @@ def _submitter(settings: AccessSettings, member: str) -> Iterator[Binding]:
     project, bucket = Resource("project", settings.project), Resource("bucket", settings.bucket)
     yield Binding(project, "roles/aiplatform.user", member, "submits and watches runs")
     yield Binding(project, "roles/logging.viewer", member, "reads the replicas' logs")
-    yield Binding(bucket, "roles/storage.objectUser", member, "uploads the image's source, fetches results")
+    yield Binding(bucket, "roles/storage.objectUser", member, "uploads the image's source, downloads results")
     if settings.account:
         own = Resource("account", settings.account)
         yield Binding(own, "roles/iam.serviceAccountUser", member, "submits runs that run as this account")
     if settings.repository:
         repository = Resource("repository", settings.repository)
-        yield Binding(repository, "roles/artifactregistry.reader", member, "sees whether an image is there already")
+        yield Binding(repository, "roles/artifactregistry.reader", member, "checks whether an image exists")
     if settings.builds:
         yield Binding(project, "roles/cloudbuild.builds.editor", member, "starts builds of the image")
     if settings.builds and settings.builder:

@@ -1,4 +1,4 @@
-"""The step train: the local cluster, and what a finished job left where it was told to."""
+"""The step train: run a job on this machine, or collect the model of a finished custom job."""
 
 from kfp import dsl
 from kfp.dsl import Dataset, Input, Metrics, Model, Output
@@ -17,15 +17,15 @@ def train(
     """Run the worker pools as processes on this machine, or in this container.
 
     Args:
-        worker_pool_specs: As plan_training gives them.
-        output: The base output directory, a folder or a URI: model, checkpoints and logs are written below it. Where it
-            is "", it is what holds the artifact `model`.
-        virtual_devices: How many virtual devices each replica is given in place of accelerators; 0 for none.
+        worker_pool_specs: The output of plan_training.
+        output: The base output directory (folder or URI) for model, checkpoints and logs; "" for the parent of the
+            artifact `model`.
+        virtual_devices: Number of virtual devices per replica in place of accelerators; 0 for none.
         restarts: RestartSettings as JSON.
-        dataset: The prepared data set that the pools' commands name: where it lies in an object store, the platform
-            brings an input into the container.
+        dataset: The prepared data set that the pools' commands refer to; declared as an input so that the platform
+            mounts it if it is in an object store.
         model: The trained model.
-        metrics: Its last figures on the validation split.
+        metrics: Its metrics on the validation split.
     """
     from dataclasses import asdict
 
@@ -56,13 +56,13 @@ def train(
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
 def collect_model(job: str, output: str, model: Output[Model], metrics: Output[Metrics]) -> str:
-    """Give the model that a custom job left in its base output directory (a gs:// URI), and the model's URI.
+    """Publish the model in a custom job's base output directory (a gs:// URI); return the model's URI.
 
     Args:
-        job: The job's resource, as CustomTrainingJobOp gives it: it must have ended.
+        job: The resource of the finished job, from CustomTrainingJobOp.
         output: The job's base output directory.
         model: The trained model.
-        metrics: Its last figures on the validation split.
+        metrics: Its metrics on the validation split.
     """
     from slipway.components.step import step
     from slipway.components.train.result import trained_model

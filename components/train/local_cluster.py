@@ -1,4 +1,4 @@
-"""A job's worker pools on this machine: one process a replica, started, watched, ended and started again together."""
+"""Run a job's worker pools on this machine, one process per replica; all replicas start, stop and restart together."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
 from slipway.trainer.distributed.ports import Ports
 
-# How long replicas have to end by themselves when one has, or the job is to stop: a checkpoint may be half-written.
+# Grace period between SIGTERM and SIGKILL: a replica may be writing a checkpoint.
 GRACE_SECONDS = 15.0
-# A failed replica often takes its peers with it; among those that end within this time, the one to blame is looked for.
+# A failed replica often makes others fail; the cause is searched among those that fail within this time.
 BLAME_SECONDS = 1.0
 POLL_SECONDS = 0.05
-# What every replica of the trainer prints at its end.
+# Printed by every replica of the trainer at the end.
 CHECKSUM = re.compile(r"weights checksum ([0-9a-f]{64})")
 
 
@@ -38,22 +38,22 @@ def run_local_cluster(
     restarts: RestartSettings | None = None,
     log: TextIO = sys.stdout,
 ) -> list[Restart]:
-    """Run every replica of a job to its end; when one is killed or preempted, start all again.
+    """Run every replica of a job to its end; restart all of them when one is killed or preempted.
 
     Args:
-        worker_pool_specs: As a custom job takes them; each replica's command runs in a process.
-        output: The job's base output directory: AIP_MODEL_DIR, AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR are its
-            folders model, checkpoints and logs, as on Vertex.
-        virtual_devices: How many virtual devices each replica is given in place of accelerators; 0 for none.
-        restarts: How often, and how long is waited before; the defaults where nothing is said.
-        log: Gets every replica's lines, each with the replica's name before it.
+        worker_pool_specs: The specifications of a custom job; each replica's command runs as a process.
+        output: The job's base output directory. AIP_MODEL_DIR, AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR are its
+            folders model, checkpoints and logs, as on Vertex AI.
+        virtual_devices: Number of virtual devices per replica in place of accelerators; 0 for none.
+        restarts: Limit and backoff of restarts; None for the defaults.
+        log: Receives the output of all replicas, each line prefixed with the replica's name.
 
     Returns:
-        What was restarted, when and why.
+        The restarts.
 
     Raises:
-        UserError: A replica refused something that the user can fix.
-        WorkFailed: A replica failed, or was killed too often, with its name and traceback. The others were ended.
+        UserError: A replica reported an error that the user can fix.
+        WorkFailed: A replica failed, or was killed too often; the others were stopped.
     """
     policy = Restarts(restarts or RestartSettings(), output / "checkpoints")
     with termination_deferred():
@@ -62,7 +62,7 @@ def run_local_cluster(
             if not ended:
                 _check_same_weights(workers)
                 return policy.done
-            raise_if_terminated()  # what ended them may have been meant for this process, too
+            raise_if_terminated()  # the signal may have been sent to this process as well
             restart = policy.next(workers, ended)
             text = policy.describe(restart)
             with contextlib.suppress(OSError):  # a full disk does not end the training
@@ -75,7 +75,7 @@ def run_local_cluster(
 def _try(
     worker_pool_specs: list[dict[str, Any]], output: Path, virtual_devices: int, log: TextIO
 ) -> tuple[list[Worker], list[Worker]]:
-    """Run the replicas once, on ports of their own; all of them, and those that ended badly by themselves."""
+    """Run the replicas once, on new ports; return all of them, and those that failed by themselves."""
     ports = Ports(count_replicas(worker_pool_specs))
     replicas = replicas_of(worker_pool_specs, ports.numbers)
     workers: list[Worker] = []
@@ -99,7 +99,7 @@ def _environment(replica: Replica, replicas: list[Replica], output: Path, virtua
         "AIP_CHECKPOINT_DIR": str(output / "checkpoints"),
         "AIP_TENSORBOARD_LOG_DIR": str(output / "logs"),
         "PYTHONUNBUFFERED": "1",
-        # Ports holds each port with a socket of its own, beside which the replica's server must be let listen.
+        # Ports reserves each port with an open socket; this lets the replica's server bind to the same port.
         "TF_GRPC_REUSE_PORT": "true",
     }
     if len(replicas) == 1:
@@ -110,7 +110,7 @@ def _environment(replica: Replica, replicas: list[Replica], output: Path, virtua
 
 
 def _wait(workers: Sequence[Worker]) -> list[Worker]:
-    """Return when all have ended well, or soon after one has not: those that have ended badly, the first one first."""
+    """Wait until all have succeeded or shortly after one has failed; return the failed ones, earliest first."""
     ended: list[Worker] = []
     deadline: float | None = None
     while True:
@@ -129,7 +129,7 @@ def _wait(workers: Sequence[Worker]) -> list[Worker]:
 
 
 def _check_same_weights(workers: Sequence[Worker]) -> None:
-    """Raise WorkFailed where replicas that train together say that they ended with different weights."""
+    """Raise WorkFailed if the replicas report different weight checksums."""
     said = {worker.replica.name: found[-1] for worker in workers if (found := CHECKSUM.findall("\n".join(worker.tail)))}
     if len(set(said.values())) > 1:
         listed = ", ".join(f"{name} {checksum[:12]}" for name, checksum in said.items())
@@ -137,11 +137,11 @@ def _check_same_weights(workers: Sequence[Worker]) -> None:
 
 
 def _stop(workers: Sequence[Worker]) -> None:
-    """End what still runs: asked first, killed after the grace time."""
+    """Stop running workers with SIGTERM, and with SIGKILL after the grace period."""
     running = [worker for worker in workers if worker.exit_code is None]
     for worker in running:
         worker.signal(signal.SIGTERM)
-        worker.signal(signal.SIGCONT)  # a frozen one hears nothing else
+        worker.signal(signal.SIGCONT)  # a stopped process handles SIGTERM only once it continues
     deadline = time.monotonic() + GRACE_SECONDS
     while running and time.monotonic() < deadline:
         running = [worker for worker in running if worker.exit_code is None]
@@ -153,7 +153,7 @@ def _stop(workers: Sequence[Worker]) -> None:
 
 
 def _sleep(seconds: float) -> None:
-    """Wait, unless this process is asked to stop."""
+    """Sleep, unless this process receives a stop signal."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         raise_if_terminated()

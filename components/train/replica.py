@@ -1,4 +1,4 @@
-"""The replicas of a job's worker pools: what each is called, what it runs, and what it is told of the others."""
+"""The replicas of a job's worker pools: names, commands and the cluster environment variables."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
 @dataclass(frozen=True)
 class Replica:
-    """One process of a job: `pool` and `index` name it, `port` is its own on loopback.
+    """One process of a job, identified by `pool` and `index`; it listens on loopback port `port`.
 
-    `environment` is what its container's specification sets.
+    `environment` are the variables of its container specification.
     """
 
     pool: int
@@ -26,22 +26,22 @@ class Replica:
 
     @property
     def name(self) -> str:
-        """Its name as in Vertex's logs: workerpool1-0."""
+        """Its name as in Vertex AI's logs: workerpool1-0."""
         return f"workerpool{self.pool}-{self.index}"
 
     @property
     def address(self) -> str:
-        """Where the others reach it."""
+        """Host and port for the other replicas."""
         return f"127.0.0.1:{self.port}"
 
 
 def count_replicas(worker_pool_specs: list[dict[str, Any]]) -> int:
-    """How many processes the pools have together."""
+    """Return the total number of replicas in the pools."""
     return sum(int(pool.get("replica_count", 0)) for pool in worker_pool_specs)
 
 
 def replicas_of(worker_pool_specs: list[dict[str, Any]], ports: list[int]) -> list[Replica]:
-    """The replicas of `worker_pool_specs` in order, each with a port of `ports`. A skipped pool is `{}`."""
+    """Return the replicas of `worker_pool_specs` in order, each with one of `ports`. A skipped pool is `{}`."""
     free = iter(ports)
     replicas = []
     for number, pool in enumerate(worker_pool_specs):
@@ -58,7 +58,7 @@ def replicas_of(worker_pool_specs: list[dict[str, Any]], ports: list[int]) -> li
 
 
 def cluster_environment(replica: Replica, replicas: list[Replica]) -> dict[str, str]:
-    """What its container sets, and CLUSTER_SPEC, and TF_CONFIG when there are several, as Vertex sets them."""
+    """Return a replica's environment: its container's, CLUSTER_SPEC and, with several replicas, TF_CONFIG."""
     pools: dict[str, list[str]] = {}
     tasks: dict[str, list[str]] = {}
     for other in replicas:

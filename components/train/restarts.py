@@ -1,4 +1,4 @@
-"""Which ends of a job's replicas call for starting the job again, how often, and after how long."""
+"""Restart policy for a job's replicas: which failures are retried, how often, and after what delay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_BACKOFF_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Restart:
-    """One restart of all replicas: who was the cause and why, when (UTC), and the step that training goes on from."""
+    """A restart of all replicas: the failed replica, the reason, the time (UTC) and the step to resume from."""
 
     replica: str
     reason: str
@@ -29,7 +29,7 @@ class Restart:
 
 
 class Restarts:
-    """The restarts of one job. Each replica may be the cause of `settings.at_most`."""
+    """The restarts of one job. Each replica may cause at most `settings.at_most`."""
 
     def __init__(self, settings: RestartSettings, checkpoints: Path) -> None:
         self.done: list[Restart] = []
@@ -38,15 +38,15 @@ class Restarts:
         self._without_progress = 0
 
     def next(self, workers: Sequence[Worker], ended: Sequence[Worker]) -> Restart:
-        """The restart that the end of a try calls for.
+        """Return the restart to make after a failed attempt.
 
         Args:
-            workers: All replicas; none runs any more.
-            ended: Those that ended badly by themselves, the first one first.
+            workers: All replicas; none is running.
+            ended: Those that failed by themselves, earliest first.
 
         Raises:
-            UserError: A replica reported a mistake of the user's.
-            WorkFailed: The user's code failed, or a replica was the cause once too often.
+            UserError: A replica reported a user error.
+            WorkFailed: The user's code failed, or a replica has reached its limit of restarts.
         """
         raise_error_of_user_code(workers, ended)
         cause = _cause(ended)
@@ -66,7 +66,7 @@ class Restarts:
         return self.done[-1]
 
     def describe(self, restart: Restart) -> str:
-        """One sentence for people."""
+        """Return a one-line message about a restart."""
         start = f"the checkpoint of step {restart.step}" if restart.step else "the beginning"
         return (
             f"{restart.replica} {restart.reason}: all start again from {start} in {restart.waited_seconds:g} s "
@@ -75,7 +75,7 @@ class Restarts:
 
 
 def raise_error_of_user_code(workers: Sequence[Worker], ended: Sequence[Worker]) -> None:
-    """Raise what no restart would fix: a mistake that a replica reported, or an error that ended one."""
+    """Raise errors that a restart cannot fix: a user error reported by a replica, or an exception in one."""
     for worker in workers:
         if (mistake := worker.user_error()) is not None:
             raise mistake
@@ -85,7 +85,7 @@ def raise_error_of_user_code(workers: Sequence[Worker], ended: Sequence[Worker])
 
 
 def _cause(ended: Sequence[Worker]) -> Worker:
-    """Which replica's end took the others along."""
+    """Return the replica that most likely caused the others to fail."""
 
     def likelihood(worker: Worker) -> int:
         if worker.process.returncode == PEER_LOST_EXIT_CODE:

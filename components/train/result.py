@@ -1,4 +1,4 @@
-"""What a finished training job left in its base output directory."""
+"""The model in a finished training job's base output directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipway.components.step import WorkFailed
 from slipway.core.atomic import json_lines
 from slipway.trainer.export.export import SAVED_MODEL_FILE
 
-# What of model.json goes along with the model as its metadata.
+# Entries of model.json that become the model artifact's metadata.
 METADATA = (
     "engine",
     "steps",
@@ -33,10 +33,10 @@ class TrainedModel:
 
 
 def trained_model(output: Path) -> TrainedModel:
-    """The model in `output`/model: what Slipway's trainer writes, or a SavedModel that another has put there.
+    """Return the model in `output`/model: Slipway's own format, or a SavedModel of a custom training module.
 
     Raises:
-        WorkFailed: The job ended well and yet left no model there.
+        WorkFailed: The job wrote no model.
     """
     folder = output / "model"
     try:
@@ -44,8 +44,8 @@ def trained_model(output: Path) -> TrainedModel:
     except FileNotFoundError:
         if not (folder / SAVED_MODEL_FILE).is_file():
             raise WorkFailed(
-                f"The training job ended without an error but left no model in {folder}. A training module of your own "
-                "writes a SavedModel into the folder that AIP_MODEL_DIR names."
+                f"The training job succeeded but wrote no model to {folder}. A custom training module must write a "
+                "SavedModel to the folder in AIP_MODEL_DIR."
             ) from None
         description = {}
     metadata = {key: description[key] for key in METADATA if key in description}
@@ -53,7 +53,7 @@ def trained_model(output: Path) -> TrainedModel:
 
 
 def _validation(path: Path, step: int | None) -> dict[str, float]:
-    """What was measured of the weights after `step` steps; of the last ones where that is not known."""
+    """Return the validation metrics at `step`, or the last ones if `step` is None."""
     last: dict[str, float] = {}
     for record in json_lines(path.read_bytes()) if path.is_file() else ():
         if record["kind"] == "validation" and step in (None, record["step"]):

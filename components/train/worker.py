@@ -1,4 +1,4 @@
-"""One running replica: its process, the last lines that it printed, and what they say of its end."""
+"""A running replica: its process, the end of its output, and how it ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEPT_LINES = 400
 
 
 class Worker:
-    """One running replica. What it prints goes into `log`, each line with the replica's name before it."""
+    """A running replica. Its output is copied to `log`, each line prefixed with the replica's name."""
 
     def __init__(self, replica: Replica, environment: dict[str, str], log: TextIO) -> None:
         self.replica = replica
@@ -43,34 +43,34 @@ class Worker:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.tail.append(line.rstrip("\n"))
-            # A replica whose output nobody takes would stop; a full disk is no reason for that.
+            # Keep reading even if the disk is full: a replica blocks once its pipe is full.
             with contextlib.suppress(OSError):
                 log.write(f"[{self.replica.name}] {line.rstrip()}\n")
                 log.flush()
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended, None while it runs; a signal that killed it is negative."""
+        """The exit code, None while running; negative for the signal that killed it."""
         return self.process.poll()
 
     def signal(self, number: int) -> None:
-        """Send a signal to the replica and what it started."""
+        """Send a signal to the replica's process group."""
         if self.exit_code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
     def finish(self) -> None:
-        """Wait until the process has ended and all that it printed is in the log."""
+        """Wait until the process has ended and its output is in the log."""
         self.process.wait()
         self._reader.join(timeout=5)
 
     def user_error(self) -> UserError | None:
-        """The user's mistake that the replica reported, if that is why it failed."""
+        """Return the user error that the replica reported, or None."""
         line = next((text for text in reversed(self.tail) if text.startswith(ERROR_PREFIX)), None)
         return UserError.from_dict(json.loads(line.removeprefix(ERROR_PREFIX))) if line else None
 
     def traceback(self) -> str:
-        """The last traceback among the lines that it printed, up to its exception's own line; "" for none."""
+        """Return the last traceback in its output, up to the line of the exception; "" if there is none."""
         lines = list(self.tail)
         starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
         if not starts:
@@ -83,7 +83,7 @@ class Worker:
         return "\n".join(block[: end + 1] if end > 0 else block)
 
     def how_it_ended(self) -> str:
-        """A sentence's end: "was killed by SIGKILL", "failed with exit code 1: KeyError: 'lost'"."""
+        """Return a verb phrase: "was killed by SIGKILL", "failed with exit code 1: KeyError: 'lost'"."""
         code = self.process.returncode
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"

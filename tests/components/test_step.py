@@ -1,4 +1,4 @@
-"""What a step leaves behind: events, log, error line, exit code; each in a process of its own, as steps run."""
+"""A step's events, log, error line and exit code; each step runs in its own process, as in production."""
 
 from __future__ import annotations
 

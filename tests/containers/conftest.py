@@ -1,4 +1,4 @@
-"""Real containers, once for all tests; where that cannot be, what is missing is said and the tests are skipped."""
+"""Real containers, shared by all tests; if something is missing on this machine, the tests are skipped and say what."""
 
 from __future__ import annotations
 

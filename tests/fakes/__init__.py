@@ -1,1 +1,1 @@
-"""Google's services on loopback: strict, with state, spoken to by the real clients over real sockets."""
+"""Fakes of Google's services on loopback: strict and stateful, used by the real clients over real sockets."""

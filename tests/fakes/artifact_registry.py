@@ -1,4 +1,4 @@
-"""The images in Artifact Registry's repositories: packages with tags, each a digest."""
+"""Images in Artifact Registry: packages with tags, each pointing to a digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Artifact Registry's repositories and their policies; what is in them is elsewhere."""
+"""Artifact Registry's repositories and their policies, without the images."""
 
 from __future__ import annotations
 

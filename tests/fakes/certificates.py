@@ -1,4 +1,4 @@
-"""A certificate authority of the tests' own, and credentials of a service account that only the fakes know."""
+"""A certificate authority for tests, and service account credentials that only the fakes accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cloud Build: builds that take a while, their sources and logs in buckets, the images they push."""
+"""Cloud Build: builds of some duration, with sources and logs in buckets, that push images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cloud Build's answer to which account builds run as."""
+"""Cloud Build's method that returns the default service account of builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A container of the Docker API as the fakes start one: its lines are heard as they come, its end is noticed."""
+"""A container started through the Docker API: streams its output and reports its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors that a service answers with, and the faults that a test asks it for."""
+"""Errors that the services return, and fault injection for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Google's gRPC services on loopback: methods of a plain class, on Google's own messages, over TLS."""
+"""Google's gRPC services on loopback: methods of a plain class on Google's messages, over TLS."""
 
 from __future__ import annotations
 

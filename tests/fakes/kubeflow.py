@@ -1,4 +1,4 @@
-"""A Kubeflow Pipelines server (v2beta1 over HTTP) on loopback, as far as kfp's client asks it for runs.
+"""A Kubeflow Pipelines server (v2beta1 over HTTP) on loopback, as far as kfp's client needs it for runs.
 
 It takes a run only with a pipeline spec and parameters that go together, holds experiments and runs, and moves a run by
 one task each time that it is looked at, or when a test says so.

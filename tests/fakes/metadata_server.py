@@ -1,4 +1,4 @@
-"""The metadata server of a machine on Google Cloud: whose token a process there gets without a key."""
+"""The metadata server of a Google Cloud machine, from which processes without a key get tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets as folders, as Cloud Storage FUSE shows them to containers: each side sees what the other writes."""
+"""Buckets mounted as folders in containers, like Cloud Storage FUSE: each side sees the other's writes."""
 
 from __future__ import annotations
 

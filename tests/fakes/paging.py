@@ -1,4 +1,4 @@
-"""Lists in pages, as every service gives them."""
+"""Paging of list results."""
 
 from __future__ import annotations
 

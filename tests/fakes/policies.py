@@ -1,4 +1,4 @@
-"""Policies as every service reads and writes them, over the world that keeps them."""
+"""Reading and writing of IAM policies in the world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A project as it is when everything is set up for runs on Vertex AI."""
+"""A project that is fully set up for runs on Vertex AI."""
 
 from __future__ import annotations
 

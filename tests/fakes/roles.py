@@ -1,4 +1,4 @@
-"""The permissions of the roles that Slipway hands out or asks for, as far as the fakes look at them."""
+"""Permissions of the roles that Slipway grants or requires, as far as the fakes check them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Service Usage: which services a project has enabled, the identities that act for them, the quotas."""
+"""Service Usage: a project's enabled services, service agents and quotas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bucket and its folder: what is written to the one is in the other."""
+"""A bucket and its folder: what is written to one appears in the other."""
 
 from __future__ import annotations
 

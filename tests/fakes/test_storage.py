@@ -1,4 +1,4 @@
-"""The fake of Cloud Storage, as google.cloud.storage meets it: rights, generations, resumable uploads, owners."""
+"""The fake of Cloud Storage with google.cloud.storage: permissions, generations, resumable uploads, owners."""
 
 from __future__ import annotations
 

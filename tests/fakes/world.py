@@ -1,4 +1,4 @@
-"""What the fakes hold: projects, policies, accounts and everything that the services make, behind one lock."""
+"""The state of the fakes: projects, policies, accounts and all resources, behind one lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small source tree with git, of the same shape as the project's own."""
+"""A git repository with a small source tree laid out like the project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images are built by Cloud Build from a pinned source, once, whatever goes wrong on the way."""
+"""Cloud Build builds each image once, from a pinned source, also when calls fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gets into an image, and what its tag depends on."""
+"""The files in a build context, and what its tag depends on."""
 
 from __future__ import annotations
 

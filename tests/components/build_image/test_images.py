@@ -1,4 +1,4 @@
-"""Which image is for which accelerator and engine."""
+"""The image of each accelerator and engine."""
 
 from __future__ import annotations
 

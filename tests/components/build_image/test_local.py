@@ -1,4 +1,4 @@
-"""What a builder on this machine is told, and what pip is told inside."""
+"""The commands of local builders, and pip's configuration inside the build."""
 
 from __future__ import annotations
 

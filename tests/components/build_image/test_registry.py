@@ -1,4 +1,4 @@
-"""Whether an image is there: Artifact Registry by its API, others by the registries' common interface."""
+"""Image lookup in Artifact Registry and in other registries."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def test_another_registry_is_asked_with_the_stored_login(
 
 
 def test_a_registry_that_is_away_is_named_with_the_command_that_starts_one() -> None:
-    with pytest.raises(UserError, match="localhost:1 cannot be asked") as error:
+    with pytest.raises(UserError, match="Could not query the registry localhost:1") as error:
         HttpRegistry("containers.repository").digest("localhost:1/slipway", "trainer-cpu", "abc")
     assert "--publish 127.0.0.1:1:5000" in str(error.value.fix)

@@ -1,4 +1,4 @@
-"""Every sentence by which Google's services tell of a failure is known, and ends with what fixes it."""
+"""Every known error of Google's services is recognised and has a fix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FACTS = {"project": "p", "region": "europe-west4", "bucket": "p-runs", "account"
 WORDS: dict[str, tuple[str, str, str]] = {
     "accelerator": (
         'Accelerator "NVIDIA_TESLA_K80" is not supported for machine type "n1-standard-4"',
-        "n1-standard-4 does not take the accelerator NVIDIA_TESLA_K80",
+        "n1-standard-4 does not support the accelerator NVIDIA_TESLA_K80",
         "slipway hardware",
     ),
     "accelerator count": (
@@ -59,20 +59,20 @@ WORDS: dict[str, tuple[str, str, str]] = {
     ),
     "Cloud Build logs": (
         "if 'build.service_account' is specified, the build must either (a) specify 'build.logs_bucket' (b) use the",
-        "nowhere to put its log",
+        "sets no log destination",
         "CLOUD_LOGGING_ONLY",
     ),
     "libtpu": (
         "Op type: TpuEmbeddingEngine_ExecutePartitioner not available in this library",
-        "TensorFlow and libtpu do not fit together",
-        "build the TPU image anew",
+        "The versions of TensorFlow and libtpu in the image do not match.",
+        "rebuild the TPU image",
     ),
     "memory": (
         "The replica workerpool1-2 ran out of memory and exited with a non-zero status of 9(SIGKILL).",
         "The replica workerpool1-2 ran out of memory.",
         "--set train.batch_size",
     ),
-    "pipeline root": ("URI pattern must be gs://bucket/object", "gs://bucket/object", "vertex.bucket as gs://BUCKET"),
+    "pipeline root": ("URI pattern must be gs://bucket/object", "gs://bucket/object", "vertex.bucket to gs://BUCKET"),
     "first job": (
         "Service agents are being provisioned (https://cloud.google.com/vertex-ai/docs/general/access-control).",
         "it is the project's first job",

@@ -1,4 +1,4 @@
-"""What a service refuses becomes a sentence that names who lacks what, and the command that fixes it."""
+"""Errors of Google Cloud calls become messages that name the missing permission and a command that fixes it."""
 
 from __future__ import annotations
 
@@ -61,4 +61,4 @@ def test_an_api_that_is_off_is_named(google):
 
 def test_what_does_not_pass_is_said_so(google):
     error = refused(google, ServiceError(503, "The service is currently unavailable."), times=100)
-    assert "tried again and again: The service is currently unavailable." in error.message
+    assert "kept returning transient errors: The service is currently unavailable." in error.message

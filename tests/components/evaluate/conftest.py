@@ -1,4 +1,4 @@
-"""Small data sets and models as the other steps leave them: scikit-learn's digits, and a softmax regression on them."""
+"""Small data sets and models in the format of the other steps: scikit-learn digits, and softmax regressions on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The accumulators against scikit-learn, and under any split into batches."""
+"""The accumulators agree with scikit-learn, however the examples are split into batches."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_model_does_not_beat_itself(data_set: Path, model_folder: Path, tmp_pa
 def test_the_champion_is_left_out_on_demand(data_set: Path, model_folder: Path, tmp_path: Path) -> None:
     evaluation = evaluate(EvaluateSettings(champion="none"), model_folder, data_set, tmp_path / "broken")
     assert evaluation.champion is None
-    assert evaluation.verdict.reasons[1:] == ["No champion was to be beaten (evaluate.champion=none)."]
+    assert evaluation.verdict.reasons[1:] == ["Not compared with a champion (evaluate.champion=none)."]
 
 
 def test_a_champion_with_other_classes_is_compared_by_name(
@@ -92,7 +92,7 @@ def test_a_champion_with_other_classes_is_compared_by_name(
     assert np.isfinite(evaluation.champion.metrics["loss"])
     taken = evaluation.champion.measures.confusion.counts
     assert taken[0, -1] == ((predicted == 0) & (digits.test_labels == 0)).sum()
-    assert any("does not know the class 0" in reason for reason in evaluation.verdict.reasons)
+    assert any("does not have the class 0" in reason for reason in evaluation.verdict.reasons)
     assert any("letter O" in reason for reason in evaluation.verdict.reasons)
 
 
@@ -111,7 +111,7 @@ def test_a_model_for_other_classes_is_refused(
 ) -> None:
     names = [*(str(digit) for digit in range(9)), "nine"]
     other = make_model(tmp_path / "other", regression.weights, regression.bias, names)
-    with pytest.raises(UserError, match="not for the classes of the data set small: it lacks 9, it has nine instead"):
+    with pytest.raises(UserError, match="has other classes than the data set small: it lacks 9, it has nine instead"):
         evaluate(DEFAULT, other, data_set, None)
 
 
@@ -148,7 +148,7 @@ def test_a_champion_of_an_engine_that_is_not_here_is_named_with_the_ways_out(
     with pytest.raises(UserError, match=r"cannot be run here\. The engine pytorch needs no_such_library") as caught:
         evaluate(DEFAULT, model_folder, data_set, champion)
     assert str(champion) in caught.value.message
-    assert caught.value.fix == "--set evaluate.champion=none to go without it, or pip install 'slipway[pytorch]'"
+    assert caught.value.fix == "--set evaluate.champion=none to evaluate without it, or pip install 'slipway[pytorch]'"
 
 
 def test_a_model_that_does_not_load_is_refused(data_set: Path, model_folder: Path, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_probabilities_that_are_not_numbers_are_refused(
     data_set: Path, make_model: Callable[..., Path], regression: Any, tmp_path: Path
 ) -> None:
     broken = make_model(tmp_path / "broken", regression.weights * np.nan, regression.bias)
-    with pytest.raises(UserError, match="probabilities that are not numbers"):
+    with pytest.raises(UserError, match="NaN or infinite probabilities"):
         evaluate(DEFAULT, broken, data_set, None)
 
 

@@ -1,4 +1,4 @@
-"""The gate's decisions and the sentences that give its reasons."""
+"""The gate's decisions and reasons."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_reason_that_fails_is_given() -> None:
     assert found.reasons == [
         "The accuracy on the test split, 0.9000, is below the minimum of 0.9700.",
         "The accuracy, 0.9000, is worse by 0.0500 than the champion's (version 3) 0.9500: "
-        "the gate asks for at least as good, which does not hold.",
+        "the gate requires at least as good, which is not met.",
     ]
 
 
@@ -86,5 +86,5 @@ def test_the_champion_itself_is_rejected_whatever_the_margin() -> None:
 def test_other_classes_of_the_champion_are_said() -> None:
     champion = Opponent("version 3", {"accuracy": 0.5}, unknown=("tulip",), foreign=("rose", "daisy"))
     reasons = decide(GateSettings(), {"accuracy": 0.9}, champion, NONE_YET).reasons
-    assert reasons[1].startswith("The champion does not know the class tulip:")
-    assert reasons[2].startswith("The champion also knows the classes rose, daisy,")
+    assert reasons[1].startswith("The champion does not have the class tulip:")
+    assert reasons[2].startswith("The champion also has the classes rose, daisy,")

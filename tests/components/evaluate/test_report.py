@@ -1,4 +1,4 @@
-"""The report: self-contained, complete, and safe whatever classes and keys are called."""
+"""The report: self-contained, complete, and safe for any class names and keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from PIL import Image
 from slipway.components.evaluate.accumulators import wilson
 from slipway.components.evaluate.evaluation import Evaluation, evaluate
 from slipway.components.evaluate.history import POINTS, read_history
-from slipway.components.evaluate.report import _picture, render
+from slipway.components.evaluate.report import _data_uri, render
 from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 
 
@@ -137,12 +137,12 @@ def test_without_history_description_and_mistakes_the_page_says_so(
     (model / "model.json").unlink()
     (model / "metrics.jsonl").unlink()
     text = Page(render(evaluate(EvaluateSettings(), model, data, None))).text
-    assert "without a history" in text
-    assert "without a description" in text
+    assert "has no training history" in text
+    assert "has no description" in text
     assert text.count("every test image is classified correctly") == 2
 
 
-def test_many_classes_are_a_picture_and_the_weakest_come_first(
+def test_many_classes_are_a_plot_and_the_weakest_come_first(
     make_data_set: Callable[..., Path], make_model: Callable[..., Path], digits: Any, regression: Any, tmp_path: Path
 ) -> None:
     """120 classes, of which the model tells ten apart; the others have no test images."""
@@ -163,8 +163,8 @@ def test_many_classes_are_a_picture_and_the_weakest_come_first(
     rows = re.findall(r'<th scope="row" class="break">(class \d+)</th>', html)
     assert len(rows) == 120
     assert rows[0] == names[weakest]
-    picture = re.search(r'alt="confusion matrix of 120 classes" src="data:image/png;base64,([^"]+)"', html)
-    image = Image.open(io.BytesIO(base64.b64decode(picture.group(1))))
+    plot = re.search(r'alt="confusion matrix of 120 classes" src="data:image/png;base64,([^"]+)"', html)
+    image = Image.open(io.BytesIO(base64.b64decode(plot.group(1))))
     assert image.size == (120, 120)
     assert image.getpixel((3, 3))[3] > 200  # the diagonal of a class with images
     assert image.getpixel((50, 50))[3] == 0  # of one without
@@ -189,7 +189,7 @@ def test_large_images_are_embedded_smaller() -> None:
     generator = np.random.default_rng(0)
     buffer = io.BytesIO()
     Image.fromarray(generator.integers(0, 255, (1200, 800, 3), dtype=np.uint8)).save(buffer, "PNG")
-    address, pixelated = _picture(buffer.getvalue())
+    address, pixelated = _data_uri(buffer.getvalue())
     assert len(address) < 60_000
     assert not pixelated
     small = Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2])))

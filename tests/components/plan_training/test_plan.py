@@ -1,4 +1,4 @@
-"""plan_training: the batch shared, the steps counted, the specs complete."""
+"""plan_training: batch per replica, number of steps, complete specifications."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_rehearsals_batch_is_the_largest_that_fits_and_is_said(tmp_path, monke
         replicas=2, devices=2, batch_size=512, model=CONVOLUTION, memory=int(each * 103.5), steps=3, epochs=None
     )
     assert fitted.plan.batch_per_replica * 2 == 100
-    assert "batches of 100: 512" in (tmp_path / "events").read_text()
+    assert "batch size 100: 512" in (tmp_path / "events").read_text()
     assert plan(batch_size=512, model=CONVOLUTION, memory=each * 512).plan.batch_per_replica == 512
     with pytest.raises(UserError, match="cannot rehearse"):
         plan(replicas=2, batch_size=512, model=CONVOLUTION, memory=each)

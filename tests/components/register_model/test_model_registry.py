@@ -1,4 +1,4 @@
-"""Vertex AI's Model Registry: one version a run, and the alias champion where the verdict says."""
+"""Vertex AI Model Registry: one version per run, and the alias champion."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_alias_stays_where_another_was_promoted_since_the_verdict(
     version, note = registry.register(candidate(2), "")
     assert version.champion is False
     assert note is not None
-    assert "measured against no champion, and version 1 has become champion since" in note
+    assert "compared with no champion, and version 1 has become champion since" in note
     assert ["champion" in kept.version_aliases for kept in versions(ready_google)] == [True, False]
     third, _ = registry.register(candidate(3), None)
     assert third.champion

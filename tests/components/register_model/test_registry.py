@@ -1,4 +1,4 @@
-"""The local registry: versions whole or not at all, and a champion that moves only as the verdict says."""
+"""The local registry: atomic versions, and a champion that moves only with a verdict."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ def test_the_champion_stays_where_another_has_taken_its_place(tmp_path: Path, mo
     registry.register("digits", model_folder, {"run_id": "b"}, 1)
     late = registry.register("digits", model_folder, {"run_id": "c"}, 1)
     assert not late.champion
-    assert "measured against version 1, and version 2 has become champion since" in late.note
+    assert "compared with version 1, and version 2 has become champion since" in late.note
     unaware = registry.register("digits", model_folder, {"run_id": "d"}, None)
     assert not unaware.champion
-    assert "measured against no champion" in unaware.note
+    assert "compared with no champion" in unaware.note
     assert registry.champion("digits").number == 2
     assert [version.number for version in registry.versions("digits")] == [1, 2, 3, 4]
 

@@ -1,4 +1,4 @@
-"""A project as Google makes it."""
+"""A project as Google creates it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step in a pipeline: it verifies, and grants only where it is told to."""
+"""The step in a pipeline: it verifies access, and grants only if configured to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Setup: from a new project to one that runs can use, without taking anything from anyone."""
+"""Setup: from a new project to one ready for runs, without removing anything."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_bucket_name_that_someone_has_taken(new_project):
     new_project.faults.plan("storage POST /storage/v1/b", ServiceError(409, message))
     outcomes, left = apply(settings(new_project))
     failed = {str(outcome.line.item): outcome.error for outcome in outcomes if outcome.result == "failed"}
-    assert "taken by someone else" in failed[f"gs://{BUCKET}"].message
+    assert "is already taken" in failed[f"gs://{BUCKET}"].message
     assert all(f"gs://{BUCKET}" in item for item in failed)
     others = {line.status for line in left if f"gs://{BUCKET}" not in str(line.item)}
     assert others == {"there"}

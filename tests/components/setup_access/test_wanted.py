@@ -1,4 +1,4 @@
-"""Who needs what: as the page in docs says, and nothing wider than it has to be."""
+"""The role bindings match the table in the docs and are no wider than necessary."""
 
 from __future__ import annotations
 

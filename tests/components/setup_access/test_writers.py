@@ -1,4 +1,4 @@
-"""Setup beside others who write the same policies, and through calls that fail: nothing that anyone wrote is lost."""
+"""Setup with concurrent writers of the same policies and failing calls: no binding is lost."""
 
 from __future__ import annotations
 

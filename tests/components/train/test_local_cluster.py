@@ -1,4 +1,4 @@
-"""The local cluster: what replicas are told, how they end together, and whom a failure names."""
+"""The local cluster: the replicas' environment, how they stop together, and which one a failure names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ends of replicas call for another start, how often and after how long."""
+"""The restart policy: which failures are retried, how often and after what delay."""
 
 from __future__ import annotations
 

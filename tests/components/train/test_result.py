@@ -1,4 +1,4 @@
-"""What is collected of a finished job: Slipway's own model, or what a training module of the user's own has left."""
+"""Collecting the model of a finished job: Slipway's own, or that of a custom training module."""
 
 from __future__ import annotations
 

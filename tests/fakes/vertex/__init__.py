@@ -1,1 +1,1 @@
-"""Vertex AI on loopback: pipelines, jobs and models, on Google's own messages, refusing what the service refuses."""
+"""Vertex AI on loopback: pipelines, jobs and models on Google's messages, with the service's validation."""

@@ -1,4 +1,4 @@
-"""A pipeline's tasks in real containers: kfp fills in what each is told and reads what it leaves, as it does locally.
+"""A pipeline's tasks in real containers; kfp resolves their arguments and outputs, as it does locally.
 
 kfp.local's own DockerRunner runs one task at a time, prints what the containers print, and knows no bucket; here a
 container's paths are those of a bucket that is mounted at /gcs, as on Vertex AI.

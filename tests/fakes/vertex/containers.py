@@ -1,4 +1,4 @@
-"""Real containers for the fake Vertex AI: what every one of them finds, and the work that they do."""
+"""Real containers for the fake Vertex AI: their common environment and the work that they do."""
 
 from __future__ import annotations
 

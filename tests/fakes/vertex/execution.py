@@ -1,4 +1,4 @@
-"""A pipeline job that goes its way: its tasks start when what they need is there, make their jobs, end, or fail."""
+"""Execution of a pipeline job: tasks start when their inputs are ready, create jobs, and succeed or fail."""
 
 from __future__ import annotations
 

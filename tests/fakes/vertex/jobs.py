@@ -1,4 +1,4 @@
-"""JobService: custom jobs that are checked, wait for machines, do their work, and end or are cancelled."""
+"""JobService: custom jobs are validated, queued, run, and end or are cancelled."""
 
 from __future__ import annotations
 

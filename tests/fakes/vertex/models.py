@@ -1,4 +1,4 @@
-"""ModelService: models, their versions, and the aliases of these."""
+"""ModelService: models, versions and aliases."""
 
 from __future__ import annotations
 

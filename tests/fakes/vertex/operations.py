@@ -1,4 +1,4 @@
-"""Long-running operations of Vertex AI, which take a few looks until they are done."""
+"""Long-running operations of Vertex AI, which are done after a few polls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service refuses in a PipelineJob, in its words."""
+"""The service's validation of a PipelineJob, with its error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PipelineService: pipeline jobs that are checked when they are made, and go on each time they are looked at."""
+"""PipelineService: pipeline jobs are validated on creation and advance each time they are polled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of a custom job in real containers: one a replica, which are told of each other as on Vertex AI."""
+"""Custom jobs in real containers: one per replica, with the cluster environment of Vertex AI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test writes beforehand of a run: how long each step takes, what it gives, how it fails, what it prints."""
+"""A test's script for a run: how long each step takes, what it returns, how it fails, what it prints."""
 
 from __future__ import annotations
 

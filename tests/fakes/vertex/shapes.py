@@ -1,4 +1,4 @@
-"""What every resource of Vertex AI has to look like, in the service's words."""
+"""The service's validation of resources, with its error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Slipway's own steps give, without their work: the fakes pull no images. Only the plan is really made."""
+"""Outputs of Slipway's steps without their work: the fakes pull no images. Only the plan is really computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a pipeline's tasks do their work: as a test's script says, or in real containers (see container_steps)."""
+"""How a pipeline's tasks do their work: by a test's script, or in real containers (see container_steps)."""
 
 from __future__ import annotations
 

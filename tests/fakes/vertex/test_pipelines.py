@@ -1,4 +1,4 @@
-"""The fake lets through what Vertex AI would, and refuses the rest, spoken to by Google's own client."""
+"""The fake accepts what Vertex AI accepts and rejects the rest, called by Google's client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fake Vertex AI tells a replica is what the trainer reads."""
+"""The trainer can read the environment that the fake Vertex AI sets for a replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a custom job does between its acceptance and its end; as a test's script says, or in real containers."""
+"""What a custom job does between acceptance and end: by a test's script, or in real containers."""
 
 from __future__ import annotations
 

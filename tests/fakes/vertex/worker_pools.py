@@ -1,4 +1,4 @@
-"""What the service refuses in a custom job's worker pools, judged by the catalogue, in the service's words."""
+"""The service's validation of a custom job's worker pools, by the catalogue, with its error messages."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ TPU_AGENT = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
         (
             refused('Accelerator "NVIDIA_TESLA_K80" is not supported for machine type "n1-standard-4"'),
             "train",
-            "n1-standard-4 does not take the accelerator NVIDIA_TESLA_K80",
+            "n1-standard-4 does not support the accelerator NVIDIA_TESLA_K80",
             "slipway hardware",
         ),
         (
@@ -131,13 +131,13 @@ TPU_AGENT = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
         (
             log_says("Op type TpuEmbeddingEngine_ExecutePartitioner not available in this library."),
             "train",
-            "TensorFlow and libtpu do not fit together",
-            "build the TPU image anew",
+            "The versions of TensorFlow and libtpu in the image do not match.",
+            "rebuild the TPU image",
         ),
         (
             log_says("if 'build.service_account' is specified, the build must either (a) specify 'build.logs_bucket'"),
             "train",
-            "nowhere to put its log",
+            "sets no log destination",
             "CLOUD_LOGGING_ONLY",
         ),
     ],
