@@ -111,7 +111,7 @@ CASES = {
         "docker is not installed", ("--runner", "docker"), make=without("docker"), compiled=False
     ),
     "no Docker": Case("No Docker API answers", ("--runner", "docker"), compiled=False),
-    "no place on Vertex AI": Case("where on Vertex AI", target="vertex"),
+    "no place on Vertex AI": Case("has no section vertex", target="vertex"),
     "no serving image": vertex("an image that serves it", image="e.g/trainer:1", serving_image=None),
     "hardware of another region": vertex("europe-west4", "--hardware", "tpu-v5e-2x4", image="e.g/trainer:1"),
     "a repository of someone else's": vertex("Artifact Registry", build={"repository": "localhost:5000/slipway"}),

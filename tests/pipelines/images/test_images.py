@@ -144,7 +144,7 @@ def test_without_credentials_compile_still_writes_and_says_so(
 ) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
     _, specification, said = compiled(configuration(project, tmp_path))
-    assert "digests are not known: There are no credentials" in said
+    assert "could not look up the images' digests: There are no credentials" in said
     assert all(":" in image.rpartition("/")[2] for image in images_of(specification))
 
 
