@@ -203,7 +203,7 @@ def test_one_that_does_not_answer_fails_alone(ready, tmp_path):
     slow, quick = examine_side_by_side([Hanging(view), Credentials(view)], view, asked, seconds=3)
     hangs.set()
     assert (slow.status, quick.status) == ("fail", "pass")
-    assert "not answered within 3 s" in slow.found
+    assert "did not respond within 3 s" in slow.found
 
 
 def test_an_error_of_the_service_is_a_sentence(ready, tmp_path):
