@@ -205,13 +205,13 @@ def test_a_builder_that_is_not_installed_is_named(
 def test_the_users_own_modules_are_found(project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets/__init__.py").touch()
-    (tmp_path / "pictures.py").touch()
+    (tmp_path / "samples.py").touch()
     monkeypatch.chdir(tmp_path)
     values = load(Path(__file__).parents[3] / "configs/digits.yaml").model_dump(by_alias=True)
     values["model"]["builder"] = "nets.small:build"
-    values["data"]["source"] = "pictures:examples"
+    values["data"]["source"] = "samples:examples"
     found = own_code(RunConfig.model_validate(values))
-    assert found == {"nets": tmp_path / "nets", "pictures": tmp_path / "pictures.py"}
+    assert found == {"nets": tmp_path / "nets", "samples": tmp_path / "samples.py"}
     values["model"]["builder"] = "slipway.trainer.models.digits:build"
     values["data"]["source"] = "digits"
     assert own_code(RunConfig.model_validate(values)) == {}
