@@ -1,4 +1,4 @@
-"""A training module of the user's own, through the whole pipeline."""
+"""A custom training module in the whole pipeline."""
 
 from __future__ import annotations
 

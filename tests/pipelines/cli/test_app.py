@@ -1,4 +1,4 @@
-"""The command line: its help, its completion, its defaults, and how a run continues."""
+"""The command line: help, completion, defaults, and resuming runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `slipway run` or `compile` refuses, `slipway doctor` refuses too, in the same words; nothing is left of it."""
+"""`slipway run`, `compile` and `doctor` refuse the same configurations with the same messages and leave no files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of the engine, before anything is started."""
+"""The check of the training engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor on a project: each thing that is wrong is found by its check, with its fix, and hides no other."""
+"""The doctor's checks of a Google Cloud project: each reports its problem with the fix, and does not hide others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From text or a mapping to a choice: what it becomes, and that its text reads back."""
+"""Parsing text and mappings into choices, and round trips through the canonical text."""
 
 from __future__ import annotations
 

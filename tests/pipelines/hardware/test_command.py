@@ -1,4 +1,4 @@
-"""What `slipway hardware` prints, and how fast."""
+"""The output and the speed of `slipway hardware`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What depends on where and with what the hardware is used: region, bucket, engine, image."""
+"""Rules that depend on region, bucket, engine and image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rule: what is refused, why, and the nearest choice that works."""
+"""Every rule for hardware: refused choices, the reason, and the closest valid choice."""
 
 from __future__ import annotations
 

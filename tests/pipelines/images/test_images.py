@@ -1,4 +1,4 @@
-"""A run's two images: built where they are missing, named by digest in its spec, and not built where one is given."""
+"""A run's two images: built if missing, named by digest in the spec, and not built if one is configured."""
 
 from __future__ import annotations
 
