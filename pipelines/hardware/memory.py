@@ -66,7 +66,7 @@ def fits_memory(
     without_state = need.total - need.optimizer <= available and need.optimizer > 0
     fixes = [f"--hardware '{near}'"] if near else ["a smaller model"]
     raise UserError(
-        f"The model does not fit in memory: {need} without activations, and {part} has {_gib(available)}.",
+        f"The model does not fit in memory: without activations it needs {need}, and {part} has {_gib(available)}.",
         setting="hardware",
         value=str(hardware),
         allowed=f"at least {_gib(need.total)} per device",

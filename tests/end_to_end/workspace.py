@@ -83,7 +83,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
 
 
 def processes_of(path: Path) -> list[psutil.Process]:
-    """Return the processes whose working folder or command line is in `folder`."""
+    """Return the processes whose working folder is `path`, or whose command line contains it."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -131,7 +131,7 @@ def test_compile_writes_the_local_spec_of_a_configuration_given_as_an_argument(t
     [
         (("run", "train.epochs=3"), "--set train.epochs=3"),
         (("run", "--set", "train.epochs", "3"), "--set train.epochs=VALUE"),
-        (("run", "a.yaml", "-c", "b.yaml"), "leave a.yaml or -c b.yaml out"),
+        (("run", "a.yaml", "-c", "b.yaml"), "remove a.yaml or -c b.yaml"),
         (("run", "nosuch.yaml"), "nosuch.yaml does not exist"),
     ],
 )

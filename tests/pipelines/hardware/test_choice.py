@@ -207,7 +207,7 @@ def test_mappings_that_are_refused(mapping, setting, words):
 
 
 def test_neither_text_nor_mapping():
-    with pytest.raises(UserError, match="text, or a mapping"):
+    with pytest.raises(UserError, match="text or a mapping"):
         parse(4)  # type: ignore[arg-type]
 
 
