@@ -92,7 +92,7 @@ def test_a_project_that_is_ready_passes(ready, tmp_path):
         (
             lambda g: g.world.quotas.update({(PROJECT, REGION, T4): 1, (PROJECT, "us-central1", T4): 8}),
             "quota",
-            "takes 2",
+            "needs 2",
             "vertex.region=us-central1",
         ),
     ],
