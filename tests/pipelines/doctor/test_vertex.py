@@ -176,7 +176,7 @@ def test_a_full_quota_of_schedules(ready, tmp_path):
     ready.service_usage.metrics = {SCHEDULES: 0}
     found = findings(ready, tmp_path)
     assert failed(found) == {"schedule quota"}
-    assert "allows 0" in found["schedule quota"].found
+    assert "limit of" in found["schedule quota"].found and "is 0" in found["schedule quota"].found
 
 
 def test_the_checks_before_a_submission_stop_it(ready, tmp_path):
