@@ -1,4 +1,4 @@
-"""The training pipeline: seven steps in order, on the platform it is handed."""
+"""The training pipeline: its seven steps in order, independent of the platform."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PROMOTE = "promote"
 
 
 class Platform(Protocol):
-    """Which op does each step on one platform. A step that a platform leaves out gives None.
+    """The op of each step on one platform; a step that the platform does not have returns None.
 
-    A step's task gives its outputs by name, as kfp tasks do: prepare_data `dataset`; train `model`; evaluate `Output`
-    (the verdict) and `metrics`. `registers` is false where nothing is to be registered.
+    Tasks have outputs by name, as in kfp: prepare_data `dataset`; train `model`; evaluate `Output` (the verdict) and
+    `metrics`. `registers` is false if no model is registered.
     """
 
     registers: bool
@@ -30,24 +30,24 @@ class Platform(Protocol):
 
 
 def plan_arguments(config: RunConfig) -> dict[str, Any]:
-    """What plan_training is told of a configuration on every platform."""
+    """Return the arguments of plan_training, which are the same on every platform."""
     return {
         "pools": config.parsed_hardware.worker_pools(),
         "devices": config.parsed_hardware.accelerators_per_replica,
         "model": config.model.model_dump_json() if config.model else "",
-        "train": config.train.model_dump_json(exclude_none=True, exclude={"restarts"}),  # which train receives
+        "train": config.train.model_dump_json(exclude_none=True, exclude={"restarts"}),  # for the step train
     }
 
 
 def training_steps(config: RunConfig, platform: Platform, run_id: Any, output: Any, champion: Any) -> None:
-    """The steps, to be called while a pipeline is being defined.
+    """Define the steps; call this inside a pipeline function.
 
     Args:
         config: The run's configuration.
-        platform: What gives each step's op.
+        platform: Returns the op of each step.
         run_id: The run's id: a pipeline parameter or a placeholder.
-        output: The base output directory of training: likewise.
-        champion: The registered model to beat, as the platform's own steps take it.
+        output: The base output directory of training: a pipeline parameter or a placeholder.
+        champion: The registered model to beat, in the form that the platform's steps accept.
     """
     image = platform.build_image(config)
     access = platform.setup_access(config)

@@ -1,4 +1,4 @@
 """The commands of `slipway`, by subject; those of `slipway schedule` are in pipelines/schedules.
 
-Every start of `slipway` imports all of them: heavy packages are imported by the commands that need them.
+Every invocation imports all of these modules, so commands import heavy packages inside their functions.
 """

@@ -1,4 +1,4 @@
-"""The command line: `slipway …`, put together from its commands."""
+"""The `slipway` command line; registers every command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipway.pipelines.cli.start import rehearse, run
 from slipway.pipelines.cli.terminal import Commands, print_any_character, show_help_alone
 from slipway.pipelines.schedules.commands import app as schedule_app
 
-# In the order in which --help lists them: the group, the command, its function, examples of it.
+# In the order of --help: group, command, function, examples.
 COMMANDS = (
     (
         "Train",
@@ -51,12 +51,12 @@ EXAMPLES = (
 
 
 def _examples(lines: tuple[str, ...]) -> str:
-    """A help page's last lines, each a paragraph: typer joins the lines of one."""
+    """Format the examples below a help page, one paragraph each because typer joins the lines of a paragraph."""
     return "\n\n".join(["[bold]Examples[/]", *lines])
 
 
 def _keep_help_of_arguments() -> None:
-    """Let arguments keep their help: click 8.5 resets what this typer sets before it calls click."""
+    """Keep the help of arguments, which click 8.5 resets after this version of typer has set it."""
     make = TyperArgument.__init__
 
     def make_and_keep(self: TyperArgument, *, help: str | None = None, **fields: Any) -> None:
@@ -100,6 +100,6 @@ def slipway(
 
 
 def main() -> None:
-    """The console script's entry."""
+    """Entry point of the console script."""
     print_any_character()
     app()

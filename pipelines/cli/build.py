@@ -1,4 +1,4 @@
-"""What can be made before a run: its pipeline spec by `slipway compile`, its images by `slipway build`."""
+"""Build artifacts ahead of a run: `slipway compile` writes its pipeline spec, `slipway build` builds its images."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compile_(
         "spec.yaml"
     ),
 ) -> None:
-    """Write the pipeline specification that a run executes."""
+    """Write the pipeline spec that a run executes."""
     from slipway.pipelines.cli.output import check_folder_of
     from slipway.pipelines.config.config import load
 
@@ -43,8 +43,8 @@ def compile_(
     check_configuration(configuration, target)
     if output.suffix not in (".yaml", ".yml", ".json"):
         raise UserError(
-            "A pipeline spec is YAML or JSON.", setting="-o", value=str(output), allowed="*.yaml, *.yml, *.json",
-            fix=f"-o {output.with_suffix('.yaml')}",
+            f"{output} is not a YAML or JSON file name.", setting="-o", value=str(output),
+            allowed="*.yaml, *.yml, *.json", fix=f"-o {output.with_suffix('.yaml')}",
         )  # fmt: skip
     check_folder_of(output)
     if target is Target.vertex:
@@ -81,12 +81,12 @@ def build(
     overrides: Overrides = None,
     builder: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="cloud-build, docker, podman or buildah; the configured one by default."),
+        typer.Option(metavar="NAME", help="cloud-build, docker, podman or buildah; default: the configured builder."),
     ] = None,
-    no_push: Annotated[bool, typer.Option("--no-push", help="Build on this machine only.")] = False,
+    no_push: Annotated[bool, typer.Option("--no-push", help="Build locally without pushing to a registry.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Build the images that a run needs, unless the registry has them, and print their digests."""
+    """Build the images that a run needs, skip those already in the registry, and print their digests."""
     from slipway.pipelines.config.config import load
     from slipway.pipelines.images.build import build_images
 

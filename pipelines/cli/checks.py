@@ -1,4 +1,4 @@
-"""What is seen to before a run is started."""
+"""Checks made before a run starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ def check_configuration(
     rehearsal: bool = False,
     submitting: bool = False,
 ) -> None:
-    """Make the doctor's checks that concern a run, before anything is started."""
+    """Make the doctor's checks that apply to a run.
+
+    Raises:
+        UserError: A check failed.
+    """
     from slipway.pipelines.doctor import refuse_on_failure
     from slipway.pipelines.doctor.check import Subject
 
@@ -26,8 +30,6 @@ def check_configuration(
 
 
 def check_runner(asked: Runner, taken: Runner, what: str) -> None:
-    """Refuse a runner that would not be the run's."""
+    """Refuse --runner docker for a run that does not use it."""
     if asked is Runner.docker and taken is not Runner.docker:
-        raise UserError(
-            f"--runner is for new runs on this machine, not for {what}.", setting="--runner", value="docker"
-        )
+        raise UserError(f"--runner applies only to new local runs, not to {what}.", setting="--runner", value="docker")

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a line a step while it runs, the summary, the list, the explanation of a failure."""
+"""Terminal output about runs: live progress, the summary, the list of runs, explanations of failures."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ MARKS = {
     "pending": "[dim]·[/]",
 }
 NAME_WIDTH = 15
-# Where there is no bar, a line says what the running step does whenever nothing was printed for so long, or for this
-# share of the step's time so far.
+# Without a progress bar, a status line is printed after this many seconds of silence, or after this fraction of the
+# step's time so far, whichever is longer.
 QUIET_SECONDS, QUIET_SHARE = 3.0, 0.05
 POLL_SECONDS = 0.5
 
 
 class RunDisplay:
-    """Follows a run on a terminal: a bar for the step that runs, a line for each that has ended.
+    """A live view of a run: a progress bar for the running step, a line for each step that has ended.
 
-    Where the output is no terminal, there are lines from time to time instead of the bar.
+    If the output is not a terminal, occasional status lines replace the bar.
     """
 
     def __init__(self, console: Console) -> None:
@@ -45,14 +45,14 @@ class RunDisplay:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._task: TaskID | None = None
-        self._doing = ""  # what the step does, as it said last
+        self._doing = ""  # the latest activity that the step reported
         self._started = self._printed = time.monotonic()
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.fields[step]:<15}"),
             TimeElapsedColumn(),
             BarColumn(bar_width=16),
-            # What the others leave of the line; cut at its end where that is too little.
+            # Fills the rest of the line; truncated if that is too short.
             TextColumn("{task.fields[doing]}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
             expand=True,
             console=console,
@@ -96,7 +96,7 @@ class RunDisplay:
                 self._show(following, "starting")
 
     def _repeat(self) -> None:
-        """Say what the running step does when nothing was printed for a while, until the display ends."""
+        """Print what the running step is doing whenever nothing was printed for a while, until the display ends."""
         while not self._ended.wait(POLL_SECONDS):
             with self._lock:
                 now = time.monotonic()
@@ -110,7 +110,7 @@ class RunDisplay:
         self._printed = time.monotonic()
 
     def _show(self, name: str, doing: str) -> None:
-        """Put up a bar, in the place of the one before."""
+        """Show a new progress bar in place of the previous one."""
         self._hide()
         self._doing, self._started = doing, time.monotonic()
         self._task = self._progress.add_task("", total=None, step=name, doing=doing)
@@ -118,7 +118,7 @@ class RunDisplay:
     def _update(self, doing: str, done: int, total: int | None) -> None:
         if self._task is not None:
             self._doing = doing
-            self._progress.tasks[-1].total = total  # `update` would leave it where it is None
+            self._progress.tasks[-1].total = total  # `update` ignores a total of None
             self._progress.update(self._task, completed=done, doing=doing)
 
     def _hide(self) -> None:
@@ -128,7 +128,7 @@ class RunDisplay:
 
 
 def _following(record: RunRecord) -> str | None:
-    """The step that runs besides or is next."""
+    """Return the name of another running step, or of the next pending one."""
     for status in ("running", "pending"):
         for step in record.steps:
             if step.status == status:
@@ -137,7 +137,7 @@ def _following(record: RunRecord) -> str | None:
 
 
 def figures_line(event: dict[str, Any]) -> str:
-    """Done of total, and the figures beside it: "120/600 steps, 155 steps/s, 3 s left, loss 0.12"."""
+    """Return progress and metrics as text: "120/600 steps, 155 steps/s, 3 s left, loss 0.12"."""
     values = dict(event.get("values") or {})
     parts = [f"{event['done']:,}/{event['total']:,} {event['unit']}"]
     what = next((name for name in values if name.endswith("_per_second")), "")
@@ -149,7 +149,7 @@ def figures_line(event: dict[str, Any]) -> str:
 
 
 def step_line(step: StepRecord, *, judged: bool) -> str:
-    """One line for a step: its mark, name, seconds, and what it gave; the verdict only where the run is `judged`."""
+    """Return one line about a step: mark, name, seconds and result; the verdict only if the run is `judged`."""
     seconds = "" if step.seconds is None else f"{step.seconds:.1f} s"
     return (
         f"{MARKS[step.status]} {step.name:<{NAME_WIDTH}} {seconds:>8}  {escape(_outcome(step, judged=judged))}".rstrip()
@@ -157,7 +157,7 @@ def step_line(step: StepRecord, *, judged: bool) -> str:
 
 
 def _outcome(step: StepRecord, *, judged: bool) -> str:
-    """What a step gave, in a few words."""
+    """Return a short description of a step's result."""
     outputs = step.outputs
     text = ""
     if step.name == "build_image" and "image" in outputs:
@@ -167,8 +167,9 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
         text = f"{counts} examples in {_short(outputs['dataset'])}"
     elif step.name == "plan_training" and "steps" in outputs:
         replicas = outputs["replicas"]
-        share = f" on {replicas} replicas, {outputs['batch_per_replica']} examples each a step" if replicas > 1 else ""
-        text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} an epoch{share}"
+        each = outputs["batch_per_replica"]
+        share = f" on {replicas} replicas, {each} examples each per step" if replicas > 1 else ""
+        text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} per epoch{share}"
     elif step.name == "plan_training" and "module" in outputs:
         text = f"python -m {outputs['module']} in every replica"
     elif step.name == "train" and outputs.get("validation"):
@@ -188,7 +189,7 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
 
 
 def summary(record: RunRecord) -> Group:
-    """What stands below the steps when a run has ended."""
+    """Return the summary printed below the steps when a run has ended."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")
@@ -208,7 +209,7 @@ def summary(record: RunRecord) -> Group:
 
 
 def rehearsal_summary(record: RunRecord, hardware: Hardware, optimizer: str) -> Group:
-    """What a rehearsal that went well has proven, and what it cannot."""
+    """Return the summary of a successful rehearsal: what it has proven and what it has not."""
     from slipway.pipelines.hardware.memory import device_bytes, fits_memory
 
     plan, trained = record.step("plan_training").outputs, record.step("train").outputs
@@ -217,16 +218,16 @@ def rehearsal_summary(record: RunRecord, hardware: Hardware, optimizer: str) -> 
     layout += f" of {devices} devices each" if devices > 1 else ""
     batch = plan["batch_per_replica"] * plan["replicas"]
     proven = [
-        f"{layout} trained {plan['steps']} steps of {batch} examples, and ended with the same weights",
-        "a checkpoint was saved, the test split was evaluated with the exported model",
+        f"{layout} trained {plan['steps']} steps of {batch} examples and ended with identical weights",
+        "a checkpoint was saved, and the exported model was evaluated on the test split",
     ]
-    not_proven = ["how fast it is"]
+    not_proven = ["training speed"]
     if hardware.accelerator_row is not None:
         need = fits_memory(hardware, trained["variables_bytes"], optimizer, trainable_bytes=trained["trainable_bytes"])
         has = device_bytes(hardware)
         room = f" of {has / 2**30:.0f} GiB" if has else ""
         not_proven.append(
-            f"the memory of {hardware.accelerator_row.title}: {need}{room} a device, activations not counted"
+            f"memory on {hardware.accelerator_row.title}: {need}{room} per device, not counting activations"
         )
     table = Table.grid(padding=(0, 2))
     table.add_row("run", f"{record.run_id}: {record.status} after {record.seconds:.1f} s")
@@ -237,9 +238,9 @@ def rehearsal_summary(record: RunRecord, hardware: Hardware, optimizer: str) -> 
 
 
 def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
-    """Why a run failed and what fixes it, as one screen of text."""
+    """Return why a run failed and how to fix it, as one screen of text."""
     if record.error is None:
-        return f"The run {record.run_id} has not failed. Its status: {record.status}."
+        return f"Run {record.run_id} has not failed; its status is {record.status}."
     error = record.error
     where = f"The step {error.step} failed" if error.step else "The run failed"
     where += f" in the replica {error.replica}" if error.replica else ""
@@ -254,22 +255,22 @@ def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
 
 
 def how_to_watch_on(record: RunRecord) -> str:
-    """What to type after the watching was interrupted."""
+    """Return the commands to watch or stop a run after the user stopped watching it."""
     return (
-        f"The run {record.run_id} goes on without being watched.\n"
+        f"Run {record.run_id} continues in the background.\n"
         f"  watch:  slipway status --follow {record.run_id}\n"
         f"  stop:   slipway cancel {record.run_id}"
     )
 
 
-# What may change in a run that continues: neither the data nor the weights depend on it.
+# Sections that may change when a run is resumed, because neither the data nor the weights depend on them.
 CHANGEABLE = ("evaluate", "register", "train.restarts")
-# What names something outside the configuration, which can be fixed without changing the setting.
+# Settings that refer to files, where the file can be fixed without changing the setting.
 NAMES_OF_FILES = ("data", "model.builder", "train.module")
 
 
 def is_changeable(setting: str) -> bool:
-    """Whether a setting may change in a run that continues."""
+    """Return whether a setting may change when a run is resumed."""
     return _is_in(setting, CHANGEABLE)
 
 
@@ -278,16 +279,16 @@ def _is_in(setting: str, sections: tuple[str, ...]) -> bool:
 
 
 def new_run_with(record: RunRecord, options: str) -> str:
-    """The command that starts a new run with another one's configuration and `options`."""
+    """Return the command that starts a new run with the configuration of `record` and `options`."""
     target = "" if record.platform == "local" else f" --target {record.platform}"
     command = "rehearse" if record.rehearsal else "run"
     return f"slipway {command} -c {ROOT / record.run_id / 'config.yaml'}{target} {options}"
 
 
 def next_command(record: RunRecord) -> str | None:
-    """What to type once a failed run's error is fixed: a new run where the fix changes the data or the weights.
+    """Return the command to type after fixing a failed run: resume it, or start a new run if data or weights change.
 
-    None where the configuration has to change and the error does not say to what.
+    None if the configuration has to change and the error does not say how.
     """
     fix = (record.error.fix if record.error else None) or ""
     cause = record.error.setting if record.error else None
@@ -302,7 +303,7 @@ def next_command(record: RunRecord) -> str | None:
 
 
 def run_table(records: list[RunRecord]) -> Table:
-    """The list of runs, the newest first; their ids tell when they were started."""
+    """Return the table of runs. Their ids contain the start time."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     for column in ("run", "status", "hardware", "accuracy", "verdict", "seconds"):
         table.add_column(column, justify="right" if column in ("accuracy", "seconds") else "left", no_wrap=True)
@@ -320,7 +321,7 @@ def run_table(records: list[RunRecord]) -> Table:
 
 
 def findings_table(findings: list[Finding]) -> Table:
-    """What the doctor found, a row a check, with the fix below what failed."""
+    """Return the doctor's findings, one row per check, with the fix below each failure."""
     marks = {"pass": "[green]✓[/]", "fail": "[red]✗[/]", "skipped": "[dim]–[/]"}
     table = Table.grid(padding=(0, 2))
     for finding in findings:
@@ -334,7 +335,7 @@ def findings_table(findings: list[Finding]) -> Table:
 
 
 def _short(path: str) -> str:
-    """A path from the current folder where it is below it."""
+    """Return `path` relative to the current folder if it is inside it."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:

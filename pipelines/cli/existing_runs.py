@@ -1,4 +1,4 @@
-"""The runs that there are, looked at and ended: `slipway status`, `list`, `logs`, `explain` and `cancel`."""
+"""Commands for existing runs: `slipway status`, `list`, `logs`, `explain` and `cancel`."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def list_(as_json: Json = False) -> None:
         try:
             records.append(current(folder))
         except UserError as error:
-            error_console.print(f"left out: {escape(error.message)}", highlight=False, soft_wrap=True)
+            error_console.print(f"skipped: {escape(error.message)}", highlight=False, soft_wrap=True)
     if as_json:
         sys.stdout.write(json.dumps([record.model_dump(mode="json") for record in records], indent=2) + "\n")
     elif not records:
-        console.print("There are no runs yet: slipway run", highlight=False)
+        console.print("No runs yet. To start one: slipway run", highlight=False)
     else:
         console.print(display.run_table(records), highlight=False)
 
@@ -70,8 +70,8 @@ def list_(as_json: Json = False) -> None:
 def logs(
     run_id: Run = "latest",
     step: Annotated[str | None, typer.Option(metavar="STEP", help="Only this step's log, such as train.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing as the run writes.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Every line, also the libraries' start-up messages.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Include the libraries' start-up messages.")] = False,
 ) -> None:
     """Print a run's logs."""
     from slipway.pipelines.runs import record as runs
@@ -96,7 +96,7 @@ def _log_lines(folder: Any, step: str | None, *, follow: bool, raw: bool) -> Any
 def explain(
     run_id: Run = "latest",
     raw: Annotated[
-        bool, typer.Option("--raw", help="The failed step's whole log too, start-up messages and all.")
+        bool, typer.Option("--raw", help="Also print the failed step's whole log, including start-up messages.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -119,7 +119,7 @@ def explain(
 
 @user_errors
 def cancel(run_id: Run = "latest") -> None:
-    """Stop a run. Finished steps are kept, and run --resume continues it."""
+    """Stop a run. Finished steps are kept; slipway run --resume continues it."""
     from slipway.pipelines.runs import record as runs
 
     folder = runs.find(run_id)
@@ -130,7 +130,7 @@ def cancel(run_id: Run = "latest") -> None:
             return
     record = folder.read()
     if record.status != "running" or record.process is None:
-        raise UserError(f"The run {record.run_id} is not running: it is {record.status}.", fix="slipway list")
+        raise UserError(f"Run {record.run_id} is not running; its status is {record.status}.", fix="slipway list")
     os.kill(record.process.pid, signal.SIGTERM)
     os.kill(record.process.pid, signal.SIGCONT)  # it may have been suspended with Ctrl-Z
     while folder.read().status == "running":

@@ -1,4 +1,4 @@
-"""The options that several commands take."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ class Target(StrEnum):
 
 
 class Runner(StrEnum):
-    """What the steps of a run on this machine are."""
+    """How the steps of a local run execute."""
 
     process = "process"
     docker = "docker"
 
 
 ConfigurationFile = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG]", help="The run configuration, a YAML file; the same as -c.")
+    Path | None, typer.Argument(metavar="[CONFIG]", help="Run configuration, a YAML file; same as -c.")
 ]
 Configuration = Annotated[
     Path | None,
-    typer.Option("--config", "-c", metavar="FILE", help=f"The run configuration; {DEFAULT_CONFIGURATION} by default."),
+    typer.Option("--config", "-c", metavar="FILE", help=f"Run configuration; default: {DEFAULT_CONFIGURATION}."),
 ]
 Place = Annotated[
     Target, typer.Option("--target", metavar="PLATFORM", help="Where the run executes: local, vertex or kubeflow.")
 ]
 Hardware = Annotated[
     str | None,
-    typer.Option("--hardware", metavar="CHOICE", help="What trains: cpu, cpu*2, l4x4*2, tpu-v5e-2x4 and others."),
+    typer.Option("--hardware", metavar="CHOICE", help="Training hardware, such as cpu, cpu*2, l4x4*2 or tpu-v5e-2x4."),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as train.batch_size=256. Can be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. train.batch_size=256. Can be repeated."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """The runs in this folder that begin with `incomplete`, for the shell's completion."""
+    """Return the runs in this folder that begin with `incomplete`, for shell completion."""
     root = Path("runs")
     names = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
     return [name for name in names if name.startswith(incomplete)]
@@ -60,7 +60,7 @@ Run = Annotated[str, typer.Argument(help="A run's id, or latest.", autocompletio
 
 
 def configuration_path(file: Path | None, config: Path | None) -> Path:
-    """The configuration that a command is given, as an argument or with -c.
+    """Return the path of the configuration, given as an argument or with -c.
 
     Raises:
         UserError: Both are given, or the argument is a setting.
@@ -76,6 +76,6 @@ def configuration_path(file: Path | None, config: Path | None) -> Path:
     if file is not None and config is not None:
         raise UserError(
             f"The configuration is given twice, as {file} and as -c {config}.",
-            fix=f"leave {file} or -c {config} out",
+            fix=f"remove {file} or -c {config}",
         )
     return file or config or DEFAULT_CONFIGURATION

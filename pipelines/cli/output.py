@@ -1,4 +1,4 @@
-"""Files that a command writes where the user says."""
+"""Output files of commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slipway.core.errors import UserError
 
 
 def check_folder_of(output: Path) -> None:
-    """See that a file can be written there.
+    """Check that the folder of an output file exists.
 
     Raises:
         UserError: Its folder does not exist.

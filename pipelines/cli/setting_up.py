@@ -1,4 +1,4 @@
-"""What comes before the first run: `slipway doctor`, `setup`, `hardware` and `migrate`."""
+"""Commands to prepare for runs: `slipway doctor`, `setup`, `hardware` and `migrate`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def doctor(
     target: Place = Target.local,
     hardware: Hardware = None,
     overrides: Overrides = None,
-    runner: Annotated[Runner, typer.Option(help="What the steps of a local run are.")] = Runner.process,
+    runner: Annotated[Runner, typer.Option(help="How the steps of a local run execute.")] = Runner.process,
     as_json: Json = False,
 ) -> None:
-    """Check the machine, the project and the configuration, and say how to fix what fails."""
+    """Check the machine, the project and the configuration, and show how to fix what fails."""
     from slipway.pipelines.cli.display import findings_table
     from slipway.pipelines.config.config import load
     from slipway.pipelines.doctor import examine_all
@@ -56,7 +56,7 @@ def doctor(
 def setup(
     file: ConfigurationFile = None,
     config: Configuration = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Create what is missing; without it, only show it.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Create what is missing instead of only showing it.")] = False,
     hardware: Hardware = None,
     overrides: Overrides = None,
     as_json: Json = False,
@@ -71,7 +71,7 @@ def setup(
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     elif not apply and any(row["status"] == "missing" for row in rows):
-        console.print("to create what is missing: the same command with --apply", highlight=False)
+        console.print("to create what is missing: run the same command with --apply", highlight=False)
     if not sound:
         raise typer.Exit(EXIT_FAILED)
 
@@ -79,18 +79,21 @@ def setup(
 @user_errors
 def hardware_(
     choice: Annotated[
-        str | None, typer.Argument(metavar="[CHOICE]", help="One choice, such as l4x4*2; all hardware without it.")
+        str | None, typer.Argument(metavar="[CHOICE]", help="One choice, such as l4x4*2; default: list all.")
     ] = None,
-    region: Annotated[str | None, typer.Option(metavar="REGION", help="Only what this region has.")] = None,
+    region: Annotated[
+        str | None, typer.Option(metavar="REGION", help="Only hardware available in this region.")
+    ] = None,
     accelerator: Annotated[
         str | None, typer.Option(metavar="KIND", help="Only this kind: cpu, t4, a100, tpu-v5e and others.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(metavar="ENGINE", help="Only what this engine runs on: tensorflow, jax or pytorch.")
+        str | None,
+        typer.Option(metavar="ENGINE", help="Only hardware that this engine supports: tensorflow, jax or pytorch."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the available hardware, or show what one choice becomes or why it is refused."""
+    """List the available hardware, or show what one choice resolves to or why it is refused."""
     from slipway.pipelines.hardware import command
 
     if choice is None:
@@ -108,7 +111,7 @@ def hardware_(
 def migrate(
     source: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[JOB]", help="A config.yaml; or gcloud's own flags, after --."),
+        typer.Argument(metavar="[JOB]", help="A config.yaml, or gcloud's flags after --."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -127,5 +130,5 @@ def migrate(
         return
     command.save(migration, output)
     command.show(console, migration)
-    console.print(f"{output}: decide what is marked DECIDE, then", highlight=False, soft_wrap=True)
+    console.print(f"{output}: resolve the lines marked DECIDE, then run", highlight=False, soft_wrap=True)
     console.print(f"  slipway doctor -c {output} --target vertex", highlight=False, soft_wrap=True)

@@ -61,7 +61,7 @@ def run(
     if resume is not None:
         if given := file or config:
             raise UserError(
-                "A resumed run has its own configuration.", setting="-c", value=str(given), fix="leave it out"
+                "A resumed run uses its stored configuration.", setting="-c", value=str(given), fix=f"remove {given}"
             )
         folder = runs.find(resume)
         record = _resumable(current(folder), changed=bool(overrides))
@@ -95,20 +95,20 @@ def rehearse(
     config: Configuration = None,
     hardware: Hardware = None,
     overrides: Overrides = None,
-    steps: Annotated[int, typer.Option(min=1, metavar="COUNT", help="How many training steps.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of training steps.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Try a worker layout for a few steps on this machine."""
+    """Try a hardware layout on this machine for a few training steps."""
     from slipway.pipelines.config.config import load
     from slipway.pipelines.runs import record as runs
 
     path = configuration_path(file, config)
     if module := load(path, overrides or (), hardware).train.module:
         raise UserError(
-            "A training module of your own cannot be shortened to a few steps.",
+            "A custom training module cannot be rehearsed.",
             setting="train.module",
             value=module,
-            allowed="in a run; a rehearsal is for Slipway's trainer",
+            allowed="slipway run; rehearsals use Slipway's trainer",
             fix="slipway run with the same options, and train.arguments that make the module stop early",
         )
     few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
@@ -122,19 +122,23 @@ def rehearse(
 
 
 def _resumable(record: Any, *, changed: bool) -> Any:
-    """The record of a run that can continue: one that has not succeeded, or that gets another gate or registry."""
+    """Return `record` if its run can be resumed: it has not succeeded, or settings after training change.
+
+    Raises:
+        UserError: The run is still running, or has succeeded and nothing changes.
+    """
     if record.status == "running":
-        raise UserError(f"The run {record.run_id} is still running.", fix=f"slipway status {record.run_id}")
+        raise UserError(f"Run {record.run_id} is still running.", fix=f"slipway status {record.run_id}")
     if record.status == "succeeded" and (record.rehearsal or not changed):
-        raise UserError(f"The run {record.run_id} has succeeded: nothing is left to do.", fix="slipway run")
+        raise UserError(f"Run {record.run_id} has already succeeded.", fix="slipway run")
     return record
 
 
 def _resumed_configuration(folder: Any, record: Any, overrides: list[str], hardware: str | None) -> Any:
-    """The configuration of a run that continues, with `overrides` put over it and stored.
+    """Return the configuration of a resumed run with `overrides` applied, and store it.
 
     Raises:
-        UserError: Something would change that the run's checkpoints depend on.
+        UserError: An override would change something that the run's checkpoints depend on.
     """
     from slipway.core.atomic import replace_file
     from slipway.pipelines.cli.display import is_changeable, new_run_with
@@ -145,7 +149,7 @@ def _resumed_configuration(folder: Any, record: Any, overrides: list[str], hardw
         fixed.append(f"--hardware {shlex.quote(hardware)}")
     if fixed:
         raise UserError(
-            f"{fixed[0]} cannot change a resumed run: its data and checkpoints were made with the present value.",
+            f"{fixed[0]} cannot be applied to a resumed run: its data and checkpoints depend on the original value.",
             setting=fixed[0].partition(" ")[0],
             value=fixed[0].partition(" ")[2],
             allowed="evaluate.*, register.* and train.restarts.*, which do not affect the weights",
@@ -154,15 +158,15 @@ def _resumed_configuration(folder: Any, record: Any, overrides: list[str], hardw
     configuration = load(folder.configuration_file, overrides)
     if overrides:
         replace_file(folder.configuration_file, configuration.as_yaml().encode())
-        record.champion = None  # the registry may be another one
+        record.champion = None  # the registry may have changed
     return configuration
 
 
 def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, require_promotion: bool) -> None:
-    """Submit a configuration, or a run's folder again; watch it; exit with the code that tells how it went.
+    """Submit a configuration, or resubmit a run's folder; watch the run and exit with the code for its outcome.
 
     Raises:
-        UserError: It was refused before it started; no run is left of it.
+        UserError: The run was refused before it started; its folder has been removed.
     """
     from slipway.pipelines.runs.record import RunFolder
 
@@ -180,7 +184,7 @@ def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, requ
 
 
 def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool, require_promotion: bool) -> None:
-    """Run, show it, and exit with the code that tells how it went."""
+    """Run locally, show progress, and exit with the code for the outcome."""
     from slipway.pipelines.cli import display
     from slipway.pipelines.platforms.local import launch
 

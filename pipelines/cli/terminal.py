@@ -1,4 +1,4 @@
-"""What all commands share: where they print, the codes that they exit with, how a user's mistake is shown."""
+"""Consoles, exit codes and error output, shared by all commands."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def user_errors(command: Command) -> Command:
-    """Show a user's mistake on one screen, with --json as an object on stdout, and exit with 2.
+    """Wrap a command to show user errors on one screen, or with --json as an object on stdout, and exit with 2.
 
-    A package that is missing from an extra is such a mistake. With --json any other exception is an object, too.
+    A missing optional package counts as a user error. With --json, any other exception is printed as an object, too.
     """
 
     @wraps(command)
@@ -61,7 +61,7 @@ def user_errors(command: Command) -> Command:
 
 
 def _mistake_of(error: Exception) -> UserError | None:
-    """The user's mistake that an exception stands for, or None where it is an error of Slipway's."""
+    """Return the user error that an exception represents, or None if it is a bug in Slipway."""
     match error:
         case UserError():
             return error
@@ -73,7 +73,7 @@ def _mistake_of(error: Exception) -> UserError | None:
 
 
 class Commands(TyperGroup):
-    """The group of all commands; a usage error is an object on stdout where --json is among the arguments."""
+    """The group of all commands; with --json among the arguments, prints usage errors as an object on stdout."""
 
     def main(
         self,
@@ -109,7 +109,7 @@ def show_error(error: UserError, *, as_json: bool) -> None:
 
 
 def print_any_character() -> None:
-    """Print characters that the terminal's encoding lacks in another form: marks as ASCII, letters as JSON escapes."""
+    """Replace characters that the terminal's encoding lacks: marks by ASCII, letters by JSON escapes."""
     codecs.register_error("slipway", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -123,12 +123,12 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 
 
 def say(line: str) -> None:
-    """Say on stderr how the work goes; stdout is for what the command gives."""
+    """Print a progress message on stderr; stdout is reserved for the command's result."""
     error_console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def show_help_alone(context: typer.Context) -> None:
-    """Show the help of a group of commands that is called without one."""
+    """Show the help of a command group that is called without a subcommand."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), nl=False)
         raise typer.Exit

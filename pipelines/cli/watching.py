@@ -1,4 +1,4 @@
-"""A run's record as it is now, and a run elsewhere watched until it has ended."""
+"""Current run records, and watching remote runs until they end."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from slipway.pipelines.platforms import remote
 
 
 def current(folder: Any) -> Any:
-    """A run's record, brought up to date where the run is on another platform."""
+    """Return a run's record, updated from its platform if the run is remote."""
     record = folder.read()
     elsewhere = remote(record.platform)
     return elsewhere.current(folder, error_console) if elsewhere else record
 
 
 def watch_and_exit(folder: Any, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
-    """Show a run on another platform until it has ended, and exit with the code that tells how it went."""
+    """Watch a remote run until it ends, and exit with the code for its outcome."""
     from slipway.pipelines.cli import display
 
     elsewhere: Any = remote(folder.read().platform)
@@ -33,7 +33,7 @@ def watch_and_exit(folder: Any, shown: Console, *, as_json: bool, require_promot
 
 
 def exit_as_it_went(folder: Any, record: Any, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
-    """Show how a run on another platform ended, and exit with the code that tells it."""
+    """Show how a remote run ended, and exit with the code for its outcome."""
     from slipway.pipelines.cli import display
 
     if as_json:
@@ -48,7 +48,7 @@ def exit_as_it_went(folder: Any, record: Any, shown: Console, *, as_json: bool, 
 
 
 def show_failure(record: Any) -> NoReturn:
-    """Show why a run failed and the command that takes it further, and exit."""
+    """Show why a run failed and the command to continue it, and exit."""
     from slipway.pipelines.cli import display
 
     error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)

@@ -30,20 +30,19 @@ DURATIONS = ("epochs", "steps", "examples")
 
 
 class VertexSettings(Settings):
-    """Where a run lives on Vertex AI. `bucket` is a single-region gs:// bucket in `region`.
+    """Settings for runs on Vertex AI. `bucket` is a single-region gs:// bucket in `region`.
 
-    `image` is the image that the steps and the trainer run in, by digest or by a tag that is never moved; where it is
-    not given, the images are built as `build` says. `serving_image` serves the SavedModel. `encryption_key` is a Cloud
-    KMS key's full name; it encrypts the training job and the model, as `labels` label them. `endpoints` gives
-    host[:port] for services that are reached elsewhere than at Google's public addresses (private access), by the
-    service's name.
+    `image` is the container image of the steps and the trainer, by digest or by an immutable tag; if it is not set,
+    images are built according to `build`. `serving_image` serves the SavedModel. `encryption_key` is the full resource
+    name of a Cloud KMS key that encrypts the training job and the model; `labels` are attached to both. `endpoints`
+    maps service names to host[:port], for services that are not reached at Google's public addresses (private access).
 
-    `service_account` is what the run acts as; without it, the project's default one. `network` is a VPC network that
-    it is peered with, `experiment` the Vertex AI experiment that the run is listed in. With `failure_policy` fast,
-    nothing new is started once a step has failed. `retries` is how often a step other than train is tried again.
+    `service_account` is the account that the run uses; by default, the project's default account. `network` is the VPC
+    network to peer with, `experiment` the Vertex AI experiment that lists the run. With `failure_policy` fast, no new
+    step starts after one has failed. `retries` is the number of retries for every step except train.
 
-    `submitters` are who may start runs (user:, group: or serviceAccount:), for `slipway setup` to grant it to. With
-    `access` grant, the step setup_access makes what is missing; with verify it only looks.
+    `submitters` are the principals that may start runs (user:, group: or serviceAccount:); `slipway setup` grants them
+    the roles. With `access` grant, the step setup_access creates what is missing; with verify it only checks.
     """
 
     project: str
@@ -90,26 +89,26 @@ class VertexSettings(Settings):
     @classmethod
     def _never_moved(cls, image: str | None) -> str | None:
         if image is not None and ("@" not in image) and image.rpartition("/")[2].partition(":")[2] in ("", "latest"):
-            raise ValueError("an image is given by digest or by a tag that is never moved, which latest is not")
+            raise ValueError("an image must have a digest or an immutable tag; latest is not immutable")
         return image
 
     @property
     def image_repository(self) -> str:
-        """Where the images that are built are kept: host/path."""
+        """The repository for built images: host/path."""
         repository = self.build.repository
         return repository if "/" in repository else f"{self.region}-docker.pkg.dev/{self.project}/{repository}"
 
     @property
     def connection(self) -> Connection:
-        """The way to Google's services for this project and region."""
+        """The connection to Google's services for this project and region."""
         return Connection(self.project, self.region, self.endpoints)
 
 
 class RunConfig(Settings):
     """One run: its data, model, training, evaluation, registration, and the hardware that trains.
 
-    `model` is what Slipway's trainer trains; a training module of the user's own (`train.module`) has its own. `vertex`
-    is where it runs on Vertex AI; `containers` how images are made for `--runner docker` on this machine.
+    `model` is the network for Slipway's trainer; a custom training module (`train.module`) builds its network itself.
+    `vertex` holds the settings for Vertex AI; `containers` those of the images for `--runner docker` on this machine.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=40)
@@ -134,19 +133,19 @@ class RunConfig(Settings):
     def _one_model(self) -> RunConfig:
         if self.train.module is None and self.model is None:
             raise UserError(
-                "The configuration does not say which network to train.",
+                "The configuration has neither model.builder nor train.module.",
                 setting="model.builder",
                 value=None,
-                allowed="an importable module:function; or train.module, a training module of your own",
-                fix="--set model.builder=slipway.trainer.models.digits:build, or one of your own",
+                allowed="an importable module:function; or set train.module to a custom training module",
+                fix="--set model.builder=slipway.trainer.models.digits:build",
             )
         if self.train.module is not None and self.model is not None:
             raise UserError(
-                f"{self.train.module} is a training module of your own, which makes its network itself.",
+                f"model and train.module are both set; the custom module {self.train.module} builds its own network.",
                 setting="model.builder",
                 value=self.model.builder,
                 allowed="model or train.module, not both",
-                fix="take the section model out; what the module should know goes into train.arguments",
+                fix="remove the section model; pass arguments to the module with train.arguments",
             )
         return self
 
@@ -158,7 +157,7 @@ class RunConfig(Settings):
 
     @property
     def title(self) -> str:
-        """What is trained on what, in a few words."""
+        """A short title: model and data source."""
         return f"{self.model.builder if self.model else self.train.module} on {self.data.source}"
 
     @property
@@ -173,28 +172,28 @@ class RunConfig(Settings):
 
     @property
     def readers(self) -> int:
-        """How many processes read the prepared data set in training."""
+        """Number of processes that read the prepared data set during training."""
         hardware = self.parsed_hardware
         return table.readers(self.train.engine, hardware.replicas, hardware.accelerators_per_replica)
 
     def as_yaml(self) -> str:
-        """The resolved configuration as YAML, every setting that has a value written out."""
+        """Return the resolved configuration as YAML, including defaults."""
         return yaml.safe_dump(self.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False)
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the resolved configuration."""
+        """Return the SHA-256 (hex) of the resolved configuration."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
 def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None) -> RunConfig:
-    """The configuration in `path`, with `overrides` ("train.batch_size=256") and `hardware` put over it.
+    """Load the configuration in `path` and apply `overrides` ("train.batch_size=256") and `hardware`.
 
     Raises:
-        UserError: No such file, not YAML, an unknown key, a value of the wrong type or out of range.
+        UserError: The file is missing or not YAML, a key is unknown, or a value has the wrong type or is out of range.
     """
     overrides = list(overrides)
     for text in overrides:
-        _key_and_value(text)  # before the file: what follows `--set KEY` may have been taken for its name
+        _key_and_value(text)  # before reading the file: the word after `--set KEY` may have been parsed as its path
     values = read_yaml(path)
     apply_overrides(values, overrides)
     if hardware is not None:
@@ -203,7 +202,7 @@ def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None)
 
 
 def validate(values: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """`values` as a RunConfig; `where` names their source in an error, `overrides` what of them `--set` said."""
+    """Validate `values` as a RunConfig; `where` names their source in errors, `overrides` are those from `--set`."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -211,35 +210,35 @@ def validate(values: Mapping[str, Any], where: str, overrides: Sequence[str] = (
 
 
 def no_place_on_vertex() -> UserError:
-    """The error of a configuration that is to run on Vertex AI and does not say where."""
+    """Return the error for a run on Vertex AI whose configuration has no section `vertex`."""
     return UserError(
-        "The configuration does not say where on Vertex AI to run.",
+        "The configuration has no section vertex.",
         setting="vertex",
         value=None,
         allowed="project, region and bucket",
-        fix="add a section vertex: with these keys to the configuration",
+        fix="--set vertex.project=PROJECT --set vertex.region=us-central1 --set vertex.bucket=gs://BUCKET",
     )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
+    """Read a mapping from a YAML file.
 
     Raises:
-        UserError: No such file, not YAML, or no mapping.
+        UserError: The file is missing, not YAML, or not a mapping.
     """
     if not path.is_file():
         raise _no_configuration(path)
     try:
         values = load_yaml(path.read_text(), str(path))
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not text in UTF-8.", fix=f"give -c a YAML file, not {path}") from None
+        raise UserError(f"{path} is not UTF-8 text.", fix="-c FILE, with the path of a YAML file") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path} holds no settings.", allowed="a mapping such as configs/digits.yaml")
+        raise UserError(f"{path} contains no settings.", allowed="a mapping, as in configs/digits.yaml")
     return values
 
 
 def _no_configuration(path: Path) -> UserError:
-    """The error of a file that does not exist, with the run configurations that do."""
+    """Return the error for a missing configuration; it lists the run configurations that exist."""
     folders = dict.fromkeys([path.parent, Path(), Path("configs")])
     files = [found for folder in folders for found in sorted(folder.glob("*.y*ml")) if _is_run_configuration(found)]
     known = {str(found).removesuffix(found.suffix): str(found) for found in files}
@@ -256,7 +255,7 @@ def _no_configuration(path: Path) -> UserError:
 
 
 def _is_run_configuration(path: Path) -> bool:
-    """Whether a file looks like a run's configuration, as compiled specs and schedules do not."""
+    """Return whether a file looks like a run configuration; compiled specs and schedules do not."""
     try:
         with path.open() as file:
             text = file.read(100_000)
@@ -275,14 +274,14 @@ def _key_and_value(override: str) -> tuple[str, str]:
             fix=f"--set {key or 'KEY'}={value or 'VALUE'}, without spaces around =",
         )
     if key.count(".") > DEEPEST:
-        raise UserError(f"--set {override[:40]}…: it nests more than {DEEPEST} levels deep.", setting="--set")
+        raise UserError(f"--set {override[:40]}… nests more than {DEEPEST} levels deep.", setting="--set")
     return key, value
 
 
 def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Put "dotted.key=value" over `values`, in place; a value is read as YAML.
+    """Apply "dotted.key=value" overrides to `values` in place; values are parsed as YAML.
 
-    A duration that is set this way takes the place of the file's, whatever unit that has.
+    An overridden duration replaces the file's, even if that has another unit.
     """
     parsed = [(text, *_key_and_value(text)) for text in overrides]
     keys = {key for _, key, _ in parsed}

@@ -1,4 +1,4 @@
-"""What pydantic found wrong in a configuration, as one error in the user's words."""
+"""Convert pydantic's validation errors into one UserError about a setting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipway.core.errors import UserError, nearest
 
 Location = tuple[int | str, ...]
 
-# What other tools call a setting, and its name here.
+# Names of settings in other tools, and their names here.
 ALIASES = {
     "lr": "learning_rate",
     "batch": "batch_size",
@@ -61,7 +61,7 @@ ALIASES = {
     "gpu": "hardware",
     "gpus": "hardware",
 }
-# What makes a first section of each kind; else its first required key.
+# Suggested first setting of a missing section; otherwise its first required key.
 FIRST_SETTINGS = {"data": "data.source=digits", "train": "train.epochs=10"}
 
 
@@ -72,20 +72,20 @@ def explain_validation(
     values: Mapping[str, Any],
     overrides: Iterable[str] = (),
 ) -> UserError:
-    """The first thing that is wrong in `values`, with the number of the others.
+    """Return an error about the first problem in `values`, with the number of other problems.
 
     Args:
-        model: What they were validated as.
-        error: What pydantic says.
-        where: The file that they are from.
-        values: The values, `overrides` among them.
-        overrides: What `--set` put over the file's, as "key=value".
+        model: The class that the values were validated against.
+        error: Pydantic's error.
+        where: The file that the values come from.
+        values: The values, including `overrides`.
+        overrides: The overrides from `--set`, as "key=value".
     """
-    # An unknown key before a missing one: it is probably that one, misspelled.
+    # Unknown keys before missing ones: an unknown key is often a misspelling of the missing one.
     found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     located = [(_location(problem, values), problem) for problem in found]
     first = located[0][0]
-    # A union reports a problem for each of its members: the one that got furthest is meant.
+    # A union reports a problem for each member; the deepest location is the most relevant.
     same = [each for each in located if each[0][: len(first)] == first or first[: len(each[0])] == each[0]]
     location, problem = max(same, key=lambda each: len(each[0]))
     others = len({each[0] for each in located if each not in same})
@@ -95,7 +95,7 @@ def explain_validation(
 
 
 class _Place:
-    """Where a problem is: its setting's name and field, and whether the file or `--set` says it."""
+    """The location of a problem: the setting's name and field, and whether it comes from the file or `--set`."""
 
     def __init__(
         self, model: type[BaseModel], location: Location, where: str, override: str | None, others: str
@@ -118,7 +118,7 @@ class _Place:
         return _field(self.parent, self.location[-1]) if self.location else None
 
     def fix(self, value: str | None) -> str:
-        """How the setting is given another value; a list's values are not settings of their own."""
+        """Return the fix that changes the setting's value; items of a list are not separate settings."""
         setting = re.split(r"\.\d+(?:\.|$)", self.setting)[0]
         if not setting or (value is None and _model_at(self.model, self.location)):
             return f"correct {setting}{' in ' if setting else ''}{self.where}"
@@ -148,10 +148,10 @@ def _explain(place: _Place, problem: dict[str, Any]) -> UserError:
     choices, allowed = _allowed(place.field)
     near = nearest(str(value), choices) if choices else _near(problem)
     if kind == "invalid-json-value":
-        text = f"{value} is a {type(value).__name__}, which JSON does not have"
+        text = f"{value} is a {type(value).__name__}, which JSON does not support"
         allowed = "text (in quotes), numbers, true, false, null, lists and mappings"
     elif choices:
-        text = f"{value!r} is not one of its values"
+        text = f"{value!r} is not an allowed value"
     name = "" if place.is_given else f"{place.setting or 'the configuration'}: "
     return UserError(
         f"{place.source}: {name}{text[0].lower() + text[1:]}{place.others}.",
@@ -164,7 +164,7 @@ def _explain(place: _Place, problem: dict[str, Any]) -> UserError:
 
 
 def _location(problem: Any, values: Any) -> Location:
-    """A problem's place in the values: pydantic also names the members of unions on the way."""
+    """Return a problem's location in the values, without the union members that pydantic includes."""
     location: list[int | str] = []
     for number, part in enumerate(problem["loc"]):
         last = number == len(problem["loc"]) - 1
@@ -178,7 +178,7 @@ def _location(problem: Any, values: Any) -> Location:
 
 
 def _override(location: Location, problem: Any, overrides: Iterable[str]) -> str | None:
-    """The last `--set` that a setting's value is from, or that an unknown section is from."""
+    """Return the last `--set` override that set a value or created an unknown section."""
     setting = ".".join(str(part) for part in location) + "."
     keys = {f"{text.partition('=')[0]}.": text for text in overrides}
     unknown = problem["type"] == "extra_forbidden"
@@ -243,7 +243,7 @@ def _wrong_length(place: _Place, length: int, value: Any) -> UserError:
 
 
 def _near(problem: dict[str, Any]) -> str | None:
-    """A value that the setting would take, where it has to have a form that the given one almost has."""
+    """Return a similar value that matches the setting's pattern, if there is one."""
     pattern, value = problem.get("ctx", {}).get("pattern"), problem["input"]
     if problem["type"] == "invalid-json-value":
         return f"'{value}'"
@@ -254,7 +254,7 @@ def _near(problem: dict[str, Any]) -> str | None:
 
 
 def _model_at(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
-    """The settings class at a place in the configuration, or None where there is no such class."""
+    """Return the settings class at a location in the configuration, or None."""
     current: type[BaseModel] | None = model
     for part in location:
         field = _field(current, part)
@@ -272,7 +272,7 @@ def _names(model: type[BaseModel]) -> list[str]:
 
 
 def _elsewhere(model: type[BaseModel], key: str) -> str | None:
-    """The dotted name of a setting called `key`, wherever it is: the shallowest one, of these that of the training."""
+    """Return the dotted name of a setting called `key` in any section: the shallowest, preferring `train`."""
     names = [name for name in _all_names(model) if name.rpartition(".")[2] == key]
     return min(names, key=lambda name: (name.count("."), not name.startswith("train.")), default=None)
 
@@ -286,14 +286,14 @@ def _all_names(model: type[BaseModel], before: str = "") -> Iterator[str]:
 
 
 def _members(field: FieldInfo | None) -> list[Any]:
-    """A field's type, or the members of its union."""
+    """Return a field's type, or the members of its union."""
     annotation = field.annotation if field else None
     flat = [annotation, *get_args(annotation)]
     return [member for member in flat if member is not NoneType]
 
 
 def _allowed(field: FieldInfo | None) -> tuple[list[str], str | None]:
-    """The fixed values that a setting takes, and all that it takes in words; ([], None) where there are none."""
+    """Return a setting's literal values, and everything it accepts in words; ([], None) if it has no literal values."""
     members = _members(field)
     choices = [str(value) for m in members if get_origin(m) is Literal for value in get_args(m)]
     if not choices:
@@ -304,6 +304,6 @@ def _allowed(field: FieldInfo | None) -> tuple[list[str], str | None]:
 
 
 def _tuple_length(field: FieldInfo | None) -> int | None:
-    """How many values a list has to have, where that is fixed."""
+    """Return the required length of a list, or None if it is not fixed."""
     lengths = [len(get_args(m)) for m in _members(field) if get_origin(m) is tuple and ... not in get_args(m)]
     return lengths[0] if lengths else None

@@ -1,4 +1,4 @@
-"""Where a run lives on a Kubeflow cluster."""
+"""Settings for runs on a Kubeflow cluster."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ LABEL_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
 class KubeflowSettings(Settings):
-    """Where a run lives on a Kubeflow cluster.
+    """Settings for runs on a Kubeflow cluster.
 
-    `host` is the Kubeflow Pipelines server's address. `namespace` is the profile's on a server for several users, and
-    where the pods are looked for elsewhere. `image` is the image that the steps and the trainer run in, by digest or by
-    a tag that is never moved.
+    `host` is the address of the Kubeflow Pipelines server. `namespace` is the profile's namespace on a multi-user
+    server; on other servers it is the namespace of the pods. `image` is the container image of the steps and the
+    trainer, by digest or by an immutable tag.
 
-    What is to stay (data sets, checkpoints, models, the registry) has one of two places. `volume` is a
-    PersistentVolumeClaim of the namespace, which every step mounts at `folder`; it must be ReadWriteMany where steps
-    may run on several nodes. Without it data and model are the run's artifacts below `pipeline_root`, an object store's
-    gs://, s3:// or minio:// URI that the server has the keys of: Kubeflow Pipelines copies them into each step and out
-    again, checkpoints do not outlive their pod, and no model is registered. With a volume `pipeline_root` says where
-    reports and metrics go.
+    Data sets, checkpoints, models and the registry are stored in one of two ways. `volume` is a PersistentVolumeClaim
+    in the namespace, which every step mounts at `folder`; it must be ReadWriteMany if steps may run on several nodes.
+    Without a volume, data and model are artifacts of the run below `pipeline_root`, the gs://, s3:// or minio:// URI of
+    an object store that the server has credentials for: Kubeflow Pipelines copies them into and out of each step,
+    checkpoints are lost with their pod, and no model is registered. With a volume, `pipeline_root` is where reports and
+    metrics are stored.
 
-    `cpu` and `memory` are Kubernetes quantities, the limits of each step that works. `accelerator` is the resource by
-    which the cluster hands out GPUs; `node_selector` are the labels of the nodes that train.
+    `cpu` and `memory` are Kubernetes quantities that limit each working step. `accelerator` is the resource name of the
+    cluster's GPUs; `node_selector` holds the labels of the training nodes.
     """
 
     host: str = Field(pattern=r"^https?://[^/\s]+(/\S*)?$")
@@ -50,8 +50,8 @@ class KubeflowSettings(Settings):
         tag = image.rpartition("/")[2].partition(":")[2]
         if "@sha256:" not in image and tag in ("", "latest"):
             raise ValueError(
-                "an image without a digest or a tag of its own changes under the pipeline's cache, which then skips "
-                "the new code; give IMAGE@sha256:… or a tag that is never moved"
+                "an image must have a digest or an immutable tag, otherwise the pipeline's cache misses code changes; "
+                "set IMAGE@sha256:… or IMAGE:TAG"
             )
         return image
 
@@ -59,16 +59,16 @@ class KubeflowSettings(Settings):
     def _has_a_place(self) -> KubeflowSettings:
         if self.volume is None and self.pipeline_root is None:
             raise ValueError(
-                "nothing says where data and models stay; give volume, a PersistentVolumeClaim, or pipeline_root, "
+                "no storage for data and models; set volume, a PersistentVolumeClaim, or pipeline_root, "
                 "a gs://, s3:// or minio:// URI"
             )
         return self
 
     @property
     def registers(self) -> bool:
-        """Whether models are registered: in a folder that stays, which only a volume is."""
+        """Whether models are registered, which requires persistent storage: a volume."""
         return self.volume is not None
 
     def place(self, path: str) -> str:
-        """Where `path` lies in the volume's folder, an absolute one where it says; "" where there is no volume."""
+        """Return `path` inside the volume's folder (unchanged if absolute), or "" without a volume."""
         return posixpath.join(self.folder, path) if self.volume else ""

@@ -1,4 +1,4 @@
-"""The doctor: every check, its finding, its fix."""
+"""`slipway doctor`: the list of checks and how they are run."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ CHECKS: tuple[Check, ...] = (
 
 
 def examine_all(subject: Subject) -> list[Finding]:
-    """Every check's finding, in order; those of the cloud are made side by side where the run is to be there."""
+    """Run all checks and return their findings in order; for Vertex AI, the cloud checks run in parallel."""
     findings = [examine(check, subject) for check in CHECKS]
     return findings + (_examine_cloud(subject) if subject.target == "vertex" else [])
 
 
 def refuse_on_failure(subject: Subject, *, submitting: bool = False) -> None:
-    """Make the checks that concern a run.
+    """Run the checks that apply to a run.
 
     Args:
-        subject: What is looked at.
-        submitting: Whether the run is about to be submitted: then its project is looked at too.
+        subject: The run to check.
+        submitting: Whether the run is about to be submitted; if so, its project is checked, too.
 
     Raises:
-        UserError: The first one that failed.
+        UserError: The error of the first check that failed.
     """
     for check in CHECKS:
         if check.of_run:
@@ -67,7 +67,7 @@ def _refuse(finding: Finding) -> None:
 
 
 def _examine_cloud(subject: Subject, *, of_run: bool = False) -> list[Finding]:
-    """The findings of the checks of the project; only of those that concern a run, where that is all that is asked."""
+    """Run the checks of the project; with `of_run`, only those that apply to every run."""
     from slipway.pipelines.doctor import image, quotas, vertex
     from slipway.pipelines.doctor.cloud import View, examine_side_by_side
 

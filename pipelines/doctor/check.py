@@ -1,4 +1,4 @@
-"""What a check is: it looks at one thing, says what it found, and how to fix it."""
+"""The interface of a check, and its finding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipway.trainer.engines.installed import missing_extra
 
 @dataclass(frozen=True)
 class Subject:
-    """A run's configuration, where it is to run and in which folder; `runner` is what local steps are."""
+    """The run to check: its configuration, target and working folder; `runner` is how local steps execute."""
 
     config: RunConfig
     target: Literal["local", "vertex", "kubeflow"]
@@ -24,7 +24,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. `error` holds the whole screen of a failure."""
+    """The result of one check. `error` is the full error of a failure."""
 
     check: str
     status: Literal["pass", "fail", "skipped"]
@@ -33,32 +33,32 @@ class Finding:
     error: UserError | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The finding as plain values, for programs."""
+        """Return the finding as plain values, for JSON."""
         error = self.error.as_dict() if self.error else None
         return {"check": self.check, "status": self.status, "found": self.found, "fix": self.fix, "error": error}
 
 
 class NotConcernedError(Exception):
-    """The check has nothing to look at here; the text says why."""
+    """The check does not apply and is skipped; the text is the reason."""
 
 
 class Check(Protocol):
-    """One check. `of_run`: whether `slipway run` makes it too, before anything starts."""
+    """One check. `of_run`: whether `slipway run` makes it, too, before anything starts."""
 
     name: str
     of_run: bool
 
     def look(self, subject: Subject) -> str:
-        """What was found, in a few words.
+        """Run the check and return a short description of what it found.
 
         Raises:
-            UserError: It would not work, with the fix.
-            NotConcernedError: There is nothing to look at.
+            UserError: The check failed; contains the fix.
+            NotConcernedError: The check does not apply.
         """
 
 
 def examine(check: Check, subject: Subject) -> Finding:
-    """Make one check; its failure does not hide the others'."""
+    """Run one check and return its finding; user errors become failed findings."""
     try:
         return Finding(check.name, "pass", check.look(subject))
     except NotConcernedError as reason:
@@ -68,5 +68,5 @@ def examine(check: Check, subject: Subject) -> Finding:
     except ModuleNotFoundError as error:
         if missing_extra(error) is None:
             raise
-        # The check of the packages refuses it, with the command that installs it.
+        # The check Packages fails for this, with the command that installs the package.
         return Finding(check.name, "skipped", f"{error.name} is not installed")

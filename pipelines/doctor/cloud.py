@@ -1,4 +1,4 @@
-"""What the checks of Vertex AI look at, each thing read once for all of them, and the checks made side by side."""
+"""Shared, cached access to a Google Cloud project for the checks of Vertex AI, and their parallel execution."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class Once(Generic[Result]):
-    """A piece of work that several threads want the result of, or the error, and that is done once."""
+    """A function that is called at most once; its result or error is shared by all threads."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._work = work
@@ -52,9 +52,9 @@ class Once(Generic[Result]):
 
 
 class View:
-    """A project as the checks of one configuration see it.
+    """Cached state of a project for the checks of one configuration.
 
-    What fails for want of credentials or of the project fails in the check of that, and is skipped in all others.
+    Missing credentials or a missing project fail in the check for them; all other checks are then skipped.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -67,35 +67,35 @@ class View:
 
     @functools.cached_property
     def vertex(self) -> VertexSettings:
-        """The section `vertex`; not concerned where there is none: the check of the hardware says so."""
+        """The section `vertex`. If it is missing, checks are skipped; the check of the hardware reports it."""
         if self.subject.config.vertex is None:
             raise NotConcernedError("the configuration has no section vertex")
         return self.subject.config.vertex
 
     @property
     def settings(self) -> AccessSettings:
-        """What the rights depend on."""
+        """The settings that permissions depend on."""
         _ = self.vertex
         return access_settings(self.subject.config)
 
     @functools.cached_property
     def connection(self) -> Connection:
-        """The way to Google, one for all checks."""
+        """The connection to Google, shared by all checks."""
         return self.vertex.connection
 
     def caller(self) -> str:
-        """The account whose credentials these are.
+        """Return the account of the credentials.
 
         Raises:
-            UserError: There are no credentials that are good.
+            UserError: There are no valid credentials.
         """
         return self._caller()
 
     def services(self) -> tuple[int, frozenset[str] | None]:
-        """The project's number and the APIs that are enabled, None where that cannot be seen.
+        """Return the project's number and the enabled APIs (None if the caller may not list them).
 
         Raises:
-            UserError: There is no such project.
+            UserError: The project does not exist.
         """
         self._after(self._caller, "there are no credentials")
         return self._services()
@@ -103,16 +103,16 @@ class View:
     @property
     def number(self) -> int:
         """The project's number."""
-        return self._after(self.services, "the project cannot be seen")[0]
+        return self._after(self.services, "the project is not accessible")[0]
 
     @property
     def found(self) -> Found:
-        """Everything that the rights depend on."""
+        """The observed state of everything that permissions depend on."""
         _ = self.number
         return self._found()
 
     def lines(self, wanted: Callable[[Line], bool]) -> list[Line]:
-        """The lines of setup's difference that are `wanted`; not concerned where none of them could be seen."""
+        """Return the lines of setup's difference that match `wanted`; skip the check if they could not be observed."""
         _ = self.number
         lines = [line for line in self._lines() if wanted(line)]
         unseen = [line for line in lines if line.status == "unseen"]
@@ -122,15 +122,15 @@ class View:
 
     @property
     def account(self) -> str:
-        """The run-as account; without one, Compute Engine's default."""
+        """The run-as account; by default, Compute Engine's default account."""
         return self.vertex.service_account or COMPUTE_ACCOUNT.format(number=self.number)
 
     def limits(self, metric: str) -> dict[str, int] | None:
-        """A quota by region ("" for those without one of their own); None where it is not listed. -1 is no limit."""
+        """Return a quota's limit by region ("" for all other regions), or None if it is not listed; -1 is no limit."""
         return self.quotas().get(metric)
 
     def quotas(self) -> dict[str, dict[str, int]]:
-        """All quotas of Vertex AI by metric and region."""
+        """Return all quotas of Vertex AI by metric and region."""
         _ = self.number
         return self._quotas()
 
@@ -153,7 +153,7 @@ class View:
         return quotas
 
     def _after(self, first: Callable[[], Result], why: str) -> Result:
-        """What `first` gives; its failure is told by another check."""
+        """Return the result of `first`; on failure skip this check, because another check reports it."""
         try:
             return first()
         except UserError:
@@ -161,13 +161,13 @@ class View:
 
 
 def _by_region(metric: dict[str, Any]) -> dict[str, int]:
-    """A metric's limits a region; the default under ""."""
+    """Return a metric's limits by region; the default has the key ""."""
     limits = {}
     for limit in metric.get("consumerQuotaLimits", ()):
         if "{region}" not in limit.get("unit", ""):
             continue
         for bucket in limit.get("quotaBuckets", ()):
-            # A limit of 0 is left out of the answer, as all zeros are.
+            # The response omits zeros, so a missing limit is 0.
             limits[bucket.get("dimensions", {}).get("region", "")] = int(bucket.get("effectiveLimit", 0))
     return limits
 
@@ -175,14 +175,14 @@ def _by_region(metric: dict[str, Any]) -> dict[str, int]:
 def examine_side_by_side(
     checks: Sequence[Check], view: View, subject: Subject, seconds: float = SECONDS
 ) -> list[Finding]:
-    """Every check's finding, in order; one that has no answer in time fails, and keeps no other waiting."""
+    """Run checks in parallel and return their findings in order; a check that exceeds `seconds` fails."""
     answers: queue.Queue[tuple[int, Finding]] = queue.Queue()
 
     def make(place: int, check: Check) -> None:
         answers.put((place, _examine(check, view, subject)))
 
     for place, check in enumerate(checks):
-        # Daemons: one that hangs in a call must not keep the command from ending.
+        # Daemon threads, so that a hanging call does not keep the command from exiting.
         threading.Thread(target=make, args=(place, check), daemon=True).start()
     findings: dict[int, Finding] = {}
     until = time.monotonic() + seconds
@@ -199,13 +199,13 @@ def _examine(check: Check, view: View, subject: Subject) -> Finding:
     try:
         return examine(check, subject)
     except Exception as error:
-        problem = refusal(error, view.connection, f"look at the {check.name}")
+        problem = refusal(error, view.connection, f"check the {check.name}")
         return Finding(check.name, "fail", problem.message, problem.fix, problem)
 
 
 def _late(check: Check, seconds: float) -> Finding:
     error = UserError(
-        f"Google has not answered within {seconds:.0f} s.",
-        fix="try again; behind a proxy or a private network, vertex.endpoints says where the services are",
+        f"Google did not respond within {seconds:.0f} s.",
+        fix="try again; behind a proxy or in a private network, set vertex.endpoints",
     )
     return Finding(check.name, "fail", error.message, error.fix, error)

@@ -1,4 +1,4 @@
-"""The check of the engine: it is there, it can do what is asked of it, and it runs on the hardware."""
+"""The check of the training engine: installed, supports the settings, and runs on the hardware."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slipway.trainer.engines import installed, table
 
 
 class TrainingEngine:
-    """The engine is installed where the run is on this machine, and can follow the run's settings and hardware."""
+    """The engine is installed (for local runs) and supports the run's settings and hardware."""
 
     name = "engine"
     of_run = True
@@ -23,7 +23,7 @@ class TrainingEngine:
         devices = hardware.accelerators_per_replica
         if train.engine == "pytorch" and hardware.is_tpu and devices > 1:
             raise UserError(
-                f"The engine pytorch trains on one TPU chip a replica; {hardware} has {devices}.",
+                f"The engine pytorch supports one TPU chip per replica; {hardware} has {devices}.",
                 setting="train.engine",
                 value=train.engine,
                 allowed="pytorch on CPUs, on any number of GPUs, on TPUs of one chip; jax on all",

@@ -1,4 +1,4 @@
-"""The check of the image that a run's containers are made from."""
+"""The check of a run's container image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipway.pipelines.doctor.vertex import CloudCheck
 
 
 class Image(CloudCheck):
-    """The image that is named is there; one that is to be built is looked for by the build."""
+    """The configured image exists; skipped if images are built."""
 
     name = "image"
     of_run = True
@@ -22,10 +22,10 @@ class Image(CloudCheck):
     def look(self, subject: Subject) -> str:  # noqa: ARG002
         image = self.view.vertex.image
         if image is None:
-            raise NotConcernedError("it is built where the registry does not have it: slipway build --target vertex")
+            raise NotConcernedError("it is built if the registry does not have it (slipway build --target vertex)")
         found = IMAGE.fullmatch(image)
         if found is not None and found["project"] == PUBLIC_PROJECT:
-            raise NotConcernedError("it is Google's")
+            raise NotConcernedError("it is one of Google's images")
         _ = self.view.number
         there = self._in_artifact_registry(image) if repository_of(image) else self._elsewhere(image)
         if not there:
@@ -33,7 +33,7 @@ class Image(CloudCheck):
                 f"There is no image {image}.",
                 setting="vertex.image",
                 value=image,
-                fix="slipway build --target vertex makes one; without vertex.image a run does so itself",
+                fix="--set vertex.image=null to let the run build its images, or slipway build --target vertex",
             )
         return image
 
@@ -50,7 +50,7 @@ class Image(CloudCheck):
             retried(request.execute)
         except Exception as error:
             if status_of(error) == 403:
-                # The service agents pull it; who submits a run need not see it.
+                # The service agents pull the image; the submitter needs no access to it.
                 raise NotConcernedError(refusal(error, self.view.connection, "see the image").message) from None
             if is_absent(error):
                 return False

@@ -1,4 +1,4 @@
-"""Checks of the machine at hand."""
+"""Checks of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipway.trainer.engines import installed
 OLDEST_PYTHON = (3, 11)
 LEAST_FREE_BYTES = 2 * 1024**3
 
-# Pairs that were seen to break each other, and why.
+# Packages known to conflict, and why.
 CLASHES = (
     ("tensorflow", "tensorflow-tpu", "both install the package tensorflow; the later one wins"),
     ("tf-keras", "tensorflow-tpu", "tf-keras pulls plain tensorflow over the one for TPUs"),
@@ -42,7 +42,7 @@ class PythonVersion:
 
 
 class Disk:
-    """There is room for data sets, checkpoints and models."""
+    """There is disk space for data sets, checkpoints and models."""
 
     name = "disk"
     of_run = False
@@ -54,9 +54,9 @@ class Disk:
         text = f"{free / 1024**3:.1f} GiB free in {folder}"
         if free < LEAST_FREE_BYTES:
             raise UserError(
-                f"There is little room: {text}.",
+                f"Disk space is low: {text}.",
                 allowed=f"at least {LEAST_FREE_BYTES / 1024**3:.0f} GiB",
-                fix="free some space, or put the data sets elsewhere: --set data.store=FOLDER",
+                fix="free some space, or move the data sets: --set data.store=FOLDER",
             )
         return text
 
@@ -77,7 +77,7 @@ class Folder:
 
 
 class Cores:
-    """Every local replica has a core."""
+    """There are at most four local replicas per CPU core."""
 
     name = "cores"
     of_run = False
@@ -100,7 +100,7 @@ class Cores:
 
 
 class Accelerators:
-    """The accelerators of this machine answer."""
+    """The accelerators of this machine respond."""
 
     name = "accelerators"
     of_run = False
@@ -110,19 +110,19 @@ class Accelerators:
         if chips:
             return f"{len(chips)} TPU chips"
         if shutil.which("nvidia-smi") is None:
-            raise NotConcernedError("none is visible; runs on this machine train on its CPUs")
+            raise NotConcernedError("no accelerator found; local runs train on the CPU")
         answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
         names = [line.partition(" (UUID")[0] for line in answer.stdout.splitlines() if line.startswith("GPU ")]
         if answer.returncode or not names:
             raise UserError(
-                f"nvidia-smi is installed and finds no GPU: {(answer.stderr or answer.stdout).strip()[:200]}",
-                fix="see that the driver is loaded: nvidia-smi",
+                f"nvidia-smi is installed but finds no GPU: {(answer.stderr or answer.stdout).strip()[:200]}",
+                fix="check that the driver is loaded: nvidia-smi",
             )
         return ", ".join(names)
 
 
 class Packages:
-    """What the run needs on this machine is installed, and no two packages that break each other."""
+    """The packages that the run needs on this machine are installed and do not conflict."""
 
     name = "packages"
     of_run = True

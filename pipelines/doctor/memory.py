@@ -1,4 +1,4 @@
-"""Whether the model fits the memory of what is to train it."""
+"""The check that the model fits the memory of the training hardware."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipway.trainer.engines import networks
 
 
 class ModelMemory:
-    """The model's variables, gradients and optimizer state fit a device; the model is built for that."""
+    """The model's variables, gradients and optimizer state fit a device. Builds the model."""
 
     name = "model memory"
     of_run = False
@@ -24,11 +24,11 @@ class ModelMemory:
         if hardware.accelerator_row is None:
             raise NotConcernedError("the hardware has no accelerators")
         if config.model is None:
-            raise NotConcernedError(f"{config.train.module} makes its network itself")
+            raise NotConcernedError(f"{config.train.module} builds its own network")
         prepared = _prepared(Path(config.data.store), config.data.source)
         if prepared is None:
             raise NotConcernedError(
-                f"no set of {config.data.source} is prepared in {config.data.store}, which would tell the images' size"
+                f"the image size is unknown until {config.data.source} is prepared in {config.data.store}"
             )
         engine = config.train.engine
         needed = networks.size(networks.build(engine, config.model, prepared.image_shape, len(prepared.classes)))
@@ -39,11 +39,11 @@ class ModelMemory:
             trainable_bytes=needed.trainable,
             engine=engine,
         )
-        return f"{need} a device of {hardware.accelerator_row.title}; activations come on top"
+        return f"{need} per device of {hardware.accelerator_row.title}, not counting activations"
 
 
 def _prepared(store: Path, source: str) -> Manifest | None:
-    """The newest prepared set of a source, if there is one."""
+    """Return the manifest of the newest prepared data set of a source, or None."""
     paths = sorted(store.glob(f"*/*/{manifest.FILE_NAME}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""Checks of what Google lets a project have."""
+"""Checks of a project's quotas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNLIMITED = -1
 
 
 class HardwareQuota(CloudCheck):
-    """The project may have as much of the hardware as was chosen, in the run's region."""
+    """The project's quota in the run's region is enough for the chosen hardware."""
 
     name = "quota"
     of_run = True
@@ -34,27 +34,25 @@ class HardwareQuota(CloudCheck):
             return f"{_amount(limit)} of {metric} in {region}, {needed} needed"
         others = self._others(hardware, limits, needed)
         near = nearest_region(region, others) if others else None
-        ask = f"ask for {needed} at {PAGE.format(project=self.view.vertex.project)}"
+        ask = f"request {needed} at {PAGE.format(project=self.view.vertex.project)}"
         raise UserError(
-            f"{hardware} takes {needed} of {metric}, and the project may have {limit} in {region}.",
+            f"{hardware} needs {needed} of {metric}, but the project's limit in {region} is {limit}.",
             setting="hardware",
             value=str(hardware),
-            allowed=f"a region with enough: {', '.join(others)}"
-            if others
-            else "no region of the catalogue has enough yet",
+            allowed=f"a region with enough: {', '.join(others)}" if others else "no region has enough quota yet",
             nearest=near,
             fix=f"--set vertex.region={near} with a bucket there, or {ask}" if near else ask,
         )
 
     def _others(self, hardware: Hardware, limits: dict[str, int], needed: int) -> list[str]:
-        """The other regions of the catalogue that have the hardware and quota enough, with how much."""
+        """Return the other regions that have the hardware and enough quota for it."""
         regions = hardware.regions if hardware.regions is not None else load().regions()
         have = {region: _limit(limits, region) for region in regions if region != self.view.vertex.region}
         return [region for region, limit in have.items() if limit == UNLIMITED or limit >= needed]
 
 
 class ScheduleQuota(CloudCheck):
-    """Another schedule may be made in the region."""
+    """The project's quota allows another schedule in the region."""
 
     name = "schedule quota"
     of_run = False
@@ -65,15 +63,15 @@ class ScheduleQuota(CloudCheck):
         limits = {metric: _limit(self.view.quotas()[metric], region) for metric in metrics}
         bounded = {metric: limit for metric, limit in limits.items() if limit != UNLIMITED}
         if not bounded:
-            raise NotConcernedError("the project lists no quota of schedules")
+            raise NotConcernedError("the project lists no quota for schedules")
         metric, limit = min(bounded.items(), key=lambda item: item[1])
         connection = self.view.connection
         request = {"parent": connection.parent, "filter": 'state="ACTIVE"'}
         active = retried(lambda: sum(1 for _ in connection.schedules.list_schedules(request)))
         if active >= limit:
             raise UserError(
-                f"{active} schedules are active in {region}, and {metric} allows {limit}.",
-                fix=f"slipway schedule pause NAME, or ask for more at {PAGE.format(project=self.view.vertex.project)}",
+                f"{active} schedules are active in {region}; the limit of {metric} is {limit}.",
+                fix=f"slipway schedule pause NAME, or request more at {PAGE.format(project=self.view.vertex.project)}",
             )
         return f"{active} of {limit} active in {region}"
 

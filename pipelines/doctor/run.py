@@ -1,4 +1,4 @@
-"""Checks of what a run's configuration asks for."""
+"""Checks of a run's configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slipway.trainer.engines.builder import check_signature
 
 
 class ModelBuilder:
-    """The model's builder can be found; it is not imported, which would take seconds."""
+    """The model's builder exists. It is not imported, because that takes seconds."""
 
     name = "model builder"
     of_run = True
@@ -59,7 +59,7 @@ class ModelBuilder:
 
 
 def _training_module(module: str, folder: Path) -> str:
-    """Where a training module of the user's own is."""
+    """Return a description of where a custom training module is."""
     source = _source(module, folder)
     if source is None:
         near = nearest(module, _modules_beside(module) or [path.stem for path in folder.glob("*.py")])
@@ -75,9 +75,9 @@ def _training_module(module: str, folder: Path) -> str:
 
 
 def _source(module: str, folder: Path) -> Path | None:
-    """The file of a module, without running it or its packages; None where there is no such module."""
+    """Return the file of a module without importing it or its packages; None if it does not exist."""
     package, *parts = module.split(".")
-    # Only a top-level name can be asked for without importing what it is in.
+    # find_spec imports the parents of a dotted name, so it is called only with a top-level name.
     spec = importlib.util.find_spec(package) or importlib.machinery.PathFinder.find_spec(package, [str(folder)])
     for part in parts:
         locations = list(spec.submodule_search_locations or []) if spec else []
@@ -86,7 +86,7 @@ def _source(module: str, folder: Path) -> Path | None:
 
 
 def _modules_beside(module: str) -> list[str]:
-    """The modules of the package that `module` would be in."""
+    """Return the modules in the package of `module`."""
     package, _, _ = module.rpartition(".")
     parent = _source(package, Path.cwd()) if package else None
     if parent is None:
@@ -95,7 +95,7 @@ def _modules_beside(module: str) -> list[str]:
 
 
 def _parsed(source: Path) -> ast.Module | None:
-    """A module's syntax tree; None where it has none."""
+    """Return a module's syntax tree, or None if it cannot be parsed."""
     if source.suffix != ".py":
         return None
     try:
@@ -105,14 +105,14 @@ def _parsed(source: Path) -> ast.Module | None:
 
 
 def _signature(source: Path, function: str) -> inspect.Signature | None:
-    """The signature of a function that a module defines once, undecorated, at its top; None for anything else."""
+    """Return the signature of an undecorated top-level function that is defined once; None for anything else."""
     tree = _parsed(source)
     bound = [node for node in ast.walk(tree) if _binds(node, function)] if tree else []
     if tree is None or len(bound) != 1 or bound[0] not in tree.body or not isinstance(bound[0], ast.FunctionDef):
         return None
     if bound[0].decorator_list:
         return None
-    # A lambda with these parameters has this signature; their annotations and default values are not evaluated.
+    # Evaluate a lambda with the same parameters, without their annotations and default values.
     nothing, parameters = ast.Constant(None), bound[0].args
     for node in ast.walk(parameters):
         if isinstance(node, ast.arg):
@@ -124,7 +124,7 @@ def _signature(source: Path, function: str) -> inspect.Signature | None:
 
 
 def _binds(node: ast.AST, name: str) -> bool:
-    """Whether a node of a syntax tree gives `name` a value, wherever it stands."""
+    """Return whether a node of a syntax tree binds `name`, in any scope."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return node.name == name
     if isinstance(node, ast.alias):
@@ -133,7 +133,7 @@ def _binds(node: ast.AST, name: str) -> bool:
 
 
 def _names(source: Path) -> set[str] | None:
-    """The names that a module binds outside its functions; None where its text does not tell."""
+    """Return the names that a module binds outside its functions; None if they cannot be determined statically."""
     tree = _parsed(source)
     names: set[str] = set()
     left: list[ast.AST] = list(tree.body) if tree else []
@@ -151,7 +151,7 @@ def _names(source: Path) -> set[str] | None:
 
 
 class KubeflowServer:
-    """The Kubeflow Pipelines server answers, and lets the caller in; a submission asks it first, too."""
+    """The Kubeflow Pipelines server responds and accepts the caller. Submitting a run checks this, too."""
 
     name = "kubeflow server"
     of_run = False
@@ -167,7 +167,7 @@ class KubeflowServer:
 
 
 class ServingImage:
-    """On Vertex AI, an image is named that serves the model; without one the model could not be registered."""
+    """A serving image is configured for Vertex AI; the model cannot be registered without one."""
 
     name = "serving image"
     of_run = True
@@ -183,7 +183,7 @@ class ServingImage:
 
 
 class ImageContext:
-    """The images that the run builds are possible: git tracks their files; for local containers, Docker answers."""
+    """The run's images can be built: git tracks their files, and for local containers Docker responds."""
 
     name = "image context"
     of_run = True
@@ -208,7 +208,7 @@ class ImageContext:
 
 
 class Champion:
-    """The registry's champion, which the model will be measured against, is there."""
+    """The champion that the model will be compared with can be read from the registry."""
 
     name = "champion"
     of_run = True
@@ -218,7 +218,7 @@ class Champion:
         if subject.target != "local":
             raise NotConcernedError("the registry is not on this machine")
         if subject.rehearsal:
-            raise NotConcernedError("a rehearsal is measured against nothing")
+            raise NotConcernedError("a rehearsal is not compared with a champion")
         if config.evaluate.champion == "none":
             raise NotConcernedError("evaluate.champion is none")
         from slipway.components.register_model.registry import Registry
@@ -228,7 +228,7 @@ class Champion:
 
 
 class HardwareChoice:
-    """The hardware is there: on this machine for a local run, in the region and for the engine on Vertex AI."""
+    """The hardware is available: on this machine for a local run, or in the region on Vertex AI."""
 
     name = "hardware"
     of_run = True
@@ -239,12 +239,12 @@ class HardwareChoice:
         if subject.target == "local":
             if hardware.accelerators_per_replica and not subject.rehearsal:
                 raise UserError(
-                    "A run on this machine trains on its CPUs.",
+                    "Local runs train on the CPU.",
                     setting="hardware",
                     value=config.hardware,
                     allowed="cpu, cpu*2 …",
                     nearest="cpu",
-                    fix=f"slipway rehearse --hardware '{config.hardware}' tries the layout; --hardware cpu trains",
+                    fix=f"--hardware cpu; or, to try the layout: slipway rehearse --hardware '{config.hardware}'",
                 )
             return str(hardware)
         if subject.target == "kubeflow":
@@ -258,7 +258,7 @@ class HardwareChoice:
 
 
 class Batch:
-    """A batch can be shared evenly by the hardware's devices; otherwise the run would fail once its data is there."""
+    """The batch size is divisible by the number of devices; otherwise the run would fail after preparing its data."""
 
     name = "batch"
     of_run = True
@@ -267,11 +267,11 @@ class Batch:
         hardware, train = subject.config.parsed_hardware, subject.config.train
         devices = max(1, hardware.accelerators_per_replica)
         check_shared_evenly(train, hardware.replicas, devices)
-        return f"{train.batch_size} examples, {train.batch_size // hardware.replicas // devices} a device"
+        return f"{train.batch_size} examples, {train.batch_size // hardware.replicas // devices} per device"
 
 
 class DataSource:
-    """The data's source exists and is of a kind that is known; its examples are looked at when they are prepared."""
+    """The data source exists and its type is supported; its examples are validated when they are prepared."""
 
     name = "data source"
     of_run = True

@@ -1,4 +1,4 @@
-"""Checks of the project on Google Cloud that a run is to be in."""
+"""Checks of the run's Google Cloud project."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.pipelines.doctor.cloud import View
 from slipway.pipelines.hardware import validate_for
 
-# As many missing things are named; setup shows them all.
+# Number of missing items named in an error; setup shows them all.
 SHOWN = 3
 SUBMITTING = (
     "aiplatform.customJobs.list",
@@ -27,7 +27,7 @@ ACT_AS = "iam.serviceAccounts.actAs"
 
 
 class CloudCheck:
-    """A check that looks at a project through `view`."""
+    """A check of a project, which it reads through `view`."""
 
     name = ""
     of_run = False
@@ -36,10 +36,10 @@ class CloudCheck:
         self.view = view
 
     def refuse(self, wanted: Callable[[Line], bool]) -> list[Line]:
-        """The lines of setup's difference that are `wanted`.
+        """Return the lines of setup's difference that match `wanted`.
 
         Raises:
-            UserError: A run would fail for one of them.
+            UserError: A run would fail because of one of them.
         """
         lines = self.view.lines(wanted)
         bad = blocking(lines)
@@ -48,24 +48,24 @@ class CloudCheck:
             more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
             reason = bad[0].item.reason
             raise UserError(
-                f"Not there: {'; '.join(texts[:SHOWN])}{more}. {reason[0].upper()}{reason[1:]}.",
+                f"Missing: {'; '.join(texts[:SHOWN])}{more}. {reason[0].upper()}{reason[1:]}.",
                 fix=bad[0].fix or COMMAND,
             )
         return lines
 
 
 class Credentials(CloudCheck):
-    """There are credentials, and Google takes them."""
+    """There are credentials, and Google accepts them."""
 
     name = "credentials"
     of_run = True
 
     def look(self, subject: Subject) -> str:  # noqa: ARG002
-        return self.view.caller() or "a person's, from gcloud"
+        return self.view.caller() or "user credentials from gcloud"
 
 
 class Project(CloudCheck):
-    """The project exists and can be seen."""
+    """The project exists and is accessible."""
 
     name = "project"
     of_run = True
@@ -93,7 +93,7 @@ class Apis(CloudCheck):
 
 
 class ServiceAgents(CloudCheck):
-    """The service agents exist; before a project's first job they do not."""
+    """The service agents exist. Google creates them with a project's first job."""
 
     name = "service agents"
     of_run = True
@@ -129,7 +129,7 @@ class RunAsAccount(CloudCheck):
         thing = self.view.found.things.get(policies.Resource("account", account))
         if thing is not None and thing.facts.get("disabled"):
             raise self._wrong(f"The account {account} is disabled.", f"gcloud iam service-accounts enable {account}")
-        return f"{account}, jobs may run as it"
+        return f"{account}; you may start jobs that run as it"
 
     def _wrong(self, message: str, fix: str) -> UserError:
         value = self.view.vertex.service_account
@@ -159,13 +159,13 @@ class OwnRights(CloudCheck):
 
 
 class BucketPlace(CloudCheck):
-    """The bucket exists, is the project's, and is where the job is."""
+    """The bucket exists, belongs to the project, and is in the job's region."""
 
     name = "bucket"
     of_run = True
 
     def look(self, subject: Subject) -> str:
-        # Uniform access is setup's wish; a run works without.
+        # Setup also wants uniform bucket-level access, but a run works without it.
         (line,) = self.view.lines(lambda line: isinstance(line.item, Bucket))
         thing = self.view.found.things[policies.Resource("bucket", self.view.settings.bucket)]
         if line.status == "missing":
@@ -173,7 +173,7 @@ class BucketPlace(CloudCheck):
                 f"The bucket {line.item} does not exist.",
                 setting="vertex.bucket",
                 value=str(line.item),
-                fix=f"{COMMAND} makes it in {self.view.vertex.region}",
+                fix=f"{COMMAND} creates it in {self.view.vertex.region}",
             )
         if thing.facts:
             location = str(thing.facts["location"])
@@ -189,7 +189,7 @@ class BucketPlace(CloudCheck):
 
 
 class BucketRights(CloudCheck):
-    """The run-as account, and TPUs where there are some, may use the bucket."""
+    """The run-as account and, for TPUs, the TPU service agent may use the bucket."""
 
     name = "bucket rights"
     of_run = True
@@ -198,7 +198,7 @@ class BucketRights(CloudCheck):
         name = self.view.settings.bucket
         thing = self.view.found.things[policies.Resource("bucket", name)]
         if thing.exists is False:
-            raise NotConcernedError("there is no bucket")
+            raise NotConcernedError("the bucket does not exist")
         lines = self.refuse(lambda line: _on(line, "bucket"))
         if not lines:
             raise NotConcernedError("vertex.service_account is not set")
@@ -206,7 +206,7 @@ class BucketRights(CloudCheck):
 
 
 class Roles(CloudCheck):
-    """Everyone has the roles on the project and on accounts that a run takes."""
+    """All principals have the roles on the project and on accounts that a run needs."""
 
     name = "roles"
     of_run = False
@@ -214,7 +214,7 @@ class Roles(CloudCheck):
     def look(self, subject: Subject) -> str:  # noqa: ARG002
         lines = self.refuse(lambda line: _on(line, "project") or _on(line, "account"))
         later = sum(line.later and line.status == "missing" for line in lines)
-        more = f", {later} that Google grants with the first job" if later else ""
+        more = f", {later} to be granted by Google with the first job" if later else ""
         return f"{len(lines) - later} granted{more}"
 
 
@@ -241,7 +241,7 @@ def _on(line: Line, kind: str) -> bool:
 
 
 class FirstJob(CloudCheck):
-    """Whether a job has ever run here; before the first one, the agents have to be made by hand."""
+    """A job has run in the region, or the service agents, which the first job needs, exist."""
 
     name = "first job"
     of_run = False
@@ -264,4 +264,4 @@ class FirstJob(CloudCheck):
                 f"No job has run in {region} yet, and {missing[0].item} does not exist: the first one would fail.",
                 fix=COMMAND,
             )
-        return f"this will be the first in {region}; the service agents are there"
+        return f"this will be the first in {region}; the service agents exist"

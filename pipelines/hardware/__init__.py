@@ -1,4 +1,4 @@
-"""Hardware as one typed choice: `parse("l4x4*2")` gives what runs there, its worker pools and its scheduling."""
+"""Training hardware as a typed choice: `parse("l4x4*2")` returns its machines, worker pools and scheduling."""
 
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.parsing import parse

@@ -1,6 +1,6 @@
-"""The catalogue: what Vertex AI training offers, read from `catalogue.json` and checked as it is read.
+"""The catalogue of hardware for Vertex AI training, read from `catalogue.json` and validated.
 
-It is JSON because importing a YAML reader takes longer than all else that `slipway hardware` does.
+It is JSON because importing a YAML parser takes longer than everything else in `slipway hardware`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IMAGES_FILE = Path(__file__).with_name("images.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Slices:
-    """TPUs of several machines that have no topology: how many cores, and where."""
+    """Multi-host TPU slices without a topology: number of cores, and regions."""
 
     multiple_of: int
     largest: int
@@ -38,7 +38,7 @@ class Slices:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A CPU machine family: what its machines have in common."""
+    """A CPU machine family; properties common to its machines."""
 
     name: str
     provisioning: tuple[Provisioning, ...]
@@ -50,10 +50,10 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """A GPU or a TPU generation. `type` is Vertex's name, None where a topology says it all.
+    """A GPU or a TPU generation. `type` is Vertex's name, None if a topology is used instead.
 
-    `memory_gb` is a chip's; `cores_per_chip` is how many devices a chip shows to the program; `python` is the earliest
-    version that its libraries are for, where that is later than others'.
+    `memory_gb` is per chip; `cores_per_chip` is the number of devices that a program sees per chip; `python` is the
+    minimum version of its libraries, if they need a newer Python than others.
     """
 
     name: str
@@ -77,24 +77,24 @@ class Accelerator:
 
     @property
     def names(self) -> list[str]:
-        """Every name that it goes by: here, by an alias, by Vertex ("nvidia-l4")."""
+        """All names: the catalogue's, aliases, and Vertex's ("nvidia-l4")."""
         names = [self.name, *self.aliases, *([self.type.lower().replace("_", "-")] if self.type else [])]
         return list(dict.fromkeys(names))
 
     @property
     def is_tpu(self) -> bool:
-        """Whether it is a TPU: one worker pool of one replica, whatever its size."""
+        """Whether it is a TPU, which always has one worker pool of one replica."""
         return self.name.startswith("tpu")
 
     @property
     def device_memory_gb(self) -> float:
-        """The memory that one device of a program has: a chip's, or a core's share of it."""
+        """Memory of one device: the chip's, divided by its cores."""
         return self.memory_gb / self.cores_per_chip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine type. `accelerators` says which counts of which it takes, `topologies` on how many machines each is."""
+    """A machine type. `accelerators` maps names to the supported counts, `topologies` to the number of machines."""
 
     name: str
     vcpus: int | None
@@ -108,12 +108,12 @@ class Machine:
 
     @property
     def family(self) -> str:
-        """What comes before the first dash: n1, g2, a2 …"""
+        """The part before the first dash: n1, g2, a2 …"""
         return self.name.partition("-")[0]
 
     @property
     def size(self) -> tuple[float, float]:
-        """vCPUs and memory, by which machines are ordered; unknown counts as largest."""
+        """vCPUs and memory, the sort key of machines; unknown values sort last."""
         return (self.vcpus or math.inf, self.memory_gb or math.inf)
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class Machine:
 
 
 class Offer(NamedTuple):
-    """One machine with one accelerator (None: by itself), and in which counts or topologies it comes."""
+    """One machine with one accelerator (or None), and the available counts or topologies."""
 
     machine: Machine
     accelerator: Accelerator | None
@@ -133,7 +133,7 @@ class Offer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """All of it. Look machines and accelerators up by `machine` and `accelerator`."""
+    """The whole catalogue. Look up machines and accelerators with `machine` and `accelerator`."""
 
     about: tuple[str, ...]
     checked: date
@@ -151,11 +151,11 @@ class Catalogue:
 
     @cached_property
     def accelerator_index(self) -> dict[str, Accelerator]:
-        """The accelerators by every name that they go by."""
+        """The accelerators by name, including aliases and Vertex's names."""
         return {name: accelerator for accelerator in self.accelerators for name in accelerator.names}
 
     def __post_init__(self) -> None:
-        """Every name is used once, and every name that a row mentions exists."""
+        """Check that names are unique and that every name a row refers to exists."""
         names = [name for accelerator in self.accelerators for name in accelerator.names]
         names += [machine.name for machine in self.machines]
         twice = {name for name in names if names.count(name) > 1}
@@ -175,37 +175,37 @@ class Catalogue:
                 raise ValueError(f"{row.name} has an unknown successor")
 
     def accelerator(self, name: str) -> Accelerator | None:
-        """The accelerator called `name` here, by an alias or by Vertex ("NVIDIA_L4")."""
+        """Return the accelerator with this name, alias or Vertex name ("NVIDIA_L4")."""
         return self.accelerator_index.get(name.lower().replace("_", "-"))
 
     def machine(self, name: str) -> Machine | None:
-        """The machine type called `name`."""
+        """Return the machine type called `name`."""
         return self.machine_index.get(name.lower())
 
     def family(self, machine: Machine) -> Family | None:
-        """A CPU machine's family; None for machines that are always with an accelerator."""
+        """Return a CPU machine's family; None for machines that always have an accelerator."""
         return next((family for family in self.families if family.name == machine.family), None)
 
     def machines_with(self, accelerator: Accelerator) -> list[Machine]:
-        """The machines that take `accelerator`, the smallest first."""
+        """Return the machines that support `accelerator`, smallest first."""
         found = [m for m in self.machines if accelerator.name in m.accelerators or m.tpu == accelerator.name]
         return sorted(found, key=lambda machine: machine.size)
 
     def counts(self, accelerator: Accelerator) -> list[int]:
-        """In which counts some machine takes `accelerator`, in order; slices are not among them."""
+        """Return the sorted counts of `accelerator` that some machine supports, without slices."""
         return sorted({count for m in self.machines_with(accelerator) for count in m.accelerators[accelerator.name]})
 
     def topologies(self, accelerator: Accelerator) -> list[str]:
-        """In which topologies `accelerator` comes, the smallest first."""
+        """Return the topologies of `accelerator`, smallest first."""
         names = {topology for m in self.machines_with(accelerator) for topology in m.topologies}
         return sorted(names, key=lambda topology: (chips_of(topology), topology))
 
     def regions(self) -> list[str]:
-        """Every region that a row names; those without accelerators are not tabled."""
+        """Return all regions with accelerators; the catalogue lists no others."""
         return sorted({region for accelerator in self.accelerators for region in accelerator.regions})
 
     def offers(self) -> Iterator[Offer]:
-        """Every machine with every accelerator that it takes, and by itself where it stands alone."""
+        """Yield every machine with every accelerator it supports, and without one if that is possible."""
         for machine in self.machines:
             if self.family(machine):
                 yield Offer(machine, None, (), {})
@@ -216,18 +216,18 @@ class Catalogue:
 
 
 def chips_of(topology: str) -> int:
-    """How many chips a topology such as "2x4" has."""
+    """Return the number of chips in a topology such as "2x4"."""
     return math.prod(int(edge) for edge in topology.split("x"))
 
 
 @lru_cache(maxsize=1)
 def load() -> Catalogue:
-    """The catalogue, read once."""
+    """Return the catalogue, read once."""
     return build(Catalogue, json.loads(CATALOGUE_FILE.read_text()), CATALOGUE_FILE.name)
 
 
 @lru_cache(maxsize=1)
 def image_ends() -> dict[str, date]:
-    """Google's prebuilt training images, by name without tag: until when each is available."""
+    """Return the end of availability of Google's prebuilt training images, by name without tag."""
     images = json.loads(IMAGES_FILE.read_text())["images"]
     return {name: date.fromisoformat(end) for name, end in images.items()}

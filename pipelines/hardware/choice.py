@@ -1,4 +1,4 @@
-"""The typed choice of hardware: what it is, how it is written, and what Vertex AI is told about it."""
+"""`Hardware`: a typed choice, its canonical text, and its worker pools and scheduling on Vertex AI."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What trains: how many replicas of which machine, each with which accelerators. Made by `parse`, which checks it.
+    """Training hardware: replicas, machine type and accelerators per replica. Created and validated by `parse`.
 
-    `accelerator` is the catalogue's name, None for CPUs alone; `count` is what one replica has of it: GPUs, the cores
-    of TPU v2 and v3, the chips of later TPUs. Times are in seconds, the disk in gigabytes. `reservation` is empty, or
-    "any", "none" or full resource names.
+    `accelerator` is the catalogue's name, None for CPU-only machines; `count` is per replica: GPUs, cores of TPU v2 and
+    v3, or chips of later TPUs. Times are in seconds, the disk size in gigabytes. `reservation` is empty, "any", "none"
+    or full resource names.
     """
 
     accelerator: str | None = None
@@ -37,19 +37,19 @@ class Hardware:
 
     @property
     def accelerators_per_replica(self) -> int:
-        """How many devices one replica trains on; 0 on CPUs. Of a TPU slice, those of all its machines."""
+        """Number of devices per replica, 0 on CPUs; for a TPU slice, the devices of all its machines."""
         row = self.accelerator_row
         return self.count * row.cores_per_chip if row and self.topology else self.count
 
     @property
     def chips(self) -> int:
-        """How many chips one replica has; a chip of TPU v2, v3 and 7x shows two devices to the program."""
+        """Number of chips per replica; programs see two devices per chip on TPU v2, v3 and 7x."""
         row = self.accelerator_row
         return self.count // row.cores_per_chip if row and not self.topology else self.count
 
     @property
     def machines_per_replica(self) -> int:
-        """How many machines one replica is: 1, but for TPU slices."""
+        """Number of machines per replica: 1, except for TPU slices."""
         if self.topology:
             return self.machine_row.topologies[self.topology]
         return self.count // catalogue.CORES_PER_HOST if self.is_tpu else 1
@@ -72,12 +72,12 @@ class Hardware:
 
     @property
     def _offer(self) -> Accelerator | Family:
-        """The row that says what can be had: the accelerator's, or the CPU machine's family."""
+        """The catalogue row with availability and quota: the accelerator's, or the CPU machine's family."""
         return self.accelerator_row or next(f for f in load().families if f.name == self.machine_row.family)
 
     @property
     def regions(self) -> tuple[str, ...] | None:
-        """The regions that have it; None where every training region is said to."""
+        """The regions that have it, or None for every training region."""
         row = self.accelerator_row
         if row is None:
             return None
@@ -85,13 +85,13 @@ class Hardware:
 
     @property
     def provisioning_modes(self) -> tuple[Provisioning, ...]:
-        """How it can be had. TPUs of several machines are not offered as Spot."""
+        """The available provisioning modes. Multi-host TPUs are not offered as Spot."""
         modes = self._offer.provisioning
         return modes if self.machines_per_replica == 1 else tuple(mode for mode in modes if mode != "spot")
 
     @property
     def quota_metric(self) -> str | None:
-        """The quota that it counts against, in a region; None where it is not tabled."""
+        """The regional quota metric that it counts against, or None if the catalogue does not list it."""
         if self._offer.quota is None:
             return None
         preemptible = "preemptible_" if self.provisioning != "standard" else ""
@@ -99,25 +99,25 @@ class Hardware:
 
     @property
     def quota_needed(self) -> int | None:
-        """How much of its quota it takes: vCPUs of CPU machines, accelerators of all others."""
+        """The required quota: vCPUs for CPU machines, accelerators for all others."""
         each = self.machine_row.vcpus if self.accelerator is None else self.count
         return each * self.replicas if each else None
 
     def default_quota(self, region: str) -> int | None:
-        """What a new project may have of it in `region`; None where it is not tabled."""
+        """Return a new project's quota in `region`, or None if the catalogue does not list it."""
         quotas = self._offer.default_quota
         return quotas.get(region, quotas.get("*"))
 
     @property
     def certainty(self) -> str:
-        """How sure the catalogue is of it, in words."""
+        """How certain the catalogue's data is, in words."""
         row = self.accelerator_row
         slices = row.slices if row and self.machines_per_replica > 1 else None
         code = slices.certainty if slices else self.machine_row.certainty or self._offer.certainty
         return load().certainties[code]
 
     def __str__(self) -> str:
-        """The canonical text: `parse` reads it back as the same choice."""
+        """Return the canonical text, which `parse` reads back as the same choice."""
         parts = [base_text(self.accelerator_row, self.count, self.topology)]
         if self.machine != smallest_machine(self.accelerator_row, self.count, self.topology).name:
             parts.append(f"@{self.machine}")
@@ -128,7 +128,7 @@ class Hardware:
         return "".join(parts) + self._options()
 
     def _options(self) -> str:
-        """The options behind the provisioning, as text."""
+        """Return the options after the provisioning, as text."""
         disk = ":".join(str(part) for part in (self.disk_type, self.disk_gb) if part)
         options = {
             "disk": disk,
@@ -139,9 +139,9 @@ class Hardware:
         return "".join(f"+{key}={value}" for key, value in options.items() if value) + ("+restart" * self.restart)
 
     def worker_pools(self) -> list[dict[str, Any]]:
-        """Vertex worker pools without a container: the chief in pool 0, the other replicas in pool 1.
+        """Return Vertex worker pools without a container: the chief in pool 0, the other replicas in pool 1.
 
-        A TPU is one pool of one replica, whatever its size.
+        A TPU of any size is one pool of one replica.
         """
         pool: dict[str, Any] = {"replica_count": 1, "machine_spec": self._machine_spec()}
         if self.disk_type or self.disk_gb:
@@ -169,7 +169,7 @@ class Hardware:
         return spec
 
     def scheduling(self) -> dict[str, Any]:
-        """Vertex's Scheduling, without what is left at its default; CustomTrainingJobOp takes the same as arguments."""
+        """Return Vertex's Scheduling without defaults; CustomTrainingJobOp has arguments with the same names."""
         told: dict[str, Any] = {}
         if self.provisioning != "standard":
             told["strategy"] = STRATEGIES[self.provisioning]
@@ -183,20 +183,20 @@ class Hardware:
 
 
 def base_text(accelerator: Accelerator | None, count: int, topology: str | None) -> str:
-    """A choice without its options: "cpu", "t4x2", "tpu-v5e-2x4"."""
+    """Return a choice without its options: "cpu", "t4x2", "tpu-v5e-2x4"."""
     if accelerator is None:
         return "cpu"
     return f"{accelerator.name}{'-' if accelerator.is_tpu else 'x'}{topology or count}"
 
 
 def smallest_machine(accelerator: Accelerator | None, count: int, topology: str | None) -> Machine:
-    """The machine that is chosen where none is named.
+    """Return the default machine for an accelerator.
 
-    The fewest machines come first (a TPU topology may be one large or two small), then the fewest vCPUs, then the
-    least memory; machines marked as cramped are left out. Without an accelerator it is the catalogue's `cpu_machine`.
+    Prefers fewer machines (a TPU topology may be one large or two small ones), then machines that are not marked as
+    cramped, then fewer vCPUs, then less memory. Without an accelerator, returns the catalogue's `cpu_machine`.
 
     Raises:
-        LookupError: No machine takes that.
+        LookupError: No machine supports the accelerator in this count or topology.
     """
     offered = load()
     if accelerator is None:
@@ -205,12 +205,12 @@ def smallest_machine(accelerator: Accelerator | None, count: int, topology: str 
         machine for machine in offered.machines_with(accelerator) if takes(machine, accelerator, count, topology)
     ]
     if not fitting:
-        raise LookupError(f"no machine takes {count} {accelerator.name} {topology or ''}")
+        raise LookupError(f"no machine supports {count} {accelerator.name} {topology or ''}")
     return min(fitting, key=lambda machine: (machine.topologies.get(topology or "", 1), machine.cramped, *machine.size))
 
 
 def takes(machine: Machine, accelerator: Accelerator, count: int, topology: str | None) -> bool:
-    """Whether `machine` takes that many of `accelerator`, or is what that topology is made of."""
+    """Return whether `machine` supports that count of `accelerator`, or is the machine type of that topology."""
     if topology:
         return machine.tpu == accelerator.name and topology in machine.topologies
     slices = accelerator.slices

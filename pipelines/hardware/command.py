@@ -1,4 +1,4 @@
-"""What `slipway hardware` prints: the catalogue as a table, and what one choice becomes; or the same as JSON."""
+"""The output of `slipway hardware`: the catalogue, or the details of one choice, as tables or JSON."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from slipway.pipelines.hardware.parsing import parse
 from slipway.pipelines.hardware.placement import nearest_region, validate_for
 from slipway.pipelines.hardware.sizes import sizes, spoken
 
-FEW_VCPUS = 4  # fewer for an accelerator rarely decode images as fast as it trains on them
+FEW_VCPUS = 4  # with fewer per accelerator, decoding images is rarely as fast as training
 
 
 def show_list(
     console: Console, region: str | None = None, accelerator: str | None = None, engine: str | None = None
 ) -> None:
-    """Print the kinds of hardware that pass the filters; of one accelerator, its machines.
+    """Print the kinds of hardware that match the filters, or the machines of one accelerator.
 
     Raises:
-        UserError: A filter names what there is not.
+        UserError: A filter has an unknown value.
     """
     kinds = listing(region, accelerator, engine)
     if accelerator is not None:
         console.print(_machine_table(kinds[0]["offers"]), highlight=False)
-        console.print(f"What one becomes: slipway hardware '{_example(kinds[0]['offers'][0])}'", highlight=False)
+        console.print(f"Details of a choice: slipway hardware '{_example(kinds[0]['offers'][0])}'", highlight=False)
         return
     console.print(_kind_table(kinds), highlight=False)
     console.print(
-        f"{len(kinds)} kinds{f' in {region}' if region else ''}, as of {load().checked}. GPUs are chosen as l4x4, TPUs "
-        "as tpu-v5e-2x4.\nMachines of one kind: slipway hardware --accelerator l4. What a choice becomes: slipway "
+        f"{len(kinds)} kinds{f' in {region}' if region else ''}, as of {load().checked}. Choose GPUs as l4x4, TPUs as "
+        "tpu-v5e-2x4.\nMachines of one kind: slipway hardware --accelerator l4. Details of a choice: slipway "
         "hardware 'l4x4*2'.",
         highlight=False,
         soft_wrap=True,
@@ -43,15 +43,15 @@ def show_list(
 
 
 def list_as_json(region: str | None = None, accelerator: str | None = None, engine: str | None = None) -> str:
-    """The same as JSON: the kinds, each with its offers (one a machine)."""
+    """Return the list as JSON: the kinds, each with its offers (one per machine)."""
     return json.dumps(listing(region, accelerator, engine), indent=2)
 
 
 def show_choice(console: Console, text: str, region: str | None = None, engine: str | None = None) -> None:
-    """Print what a choice becomes.
+    """Print the details of a choice.
 
     Raises:
-        UserError: It would be refused, by itself or with that region or engine.
+        UserError: The choice is invalid, or not available with that region or engine.
     """
     table = Table(show_header=False, box=None, pad_edge=False)
     for label, shown in _lines(describe(text, region, engine), region):
@@ -61,13 +61,13 @@ def show_choice(console: Console, text: str, region: str | None = None, engine: 
 
 
 def _lines(facts: dict[str, Any], region: str | None) -> list[tuple[str, str]]:
-    """What is known of a choice, as labelled lines; empty where there is nothing to say."""
+    """Return the details of a choice as labels and texts; a text is empty if there is nothing to show."""
     size = f": {facts['vcpus']} vCPUs, {facts['memory_gb']:g} GB each" if facts["vcpus"] else ""
-    devices = f"{facts['accelerators_per_replica']} {facts['accelerator']} a replica, {facts['chips']} chips in all"
-    memory = f", {facts['chip_memory_gb']} GB a chip"
+    devices = f"{facts['accelerators_per_replica']} {facts['accelerator']} per replica, {facts['chips']} chips in total"
+    memory = f", {facts['chip_memory_gb']} GB per chip"
     if facts["device_memory_gb"] != facts["chip_memory_gb"]:
-        memory += f" ({facts['device_memory_gb']:g} GB a core)"
-    quota = f"{facts['quota_needed']} of {facts['quota_metric'] or 'a quota that is not tabled'}"
+        memory += f" ({facts['device_memory_gb']:g} GB per core)"
+    quota = f"{facts['quota_needed']} of {facts['quota_metric'] or 'an unlisted quota'}"
     if facts["default_quota"] is not None:
         quota += f"; a new project has {facts['default_quota']} in {region}"
     return [
@@ -88,15 +88,15 @@ def _lines(facts: dict[str, Any], region: str | None) -> list[tuple[str, str]]:
 
 
 def choice_as_json(text: str, region: str | None = None, engine: str | None = None) -> str:
-    """The same as JSON."""
+    """Return the details of a choice as JSON."""
     return json.dumps(describe(text, region, engine), indent=2)
 
 
 def describe(text: str, region: str | None = None, engine: str | None = None) -> dict[str, Any]:
-    """All that is known of a choice, as plain data; its worker pools and scheduling are what Vertex AI is sent.
+    """Return the details of a choice as plain data; worker pools and scheduling are as sent to Vertex AI.
 
     Raises:
-        UserError: It would be refused, by itself or with that region or engine.
+        UserError: The choice is invalid, or not available with that region or engine.
     """
     hardware = parse(text)
     validate_for(hardware, region=region, engine=engine)
@@ -129,7 +129,7 @@ def describe(text: str, region: str | None = None, engine: str | None = None) ->
 
 
 def _advice(hardware: Hardware) -> str | None:
-    """A larger machine, where the accelerators of this one would wait for their data."""
+    """Suggest a larger machine if this one has too few vCPUs to keep its accelerators busy."""
     machine, row = hardware.machine_row, hardware.accelerator_row
     if row is None or row.is_tpu or not machine.vcpus or machine.vcpus >= FEW_VCPUS * hardware.count:
         return None
@@ -141,7 +141,7 @@ def _advice(hardware: Hardware) -> str | None:
     if not larger:
         return None
     return (
-        f"{machine.vcpus} vCPUs have to feed {hardware.count} accelerators; @{larger[0]} has "
+        f"{machine.vcpus} vCPUs may be too few to feed {hardware.count} accelerators; @{larger[0]} has "
         f"{load().machine_index[larger[0]].vcpus}"
     )
 
@@ -149,13 +149,13 @@ def _advice(hardware: Hardware) -> str | None:
 def listing(
     region: str | None = None, accelerator: str | None = None, engine: str | None = None
 ) -> list[dict[str, Any]]:
-    """The catalogue's kinds that pass the filters, as plain data: CPU families and accelerators, each with its offers.
+    """Return the kinds of hardware that match the filters, as plain data: CPUs and accelerators, with their offers.
 
-    An offer is one machine with the accelerator. `accelerator` ("cpu" among them) keeps one kind. Kinds that are no
-    longer offered are listed where no region and no engine is asked for; `regions` None is every training region.
+    An offer is one machine with the accelerator. `accelerator` (or "cpu") selects one kind. Kinds that are no longer
+    offered are listed only without a region and an engine; `regions` is None for every training region.
 
     Raises:
-        UserError: A filter names what there is not.
+        UserError: A filter has an unknown value.
     """
     catalogue = load()
     if region is not None and region not in catalogue.regions():
@@ -195,7 +195,11 @@ def _passes(kind: dict[str, Any], region: str | None, engine: str | None) -> boo
 def _only(
     kinds: list[dict[str, Any]], accelerator: str, region: str | None, engine: str | None
 ) -> list[dict[str, Any]]:
-    """The one kind that is asked for, if any machine has it."""
+    """Return the selected kind.
+
+    Raises:
+        UserError: No machine has it.
+    """
     row = load().accelerator(accelerator)
     name = row.name if row else accelerator.lower()
     found = next((kind for kind in kinds if kind["accelerator"] == name), None)
@@ -250,7 +254,7 @@ def _accelerator_kind(row: Accelerator) -> dict[str, Any]:
 
 
 def _offer(machine: Machine, row: Accelerator | None) -> dict[str, Any]:
-    """One machine with one accelerator."""
+    """Return one machine with one accelerator as plain data."""
     family = load().family(machine)
     source = row or family
     assert source is not None  # the catalogue's validation: a machine has an accelerator or a family
@@ -278,8 +282,8 @@ def _offer(machine: Machine, row: Accelerator | None) -> dict[str, Any]:
 
 def _kind_table(kinds: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "sizes", "GB a chip", "regions", "provisioning", "engines", "status"):
-        table.add_column(column, justify="right" if column in ("GB a chip", "regions") else "left")
+    for column in ("name", "sizes", "GB/chip", "regions", "provisioning", "engines", "status"):
+        table.add_column(column, justify="right" if column in ("GB/chip", "regions") else "left")
     for kind in kinds:
         table.add_row(
             kind["accelerator"],
@@ -294,7 +298,7 @@ def _kind_table(kinds: list[dict[str, Any]]) -> Table:
 
 
 def _short_sizes(kind: dict[str, Any]) -> str:
-    """The sizes in few letters: "1 2 4 8", "8 32 … 512", "1x1 … 16x16"."""
+    """Return abbreviated sizes: "1 2 4 8", "8 32 … 512", "1x1 … 16x16"."""
     if kind["status"] != "offered":
         return ""
     sizes = list(kind["sizes"])
@@ -307,7 +311,7 @@ def _short_sizes(kind: dict[str, Any]) -> str:
 
 def _machine_table(offers: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("machine", "vCPUs", "memory GB", "takes", "provisioning", "status"):
+    for column in ("machine", "vCPUs", "memory GB", "sizes", "provisioning", "status"):
         table.add_column(column, justify="right" if column in ("vCPUs", "memory GB") else "left")
     for offer in offers:
         taken = offer["topologies"] or offer["counts"]
@@ -323,7 +327,7 @@ def _machine_table(offers: list[dict[str, Any]]) -> Table:
 
 
 def _example(offer: dict[str, Any]) -> str:
-    """A choice that runs on an offer's machine."""
+    """Return a choice that runs on an offer's machine."""
     name = offer["accelerator"]
     if name is None:
         return f"cpu@{offer['machine']}"

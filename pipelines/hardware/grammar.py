@@ -1,4 +1,4 @@
-"""How hardware is written: `l4x8@g2-standard-96*4+spot`, or the same as a mapping with Vertex's own names.
+"""Parse the syntax of hardware: `l4x8@g2-standard-96*4+spot`, or a mapping with Vertex's names.
 
     choice  = base option…
     base    = "cpu" | GPU "x" count | TPU "-" (count | topology)
@@ -6,7 +6,7 @@
             | "+disk=" [type] [":"] [gigabytes] | "+reservation=" ("any" | "none" | full name {"," full name})
     time    = whole number, then s, m, h or d
 
-This module knows the form only; which choices exist is for `rules`.
+This module checks only the syntax; `rules` checks which choices exist.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ TOPOLOGY = r"[0-9]{1,4}(?:x[0-9]{1,4}){1,3}"
 
 
 def read_text(text: str) -> Request:
-    """The request that `text` writes.
+    """Parse `text` into a request.
 
     Raises:
-        Refusal: It does not have the form above.
+        Refusal: The text does not match the grammar above.
     """
     if len(text) > LONGEST_TEXT:
         raise Refusal(
-            f"A choice has at most {LONGEST_TEXT:,} letters; this one has {len(text):,}.",
+            f"A choice can have at most {LONGEST_TEXT:,} characters; got {len(text):,}.",
             value=text[:60],
             allowed=EXAMPLES,
         )
@@ -54,14 +54,14 @@ def read_text(text: str) -> Request:
     for sign, word in zip(rest[::2], rest[1::2], strict=True):
         key, fields = _read_option(sign, word, request)
         if key in seen:
-            raise Refusal(f"{key} is said twice.", allowed="each option once", candidates=[request])
+            raise Refusal(f"{key} is given twice.", allowed="each option once", candidates=[request])
         seen.add(key)
         request = replace(request, **fields)
     return request
 
 
 def read_base(base: str) -> Request:
-    """The request that a choice without options writes."""
+    """Parse a choice without options."""
     if not base:
         raise Refusal("No hardware is named.", allowed=EXAMPLES, candidates=[Request()])
     if base == "cpu":
@@ -74,7 +74,7 @@ def read_base(base: str) -> Request:
 
 
 def _read_option(sign: str, word: str, request: Request) -> tuple[str, dict[str, Any]]:
-    """One option: its name, and the request's fields that it sets. `request` is what stands before it."""
+    """Parse one option; return its name and the fields that it sets. `request` is the text before it, parsed."""
     if sign == "*":
         return "The number of replicas", {"replicas": _number(word, "replicas", request)}
     if sign == "@":
@@ -95,8 +95,8 @@ def _unknown_option(word: str, request: Request) -> Refusal:
     accelerator = read_base(word).accelerator if word else None
     if accelerator and load().accelerator(accelerator):
         return Refusal(
-            f"{request.accelerator or 'cpu'} and {accelerator} cannot be mixed: a run's replicas share every batch "
-            "evenly, so they are all alike.",
+            f"{request.accelerator or 'cpu'} and {accelerator} cannot be mixed: batches are split evenly, so all "
+            "replicas must have the same hardware.",
             allowed="one kind of accelerator",
             candidates=[request, read_base(word)],
         )
@@ -113,8 +113,8 @@ def _read_time(field: str) -> Callable[[str, Request], dict[str, Any]]:
         match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", value)
         if match is None:
             raise Refusal(
-                f"{value!r} is no length of time.",
-                allowed="a whole number and s, m, h or d: 90m, 12h, 7d",
+                f"{value!r} is not a duration.",
+                allowed="an integer and s, m, h or d: 90m, 12h, 7d",
                 candidates=[request],
             )
         return {field: int(match[1]) * UNITS[match[2] or "s"]}
@@ -145,14 +145,14 @@ READERS: dict[str, Callable[[str, Request], dict[str, Any]]] = {
 def _number(digits: str, what: str, request: Request) -> int:
     if not re.fullmatch(r"[0-9]{1,7}", digits):
         raise Refusal(
-            f"{digits!r} is no number of {what}.",
-            allowed=f"a whole number up to {LARGEST_NUMBER:,}",
+            f"{digits!r} is not a number of {what}.",
+            allowed=f"an integer up to {LARGEST_NUMBER:,}",
             candidates=[request],
         )
     return int(digits)
 
 
-# The mapping's keys (Vertex's names for MachineSpec, DiskSpec and Scheduling), and the request's field of each.
+# Keys of the mapping (Vertex's names in MachineSpec, DiskSpec and Scheduling), and the matching fields of a request.
 KEYS = {
     "accelerator_type": "accelerator",
     "accelerator_count": "count",
@@ -168,18 +168,17 @@ KEYS = {
     "restart_job_on_worker_restart": "restart",
 }
 REFUSED_KEYS = {
-    "parameter_server_count": "replicas share their gradients by all-reduce, so there are no parameter servers, and a "
-    "TPU job could have none",
-    "gpu_partition_size": "a replica trains on whole GPUs",
-    "disable_retries": "the pipeline's training step cannot pass it on",
+    "parameter_server_count": "there are no parameter servers, because gradients are averaged with all-reduce",
+    "gpu_partition_size": "replicas train on whole GPUs",
+    "disable_retries": "the pipeline's training step does not support it",
 }
 
 
 def read_mapping(mapping: Mapping[Any, Any]) -> Request:
-    """The request that a mapping writes: `choice` (the text, if any), and Vertex's names over it.
+    """Parse a mapping into a request: optionally `choice` (the text), with Vertex's names applied on top.
 
     Raises:
-        Refusal: An unknown key, or a value of the wrong type.
+        Refusal: A key is unknown, or a value has the wrong type.
     """
     values = dict(mapping)
     choice = values.pop("choice", None)
@@ -199,11 +198,11 @@ def read_mapping(mapping: Mapping[Any, Any]) -> Request:
 
 
 def _read_value(key: str, value: Any) -> dict[str, Any]:
-    """A key's value as the request's fields."""
+    """Parse the value of a key into fields of a request."""
     field = KEYS[key]
     if key in ("accelerator_count", "replica_count", "boot_disk_size_gb"):
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST_NUMBER:
-            raise _wrong(key, value, f"a whole number up to {LARGEST_NUMBER:,}")
+            raise _wrong(key, value, f"an integer up to {LARGEST_NUMBER:,}")
         return {field: value or None if field == "count" else value}
     if key == "restart_job_on_worker_restart":
         if not isinstance(value, bool):
@@ -218,7 +217,7 @@ def _read_value(key: str, value: Any) -> dict[str, Any]:
     if key == "reservation":
         return {field: words}
     if len(words) != 1:
-        raise _wrong(key, value, "one: a run's replicas share every batch evenly, so they are all alike")
+        raise _wrong(key, value, "a single value: all replicas must have the same hardware")
     return _read_word(key, words[0])
 
 
@@ -239,7 +238,7 @@ def _read_word(key: str, word: str) -> dict[str, Any]:
 def _unknown_key(key: Any, value: Any) -> Refusal:
     if key in REFUSED_KEYS:
         return Refusal(
-            f"hardware.{key} cannot be set: {REFUSED_KEYS[key]}.",
+            f"hardware.{key} is not supported: {REFUSED_KEYS[key]}.",
             setting=f"hardware.{key}",
             value=value,
             allowed=", ".join(["choice", *KEYS]),
@@ -268,6 +267,6 @@ def _wrong(key: str, value: Any, allowed: str, *, near: str | None = None) -> Re
 
 
 def write_time(seconds: int) -> str:
-    """Seconds in the largest unit that divides them: 5400 is "90m"."""
+    """Return seconds in the largest unit that divides them: 5400 is "90m"."""
     unit = next((unit for unit in "dhm" if seconds and seconds % UNITS[unit] == 0), "s")
     return f"{seconds // UNITS[unit]}{unit}"

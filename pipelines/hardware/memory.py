@@ -1,4 +1,4 @@
-"""Whether a model and its optimizer's state fit the memory of what trains, with the arithmetic."""
+"""Estimate whether a model and its optimizer state fit the memory of a device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slipway.pipelines.hardware.parsing import parse
 from slipway.pipelines.hardware.placement import alternatives
 
 GIB = 2**30
-# How many values an optimizer keeps beside each variable that it trains.
+# Number of values that an optimizer stores per trainable variable.
 OPTIMIZER_VALUES = {"adam": 2, "adamw": 2, "sgd": 0, "sgd with momentum": 1}
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What every device holds throughout training, in bytes, whatever the batch: each has a whole copy of the model."""
+    """Memory per device during training, in bytes, excluding activations; every device has a full model replica."""
 
     variables: int
     gradients: int
@@ -27,7 +27,7 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """All of it together."""
+        """The sum, in bytes."""
         return self.variables + self.gradients + self.optimizer
 
     def __str__(self) -> str:
@@ -43,17 +43,17 @@ def fits_memory(
     trainable_bytes: int | None = None,
     engine: str | None = None,
 ) -> MemoryNeed:
-    """What the model needs of every device's memory before the first example; activations come on top.
+    """Return the memory that the model needs on each device, without activations.
 
     Args:
-        hardware: What trains.
-        variables_bytes: The bytes of all the built model's variables.
+        hardware: The training hardware.
+        variables_bytes: Size of all variables of the built model.
         optimizer: adam, adamw, sgd or sgd with momentum.
-        trainable_bytes: The bytes of those that are trained; without it all are.
-        engine: What executes the training step; hardware that is named in place of this runs it.
+        trainable_bytes: Size of the trainable variables; by default, all are trainable.
+        engine: The training engine; suggested hardware supports it.
 
     Raises:
-        UserError: It is more than a device has: training could not start.
+        UserError: The model needs more memory than a device has.
     """
     trainable = variables_bytes if trainable_bytes is None else trainable_bytes
     need = MemoryNeed(variables_bytes, trainable, trainable * OPTIMIZER_VALUES[optimizer], optimizer)
@@ -66,24 +66,24 @@ def fits_memory(
     without_state = need.total - need.optimizer <= available and need.optimizer > 0
     fixes = [f"--hardware '{near}'"] if near else ["a smaller model"]
     raise UserError(
-        f"The model cannot fit: {need}, and {part} has {_gib(available)}. Activations come on top.",
+        f"The model does not fit in memory: without activations it needs {need}, and {part} has {_gib(available)}.",
         setting="hardware",
         value=str(hardware),
-        allowed=f"at least {_gib(need.total)} a device",
+        allowed=f"at least {_gib(need.total)} per device",
         nearest=near,
         fix=" or ".join([*fixes, *(["--set train.optimizer=sgd, which keeps no state"] if without_state else [])]),
     )
 
 
 def device_bytes(hardware: Hardware) -> int | None:
-    """The memory of one device: a GPU's, a TPU chip's, a core's share of it, or the machine's; None where unknown."""
+    """Return the memory of one device: a GPU, a TPU chip or core, or the machine; None if unknown."""
     row = hardware.accelerator_row
     gigabytes = row.device_memory_gb if row else hardware.machine_row.memory_gb
     return None if gigabytes is None else int(gigabytes * GIB)
 
 
 def _larger(hardware: Hardware, engine: str | None) -> Iterator[Hardware]:
-    """Other choices of the same kind, then of others, those with the least memory a device first."""
+    """Yield other choices: the same kind of accelerator first, then by increasing memory per device."""
     if hardware.accelerator:
         others = alternatives(hardware, engine)
         yield from sorted(others, key=lambda other: (other.is_tpu != hardware.is_tpu, device_bytes(other) or 0))

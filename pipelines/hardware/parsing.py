@@ -1,4 +1,4 @@
-"""`parse`: from text or a mapping to a checked choice, or one refusal with the nearest choice that works."""
+"""`parse`: text or a mapping to a validated `Hardware`, or an error with the closest valid choice."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from slipway.pipelines.hardware.rules import resolve
 
 
 def parse(choice: str | Mapping[str, Any]) -> Hardware:
-    """The hardware that `choice` names: text such as ``l4x4*2``, or a mapping with Vertex's own names.
+    """Return the hardware for `choice`: text such as ``l4x4*2``, or a mapping with Vertex's names.
 
     Raises:
-        UserError: Vertex AI would not accept it; says why, and which choice near it works.
+        UserError: Vertex AI would not accept it; contains the reason and the closest valid choice.
     """
     try:
         if isinstance(choice, str):
             return resolve(read_text(choice))
         if isinstance(choice, Mapping):
             return resolve(read_mapping(choice))
-        raise Refusal("Hardware is text, or a mapping with Vertex's names.", allowed="such as l4x4*2")
+        raise Refusal("Hardware must be text or a mapping with Vertex's names.", allowed="such as l4x4*2")
     except Refusal as refusal:
         raise explain(refusal, choice) from None
 
 
 def explain(refusal: Refusal, given: Any) -> UserError:
-    """The refusal as the user's mistake, with the first of its candidates that works."""
+    """Convert a refusal to a user error that suggests the first valid candidate."""
     near = refusal.nearest or next((str(hardware) for hardware in working(refusal.candidates)), None)
     value = refusal.value if refusal.value is not None else given
-    fix = refusal.fix or (f"--hardware '{near}'" if near else "slipway hardware lists what there is")
+    fix = refusal.fix or (f"--hardware '{near}'" if near else "slipway hardware")
     return UserError(
         refusal.message, setting=refusal.setting, value=value, allowed=refusal.allowed, nearest=near, fix=fix
     )
 
 
 def working(candidates: Iterable[Request]) -> Iterator[Hardware]:
-    """The hardware of those candidates that work, as they are, then with ordinary provisioning and times."""
+    """Yield the hardware of valid candidates: unchanged, then with standard provisioning, then without options."""
     candidates = list(candidates)
     plain = [replace(request, provisioning=None, wait=None, timeout=None) for request in candidates]
     bare = [

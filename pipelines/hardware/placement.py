@@ -1,4 +1,4 @@
-"""The rules that depend on where a choice of hardware is used and with what: region, bucket, engine, image."""
+"""Rules for hardware that depend on the region, bucket, engine or image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipway.pipelines.hardware.sizes import near_topologies
 REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z]")
 PREBUILT_IMAGE = re.compile(r"(?:[a-z0-9-]+-)?docker\.pkg\.dev/vertex-ai/training/([^:@/]+)(?:[:@].*)?")
-# Of containers/Dockerfile; the locked packages are those of this version.
+# As in containers/Dockerfile; packages are locked for this version.
 IMAGE_PYTHON = "3.11"
 OLD_SERVICE_IMAGES = "gcr.io/cloud-ml-public/"
 
@@ -31,15 +31,15 @@ def validate_for(
     image: str | None = None,
     today: date | None = None,
 ) -> None:
-    """Check what depends on more than the hardware itself; what is not given is not checked.
+    """Check that hardware works with a region, bucket, engine and image; arguments that are None are not checked.
 
     Args:
         hardware: The choice.
-        region: Where the job runs, such as ``us-central1``.
-        bucket_location: Where the job's bucket is, as Cloud Storage says it: ``US-CENTRAL1``, ``EU``, ``NAM4``.
-        engine: What executes the training step: tensorflow, jax or pytorch.
+        region: The job's region, such as ``us-central1``.
+        bucket_location: The location of the job's bucket, as in Cloud Storage: ``US-CENTRAL1``, ``EU``, ``NAM4``.
+        engine: The training engine: tensorflow, jax or pytorch.
         image: The training container's image.
-        today: The day by which an image is judged; today where it is not given.
+        today: The date for checking the image's availability; default: today.
 
     Raises:
         UserError: Vertex AI would refuse the job, or it could not train there.
@@ -56,12 +56,12 @@ def validate_for(
 
 
 def check_region(hardware: Hardware, region: str, engine: str | None = None) -> None:
-    """The region has the accelerators; others that are named in their place run the engine."""
+    """Check that the region has the accelerators; suggested alternatives support `engine`."""
     if not REGION.fullmatch(region):
         zone = ZONE.fullmatch(region)
         near = zone[1] if zone else nearest(region, load().regions())
         raise UserError(
-            f"{region} is a zone: jobs are sent to a region." if zone else f"There is no region {region}.",
+            f"{region} is a zone; jobs run in a region." if zone else f"There is no region {region}.",
             setting="vertex.region",
             value=region,
             allowed="a region, such as us-central1",
@@ -85,7 +85,7 @@ def check_region(hardware: Hardware, region: str, engine: str | None = None) -> 
 
 
 def nearest_region(region: str, regions: Iterable[str]) -> str:
-    """The one of `regions` on the same continent that is called most like `region`; else one in the United States."""
+    """Return the region on the same continent with the most similar name; otherwise one in the United States."""
     regions = list(regions)
     continent = {"northamerica": "us"}.get(region.partition("-")[0], region.partition("-")[0])
     close = [other for other in regions if other.partition("-")[0] in (region.partition("-")[0], continent)]
@@ -95,7 +95,7 @@ def nearest_region(region: str, regions: Iterable[str]) -> str:
 
 
 def check_reservation_zone(hardware: Hardware, region: str) -> None:
-    """Reservations that are named are in the job's region."""
+    """Check that named reservations are in the job's region."""
     for name in hardware.reservation:
         zone = re.search(r"/zones/([^/]+)/", name)
         if zone and not zone[1].startswith(f"{region}-"):
@@ -111,7 +111,7 @@ def check_reservation_zone(hardware: Hardware, region: str) -> None:
 
 
 def check_engine(hardware: Hardware, engine: str, region: str | None = None) -> None:
-    """The engine runs on the accelerators."""
+    """Check that the engine supports the accelerators."""
     if engine not in ENGINES:
         near = nearest(engine, ENGINES)
         raise UserError(
@@ -139,16 +139,16 @@ def check_engine(hardware: Hardware, engine: str, region: str | None = None) -> 
 
 
 def check_python(hardware: Hardware, engine: str | None = None) -> None:
-    """Slipway's own images have the Python that the accelerators' libraries need."""
+    """Check that Slipway's images have the Python version that the accelerator's libraries need."""
     row = hardware.accelerator_row
     if row is None or row.python is None or _version(row.python) <= _version(IMAGE_PYTHON):
         return
     near = next((str(other) for other in alternatives(hardware, engine)), None)
     raise UserError(
-        f"{row.title} needs Python {row.python} or later, and Slipway's images have {IMAGE_PYTHON}.",
+        f"{row.title} needs Python {row.python} or later; Slipway's images have {IMAGE_PYTHON}.",
         setting="hardware",
         value=str(hardware),
-        allowed=f"other accelerators, or an image of your own with Python {row.python} (vertex.image)",
+        allowed=f"other accelerators, or a custom image with Python {row.python} (vertex.image)",
         nearest=near,
         fix=f"--hardware '{near}', or --set vertex.image=IMAGE",
     )
@@ -159,7 +159,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def alternatives(hardware: Hardware, engine: str | None = None) -> Iterator[Hardware]:
-    """Other accelerators in the same layout that run `engine`: the most similar kind and memory a device first."""
+    """Yield other accelerators in the same layout that support `engine`, most similar kind and memory first."""
     row = hardware.accelerator_row
     if row is None:
         return
@@ -175,7 +175,7 @@ def alternatives(hardware: Hardware, engine: str | None = None) -> Iterator[Hard
 
 
 def _same_layout(hardware: Hardware, other: Accelerator) -> Iterator[Request]:
-    """Requests for `other` with as many chips a replica and as many replicas; on one machine where that can be."""
+    """Yield requests for `other` with the same chips per replica and replicas (for a TPU, the same total of chips)."""
     mode = hardware.provisioning if hardware.provisioning in other.provisioning else None
     rest = Request(accelerator=other.name, provisioning=mode, timeout=hardware.timeout, restart=hardware.restart)
     if other.is_tpu and not other.slices:
@@ -190,11 +190,11 @@ def _same_layout(hardware: Hardware, other: Accelerator) -> Iterator[Request]:
 
 
 def check_bucket(location: str, region: str | None) -> None:
-    """The bucket is in one region, and that is the job's."""
+    """Check that the bucket is in a single region, the job's."""
     place = location.lower()
     if not REGION.fullmatch(place):
         raise UserError(
-            f"The bucket is in the multi-region or dual-region {location}; training takes one in a single region.",
+            f"The bucket is in the multi-region or dual-region {location}; training requires a single-region bucket.",
             setting="vertex.bucket",
             value=location,
             allowed=f"a bucket in {region}" if region else "a bucket in the job's region",
@@ -203,7 +203,7 @@ def check_bucket(location: str, region: str | None) -> None:
         )
     if region is not None and place != region:
         raise UserError(
-            f"The bucket is in {place}, the job in {region}: the data would cross regions, and training refuses it.",
+            f"The bucket is in {place}, the job in {region}; training requires both in the same region.",
             setting="vertex.bucket",
             value=location,
             allowed=f"a bucket in {region}",
@@ -217,8 +217,8 @@ def _create_bucket(region: str | None) -> str:
 
 
 def check_image(image: str, today: date) -> None:
-    """The image is not one of Google's that is no longer available."""
-    own = "an image of your own; the trainer's is built from containers/"
+    """Check that the image is not a Google image that is no longer available."""
+    own = "a custom image; the trainer's is built from containers/"
     if image.startswith(OLD_SERVICE_IMAGES):
         raise UserError(
             f"{image} belongs to AI Platform Training, which was shut down on 2025-01-31.",

@@ -1,4 +1,4 @@
-"""A refused choice, before it is known which choice near it works."""
+"""A refused choice of hardware, with candidates to suggest instead."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from slipway.pipelines.hardware.request import Request
 
 
 class Refusal(Exception):
-    """Why a choice is refused, and which ones to try in its place.
+    """Why a choice is refused, and which choices to try instead.
 
     Args:
-        message: One sentence: what is wrong and why.
-        allowed: What would be accepted, in words.
-        candidates: Requests to try, the nearest first; the first that works is named to the user.
-        fix: What fixes it, where no candidate does.
-        setting: The setting, where it is not the whole of ``hardware``.
-        value: Its value; without it the choice as given.
-        nearest: The valid value, where it is not a whole choice.
+        message: One sentence with the problem and its reason.
+        allowed: Accepted values, in words.
+        candidates: Requests to try, closest first; the first valid one is suggested to the user.
+        fix: The fix, if no candidate is one.
+        setting: The setting, if it is not ``hardware`` as a whole.
+        value: The setting's value; default: the choice as given.
+        nearest: The closest valid value, if it is not a complete choice.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What was asked for, before the catalogue is looked at."""
+"""A parsed request for hardware, not yet checked against the catalogue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slipway.pipelines.hardware.catalogue import Provisioning
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for, not yet held against the catalogue. None: not said.
+    """A parsed request for hardware, not yet checked against the catalogue. None means not given.
 
     `accelerator` is the name as written, None for `cpu`; times are in seconds.
     """

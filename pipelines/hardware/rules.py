@@ -1,4 +1,4 @@
-"""The rules that a choice of hardware keeps by itself: from what was asked for to what will run, or why not."""
+"""Resolve a request for hardware to a valid choice, or refuse it with a reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slipway.pipelines.hardware.sizes import (
 
 
 def resolve(request: Request) -> Hardware:
-    """The hardware that `request` asks for, with everything unsaid chosen.
+    """Return the hardware for `request`, with defaults for everything not given.
 
     Raises:
         Refusal: Vertex AI would not accept it.
@@ -62,7 +62,7 @@ def resolve(request: Request) -> Hardware:
 
 
 def known_accelerator(request: Request) -> Accelerator | None:
-    """The accelerator's row; None for CPUs."""
+    """Return the accelerator's catalogue row; None for CPUs."""
     offered = load()
     name = request.accelerator
     if name is None:
@@ -71,20 +71,20 @@ def known_accelerator(request: Request) -> Accelerator | None:
         return found
     if machine := offered.machine(name):
         raise Refusal(
-            f"{name} is a machine type: it stands behind what trains.",
-            allowed=f"what trains, then @{name}",
+            f"{name} is a machine type, not an accelerator.",
+            allowed=f"cpu or an accelerator, then @{name}",
             candidates=on_machine(replace(request, accelerator=None), machine),
         )
     written = name if request.count is None else f"{name}x{request.count}"
     raise Refusal(
-        f"No hardware is called {written[:60]}.",
+        f"There is no hardware {written[:60]}.",
         allowed="cpu, " + ", ".join(row.name for row in offered.accelerators if row.status == "offered"),
         candidates=alike(request, name, written),
     )
 
 
 def alike(request: Request, name: str, written: str) -> Iterator[Request]:
-    """What may be meant by an accelerator's name that does not exist; `written` is the name with its count."""
+    """Yield likely corrections of an unknown accelerator's name; `written` is the name with its count."""
     if turned := re.fullmatch(r"([0-9]{1,4})x(.+)", written):
         yield replace(request, accelerator=turned[2], count=int(turned[1]))
     if name == "cpu":
@@ -102,13 +102,13 @@ def alike(request: Request, name: str, written: str) -> Iterator[Request]:
 
 @lru_cache(maxsize=1)
 def spellings() -> list[str]:
-    """Every choice without options that is offered, TPU slices by cores left out."""
+    """Return every offered choice without options, except TPU slices by cores."""
     rows = [row for row in load().accelerators if row.status == "offered"]
     return ["cpu", *(text for row in rows for text in sizes(row))]
 
 
 def known_machine(request: Request) -> Machine | None:
-    """The machine's row; None where none is named."""
+    """Return the machine's catalogue row; None if no machine is named."""
     if request.machine is None:
         return None
     if found := load().machine(request.machine):
@@ -116,29 +116,29 @@ def known_machine(request: Request) -> Machine | None:
     near = nearest(request.machine, load().machine_index)
     raise Refusal(
         f"Vertex AI training has no machine type {request.machine}.",
-        allowed="a machine type that slipway hardware lists",
+        allowed="a machine type listed by slipway hardware",
         candidates=[replace(request, machine=near), replace(request, machine=None)],
     )
 
 
 def check_offered(request: Request, accelerator: Accelerator | None) -> None:
-    """The accelerator is offered for training."""
+    """Check that the accelerator is offered for training."""
     if accelerator is None or accelerator.status == "offered":
         return
     reasons = {
         "retired": f"{accelerator.title} is retired",
         "not-for-training": f"{accelerator.title} is not offered for training",
-        "enum-only": f"{accelerator.title} is not how training jobs name it: they give a topology",
+        "enum-only": f"{accelerator.title} is not supported: training jobs use a topology instead",
     }
     raise Refusal(
         f"{reasons[accelerator.status]} ({load().certainties[accelerator.certainty]}).",
-        allowed=f"its successor: {' or '.join(accelerator.successors)}",
+        allowed=f"its replacement: {' or '.join(accelerator.successors)}",
         candidates=successors(request, accelerator),
     )
 
 
 def successors(request: Request, accelerator: Accelerator) -> Iterator[Request]:
-    """The same choice with what takes the accelerator's place, on the machine that was named and on any other."""
+    """Yield the same choice with replacement accelerators, on the named machine first, then on any other."""
     chips = chips_of(request.topology) if request.topology else (request.count or 1) // accelerator.cores_per_chip
     for name in accelerator.successors:
         successor = load().accelerator_index[name]
@@ -156,25 +156,25 @@ def successors(request: Request, accelerator: Accelerator) -> Iterator[Request]:
 
 
 def check_no_accelerator(request: Request, machine: Machine | None) -> None:
-    """Without an accelerator there is no count and no topology, and the machine stands alone."""
+    """Check that a request without accelerator has no count or topology and names a CPU machine."""
     if request.count is not None or request.topology is not None:
         raise Refusal(
-            "A number of accelerators is given, but not which: both or none.",
-            allowed="the accelerator's type and its count",
+            "The number of accelerators is given without their type.",
+            allowed="the accelerator's type and its count, or neither",
             candidates=on_machine(request, machine) if machine else [replace(request, count=None, topology=None)],
         )
     if machine is not None and machine.tpu:
         check_offered(request, load().accelerator_index[machine.tpu])
     if machine is not None and load().family(machine) is None:
         raise Refusal(
-            f"{machine.name} comes with accelerators only: {describe_accelerators(machine)}.",
+            f"{machine.name} is available only with accelerators: {describe_accelerators(machine)}.",
             allowed=f"{describe_accelerators(machine)} on it",
             candidates=on_machine(request, machine),
         )
 
 
 def on_machine(request: Request, machine: Machine) -> Iterator[Request]:
-    """What can run on `machine`, with as many accelerators as were asked for where it takes them."""
+    """Yield choices for `machine`, those with the closest number of accelerators first."""
     for name, counts in machine.accelerators.items():
         if load().accelerator_index[name].status == "offered" and (request.count or not load().family(machine)):
             by_distance = sorted(counts, key=lambda count: abs(count - (request.count or 0)))

@@ -1,4 +1,4 @@
-"""The rules of how many: counts of GPUs, cores and topologies of TPUs, and the machines that take them."""
+"""Rules for sizes: counts of GPUs, cores and topologies of TPUs, and the machines that support them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from slipway.pipelines.hardware.request import Request
 
 
 def check_gpu(request: Request, accelerator: Accelerator, machine: Machine | None) -> int:
-    """The number of GPUs a replica, which some machine takes."""
+    """Return the number of GPUs per replica, after checking that a machine supports it."""
     counts = load().counts(accelerator)
     if request.topology is not None:
         raise Refusal(
-            f"{accelerator.title} is a GPU: it is chosen by count, not by topology.",
+            f"{accelerator.title} is a GPU, which is chosen by count, not by topology.",
             allowed=spoken_sizes(accelerator),
             candidates=[
                 replace(request, topology=None, count=count, machine=None)
@@ -25,7 +25,7 @@ def check_gpu(request: Request, accelerator: Accelerator, machine: Machine | Non
         )
     if request.count is None:
         raise Refusal(
-            f"{request.accelerator} is without a count: an accelerator's type and count are given together, or none.",
+            f"{request.accelerator} is without a count; an accelerator needs both type and count.",
             allowed=spoken_sizes(accelerator),
             candidates=[
                 replace(request, accelerator=accelerator.name, count=count, machine=name)
@@ -35,15 +35,15 @@ def check_gpu(request: Request, accelerator: Accelerator, machine: Machine | Non
         )
     if request.count not in counts:
         raise Refusal(
-            f"No machine takes {request.count} {accelerator.name}.",
-            allowed=f"{spoken(counts)} a replica",
+            f"No machine supports {request.count} {accelerator.name}.",
+            allowed=f"{spoken(counts)} per replica",
             candidates=near_counts(request, counts),
         )
     return request.count
 
 
 def near_counts(request: Request, counts: list[int]) -> Iterator[Request]:
-    """The same with a count that exists: more replicas where that makes the same total, then the nearest counts."""
+    """Yield the request with valid counts: first more replicas with the same total, then the closest counts."""
     asked = request.count or 0
     for count in sorted(counts, reverse=True):
         if asked > max(counts) and asked % count == 0:
@@ -53,11 +53,11 @@ def near_counts(request: Request, counts: list[int]) -> Iterator[Request]:
 
 
 def check_tpu(request: Request, accelerator: Accelerator) -> tuple[int, str | None]:
-    """The cores or chips of the one replica that a TPU job has, and the topology where it is chosen by that."""
+    """Return the cores or chips of a TPU job's single replica, and the topology if it is chosen by topology."""
     if request.replicas is not None and request.replicas != 1:
         raise Refusal(
-            f"A TPU job has exactly one worker pool of one replica; {request.replicas} were asked for. "
-            "More chips make a larger slice, not more replicas.",
+            f"A TPU job has exactly one worker pool of one replica; got {request.replicas} replicas. "
+            "For more chips, choose a larger slice.",
             allowed=f"one replica of {spoken_sizes(accelerator)}",
             candidates=larger_slices(request, accelerator),
         )
@@ -67,7 +67,7 @@ def check_tpu(request: Request, accelerator: Accelerator) -> tuple[int, str | No
 
 
 def check_cores(request: Request, accelerator: Accelerator) -> int:
-    """The number of cores of a generation that is chosen by them (v2, v3)."""
+    """Return the number of cores, for generations chosen by cores (v2, v3)."""
     slices = accelerator.slices
     assert slices is not None
     counts = [*load().counts(accelerator), *range(slices.multiple_of, slices.largest + 1, slices.multiple_of)]
@@ -78,9 +78,9 @@ def check_cores(request: Request, accelerator: Accelerator) -> int:
     if request.topology:
         reason = f"{accelerator.title} is chosen by its number of cores, not by topology."
     elif request.count is None:
-        reason = f"{request.accelerator} is without a count: an accelerator's type and count are given together."
+        reason = f"{request.accelerator} is without a count; an accelerator needs both type and count."
     else:
-        reason = f"There is no {accelerator.title} of {request.count} cores."
+        reason = f"There is no {accelerator.title} with {request.count} cores."
     raise Refusal(
         reason,
         allowed=spoken_sizes(accelerator),
@@ -89,7 +89,7 @@ def check_cores(request: Request, accelerator: Accelerator) -> int:
 
 
 def check_topology(request: Request, accelerator: Accelerator) -> tuple[int, str]:
-    """The chips of a generation that is chosen by topology (v5e and later), and the topology."""
+    """Return the number of chips and the topology, for generations chosen by topology (v5e and later)."""
     topologies = load().topologies(accelerator)
     if request.topology in topologies and request.count in (None, chips_of(request.topology)):
         return chips_of(request.topology), request.topology
@@ -116,12 +116,12 @@ def check_topology(request: Request, accelerator: Accelerator) -> tuple[int, str
 
 
 def near_topologies(accelerator: Accelerator, chips: int) -> list[str]:
-    """The topologies with the number of chips nearest to `chips`, at most three."""
+    """Return up to three topologies with a number of chips close to `chips`."""
     return sorted(load().topologies(accelerator), key=lambda topology: abs(chips_of(topology) - chips))[:3]
 
 
 def larger_slices(request: Request, accelerator: Accelerator) -> Iterator[Request]:
-    """One replica with about as many chips as the replicas asked for have together."""
+    """Yield requests for one replica with about as many chips as all requested replicas together."""
     replicas = request.replicas or 1
     one = replace(request, replicas=None)
     if accelerator.slices and request.count:
@@ -137,27 +137,26 @@ def larger_slices(request: Request, accelerator: Accelerator) -> Iterator[Reques
 def check_machine_takes(
     request: Request, machine: Machine, accelerator: Accelerator | None, count: int, topology: str | None
 ) -> None:
-    """The machine takes the accelerator in that count or topology."""
+    """Check that the machine supports the accelerator in that count or topology."""
     if accelerator is None or takes(machine, accelerator, count, topology):
         return
     counts = machine.accelerators.get(accelerator.name, ())
     asked = topology or str(count)
     if not counts and machine.tpu != accelerator.name:
-        reason = (
-            f"{machine.name} does not take {accelerator.name}: it takes {describe_accelerators(machine) or 'none'}."
-        )
+        supported = describe_accelerators(machine) or "none"
+        reason = f"{machine.name} does not support {accelerator.name}; it supports {supported}."
     elif topology:
-        reason = f"{machine.name} is not what {accelerator.title} {topology} is made of."
+        reason = f"{machine.name} is not the machine type of {accelerator.title} {topology}."
     elif count > max(counts):
-        reason = f"{machine.name} is too small for {count} {accelerator.name}: it takes {spoken(counts)}."
+        reason = f"{machine.name} is too small for {count} {accelerator.name}; it supports {spoken(counts)}."
     elif count < min(counts):
         # The service ties vCPUs and memory to the number of GPUs: a large machine needs several.
         reason = (
-            f"{machine.name} is too large for {count} {accelerator.name}: its {machine.vcpus} vCPUs and "
-            f"{machine.memory_gb:g} GB need {spoken(counts)} of them."
+            f"{machine.name} is too large for {count} {accelerator.name}; with {machine.vcpus} vCPUs and "
+            f"{machine.memory_gb:g} GB it requires {spoken(counts)}."
         )
     else:
-        reason = f"{machine.name} does not take {asked} {accelerator.name}: it takes {spoken(counts)}."
+        reason = f"{machine.name} does not support {asked} {accelerator.name}; it supports {spoken(counts)}."
     fitting = [m for m in load().machines_with(accelerator) if takes(m, accelerator, count, topology)]
     raise Refusal(
         reason,
@@ -169,7 +168,7 @@ def check_machine_takes(
 def near_machines(
     request: Request, machine: Machine, fitting: list[Machine], counts: Iterable[int]
 ) -> Iterator[Request]:
-    """The largest machine of the same series that takes it, any that does, then another count on the same machine."""
+    """Yield the largest fitting machine of the same series, then any machine, then other counts on this machine."""
     series = machine.name.rpartition("-")[0]
     alike = sorted((m for m in fitting if m.name.rpartition("-")[0] == series), key=lambda m: m.size, reverse=True)
     yield from (replace(request, machine=m.name) for m in alike if m.size <= machine.size)
@@ -178,14 +177,14 @@ def near_machines(
 
 
 def sizes(accelerator: Accelerator) -> list[str]:
-    """An accelerator's choices, without options, as text; TPU slices by cores left out."""
+    """Return an accelerator's choices without options, as text, except TPU slices by cores."""
     if accelerator.is_tpu and not accelerator.slices:
         return [f"{accelerator.name}-{topology}" for topology in load().topologies(accelerator)]
     return [f"{accelerator.name}{'-' if accelerator.is_tpu else 'x'}{n}" for n in load().counts(accelerator)]
 
 
 def spoken_sizes(accelerator: Accelerator) -> str:
-    """An accelerator's choices in words."""
+    """Return an accelerator's choices in words."""
     if slices := accelerator.slices:
         many = f"a multiple of {slices.multiple_of} from {slices.multiple_of} to {slices.largest:,} cores"
         return f"{spoken(sizes(accelerator))}, or {accelerator.name}- and {many}"
@@ -193,7 +192,7 @@ def spoken_sizes(accelerator: Accelerator) -> str:
 
 
 def describe_accelerators(machine: Machine) -> str:
-    """What a machine takes of what is offered: "t4 (1, 2 or 4), v100 (8)"."""
+    """Return the offered accelerators that a machine supports: "t4 (1, 2 or 4), v100 (8)"."""
     index = load().accelerator_index
     taken = [f"{name} ({spoken(n)})" for name, n in machine.accelerators.items() if index[name].status == "offered"]
     if machine.tpu:
@@ -202,6 +201,6 @@ def describe_accelerators(machine: Machine) -> str:
 
 
 def spoken(values: Iterable[object]) -> str:
-    """The values as words: "1, 2 or 4"."""
+    """Return the values in words: "1, 2 or 4"."""
     *first, last = [str(value) for value in values]
     return f"{', '.join(first)} or {last}" if first else last

@@ -1,6 +1,6 @@
-"""Typed rows from a data file: dataclasses filled from JSON or YAML, every key and every type checked.
+"""Build dataclasses from JSON or YAML data, checking every key and type.
 
-`slipway hardware` has to answer at once, and importing pydantic alone takes longer than all that it does.
+Replaces pydantic, whose import alone takes longer than everything else in `slipway hardware`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Row = TypeVar("Row")
 
 
 def build(kind: type[Row], values: Any, where: str) -> Row:
-    """A `kind` (a dataclass) from a mapping. `where` names the place in an error.
+    """Build a `kind` (a dataclass) from a mapping. `where` names the location in errors.
 
     Raises:
-        ValueError: A key that `kind` has not, one that is missing, or a value of another type.
+        ValueError: A key is unknown or missing, or a value has the wrong type.
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"{where} is no mapping: {values!r}")
+        raise ValueError(f"{where} is not a mapping: {values!r}")
     name = f"{where} {values.get('name', '')}".rstrip()
     hints, required = _shape(cast(Any, kind))
     unknown, missing = set(values) - set(hints), required - set(values)
@@ -33,7 +33,7 @@ def build(kind: type[Row], values: Any, where: str) -> Row:
 
 @lru_cache(maxsize=32)
 def _shape(kind: Any) -> tuple[dict[str, Any], set[str]]:
-    """A dataclass's types by field, and the fields without a default."""
+    """Return a dataclass's types by field, and its fields without a default."""
     hints = get_type_hints(kind)
     own = fields(kind)
     required = {field.name for field in own if field.default is MISSING and field.default_factory is MISSING}
@@ -41,7 +41,7 @@ def _shape(kind: Any) -> tuple[dict[str, Any], set[str]]:
 
 
 def _value(expected: Any, value: Any, where: str) -> Any:
-    """`value` as `expected`: lists become tuples, the text of a day becomes the day."""
+    """Convert `value` to `expected`: lists to tuples, ISO dates to `date`."""
     origin, arguments = get_origin(expected), get_args(expected)
     if is_dataclass(expected) and isinstance(expected, type):
         return build(expected, value, where)

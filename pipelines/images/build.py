@@ -1,4 +1,4 @@
-"""`slipway build`: the images of a run, for Vertex AI or for containers on this machine."""
+"""`slipway build`: build the images of a run, for Vertex AI or for local containers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BUILDERS = get_args(BuildSettings.model_fields["builder"].annotation)
 def build_images(
     config: RunConfig, target: str, builder: str | None, *, push: bool, log: TextIO, say: Say
 ) -> dict[str, str]:
-    """The URIs of a run's images by what they are for; by digest where they are pushed.
+    """Build a run's images and return their URIs by role, with digests if they are pushed.
 
     Raises:
-        UserError: The user can fix it, a failed build among it.
+        UserError: A build failed, or the user has to fix something first.
     """
     if builder is not None and builder not in BUILDERS:
         raise UserError(
-            f"There is no builder {builder}.",
+            f"{builder} is not a builder.",
             setting="--builder",
             value=builder,
             allowed=", ".join(BUILDERS),
@@ -45,7 +45,7 @@ def build_images(
 def local_image(
     config: RunConfig, accelerator: str, log: TextIO, say: Say, builder: str | None = None
 ) -> tuple[str, bool]:
-    """The image that steps run in with `--runner docker`, by digest, and whether it was there.
+    """Return the image for `--runner docker` by digest, and whether it already existed.
 
     Raises:
         UserError: The registry cannot be reached, the builder is not installed, files are not tracked.
@@ -59,16 +59,16 @@ def local_image(
 
 
 def _on_this_machine(config: RunConfig, target: str, builder: str | None, log: TextIO, say: Say) -> dict[str, str]:
-    """Build without pushing: what comes out has tags only."""
+    """Build without pushing; the images have tags but no digests."""
     chosen = builder or (config.containers.builder if target == "local" or config.vertex is None else None)
     if chosen is None and config.vertex is not None:
         chosen = config.vertex.build.builder
     if chosen == "cloud-build":
         raise UserError(
-            "Cloud Build pushes what it builds.",
+            "Cloud Build always pushes the images it builds.",
             setting="--no-push",
             value=True,
-            fix="--builder docker, or leave --no-push out",
+            fix="--builder docker, or remove --no-push",
         )
     if target == "local":
         settings = config.containers

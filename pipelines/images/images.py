@@ -1,4 +1,4 @@
-"""The images of a run: the steps' and the trainer's, named after their content, found or built, given by digest."""
+"""The container images of a run, tagged by content: looked up in the registry or built, and returned by digest."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class VerifiedBuild:
-    """What the pipeline's step build_image is given: the trainer's image, its context, where and as whom to build."""
+    """Arguments of the pipeline's step build_image: the trainer's image, its context, and Cloud Build settings."""
 
     request: ImageRequest
     source: Source
@@ -45,10 +45,10 @@ class VerifiedBuild:
 
 @dataclass(frozen=True)
 class Images:
-    """The images that a run's spec names: the steps', that in which training runs, and that of the step evaluate.
+    """The images in a run's spec: for the steps, for training, and for the step evaluate.
 
-    `evaluation` is the steps' unless the engine's models need more. `build` is None where nothing is to be built while
-    the run runs.
+    `evaluation` equals `steps` unless the engine's models need additional packages. `build` is None if nothing is built
+    during the run.
     """
 
     steps: str
@@ -58,40 +58,40 @@ class Images:
 
     @classmethod
     def one(cls, image: str) -> Images:
-        """The same image for all."""
+        """Return images that are all the same."""
         return cls(image, image, image)
 
     @classmethod
     def of(cls, uris: Mapping[str, str], build: VerifiedBuild | None) -> Images:
-        """From the URIs by role, as `wanted_images` has the roles."""
+        """Return images from URIs by role; the roles are those of `wanted_images`."""
         return cls(uris["steps"], uris["trainer"], uris.get("evaluation", uris["steps"]), build)
 
     def by_role(self) -> dict[str, str]:
-        """The URIs of the different ones."""
+        """Return the distinct URIs by role."""
         uris = {"steps": self.steps, "trainer": self.trainer, "evaluation": self.evaluation}
         return uris if self.evaluation != self.steps else {name: uris[name] for name in ("steps", "trainer")}
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """An image that a run needs: its context, and what is asked for so that it is there."""
+    """An image that a run needs: its build context and its build request."""
 
     context: Context
     request: ImageRequest
 
 
 def accelerator_of(hardware: Hardware) -> str:
-    """The kind of image that a choice of hardware takes: cpu, gpu or tpu."""
+    """Return the kind of image for a choice of hardware: cpu, gpu or tpu."""
     if hardware.accelerator_row is None:
         return "cpu"
     return "tpu" if hardware.is_tpu else "gpu"
 
 
 def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
-    """The images for a run on Vertex AI by role: steps, trainer, and evaluation where the steps' does not do for it.
+    """Return the images for a run on Vertex AI by role: steps, trainer, and evaluation if it needs a separate one.
 
     Raises:
-        UserError: No image is possible: no checkout, files that git does not track, no such image.
+        UserError: No image can be built: no checkout, files that git does not track, or no such image.
     """
     settings = _vertex(config)
     base, repository = settings.build.base, settings.image_repository
@@ -107,28 +107,28 @@ def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
 def wanted_image(
     config: RunConfig, role: str, accelerator: str, base: str, repository: str, say: Say, *, with_engine: bool = True
 ) -> Wanted:
-    """One image of a run; files that git neither tracks nor ignores are left out, which is said.
+    """Return one image of a run; files that git neither tracks nor ignores are excluded and reported with `say`.
 
-    `with_engine` says whether it has the engine that trains.
+    `with_engine` says whether the image contains the training engine.
     """
     kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine if with_engine else "tensorflow")
     context = make_context(SOURCE_TREE, kind, base, own_code(config))
     for name in context.left_out:
-        say(f"not in the image {kind.name}, since git does not track it: {name}")
+        say(f"excluded from the image {kind.name} because git does not track it: {name}")
     return Wanted(context, request_of(context, repository))
 
 
 def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None = None) -> Images:
-    """The images of a run on Vertex AI, by digest: found in the registry, or built now.
+    """Return the images of a run on Vertex AI by digest, building those that the registry does not have.
 
     Args:
-        config: The run's; with `vertex.image` set nothing is built.
-        log: Gets the builders' output.
-        say: Gets one line for each image: found, or built.
-        builder: Instead of vertex.build.builder.
+        config: The run's configuration; with `vertex.image` set nothing is built.
+        log: Receives the builders' output.
+        say: Receives one line for each image.
+        builder: Replaces vertex.build.builder.
 
     Raises:
-        UserError: Something that the user can fix: rights, a repository that is not there, files not tracked.
+        UserError: The user can fix it: missing permissions, a missing repository, untracked files.
         WorkFailed: A build failed.
     """
     settings = _vertex(config)
@@ -149,9 +149,9 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
 
 
 def known_images(config: RunConfig, say: Say) -> Images:
-    """The images as far as they are known, for a spec that is only written: nothing is built or uploaded.
+    """Return the images for a spec that is only compiled; nothing is built or uploaded.
 
-    By digest where the registry has the content's tag, else (said aloud) by that tag.
+    Images are named by digest if the registry has their tag; otherwise by tag, with a warning.
     """
     settings = _vertex(config)
     if settings.image is not None:
@@ -163,17 +163,17 @@ def known_images(config: RunConfig, say: Say) -> Images:
     except Exception as error:
         if not isinstance(error, UserError) and not is_transient(error):
             raise
-        say(f"the images' digests are not known: {getattr(error, 'message', error)}")
+        say(f"could not look up the images' digests: {getattr(error, 'message', error)}")
         found = dict.fromkeys(wanted)
     for role, image in wanted.items():
         if found[role] is None:
-            say(f"not built yet, so by its tag: {image.request.uri} (slipway build --target vertex)")
+            say(f"not built yet, using its tag: {image.request.uri} (to build it: slipway build --target vertex)")
     uris = {role: found[role] or image.request.uri for role, image in wanted.items()}
     return Images.of(uris, _verified(settings, wanted["trainer"], upload=False) if all(found.values()) else None)
 
 
 def own_code(config: RunConfig) -> dict[str, Path]:
-    """The user's own packages and modules that a run imports, by name: a folder or a .py file."""
+    """Return the user's packages and modules that a run imports, by name: a folder or a .py file."""
     names = [config.model.builder if config.model else str(config.train.module)]
     if _is_module(config.data.source):
         names.append(config.data.source)
@@ -218,13 +218,13 @@ def _service(settings: VertexSettings) -> CloudBuildSettings:
 
 
 def check_builder(settings: VertexSettings, builder: str) -> None:
-    """Raise UserError where a builder cannot push to the repository."""
+    """Raise UserError if a builder cannot push to the repository."""
     if builder == "cloud-build" and not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
         raise UserError(
-            "Cloud Build pushes to Artifact Registry.",
+            "Cloud Build can push only to Artifact Registry.",
             setting="vertex.build.repository",
             value=settings.build.repository,
-            allowed="the name of a repository of Artifact Registry, or another builder",
+            allowed="the name of an Artifact Registry repository, or another builder",
             nearest="slipway",
             fix="--builder docker",
         )
@@ -243,7 +243,7 @@ def _source_name(image: Wanted) -> str:
 
 
 def _verified(settings: VertexSettings, trainer: Wanted, *, upload: bool) -> VerifiedBuild | None:
-    """What the step build_image is given. None where images are not Google's to build or to look up."""
+    """Return the arguments of the step build_image; None if Cloud Build or Artifact Registry is not used."""
     if settings.build.builder != "cloud-build" or not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
         return None
     parameters = _service(settings)

@@ -1,4 +1,4 @@
-"""A run's logs, step by step or as they are written, without the start-up messages of libraries."""
+"""Read or follow a run's logs, without the start-up messages of libraries."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from slipway.core.errors import UserError, nearest
 from slipway.pipelines.runs.record import RunFolder
 
 POLL_SECONDS = 0.2
-# What libraries print at every start, whatever comes of it: what it is, and how its lines begin.
+# Messages that libraries print at every start: a description, and how the lines begin.
 NOISE = {
-    "absl: its log goes to stderr until it is set up": r"WARNING: All log messages before absl::InitializeLog",
-    "TensorFlow, XLA, CUDA, gRPC: information, in absl's format": r"I\d{4} \d\d:\d\d:\S+ +\d+ \S+\]",
-    "the same in TensorFlow's format": r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I \S+\]",
+    "absl: log to stderr before initialization": r"WARNING: All log messages before absl::InitializeLog",
+    "TensorFlow, XLA, CUDA, gRPC: INFO in absl's format": r"I\d{4} \d\d:\d\d:\S+ +\d+ \S+\]",
+    "INFO in TensorFlow's format": r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I \S+\]",
     "TensorFlow: CPU instructions, continued": r"To enable the following instructions: ",
     "TensorFlow: a CUDA library is linked twice": r".*\] (Unable to register cu\w+ factory|computation placer already)",
     "CUDA: no GPU in this machine": r".*\] failed call to cuInit: .*(ERROR \(303\)|CUDA_ERROR_NO_DEVICE)",
@@ -24,23 +24,23 @@ NOISE = {
     "TensorFlow: a large allocation, which succeeds": r".*\] Allocation of \d+ exceeds \d+% of free system memory",
     "tf.data: the end of a data set": r".*\] Local rendezvous is aborting with status: OUT_OF_RANGE",
     "kfp: which step it runs": r"\[KFP Executor .* INFO\]: Lo(oking for component|ading KFP component)",
-    "kfp: where a step's outputs are": r".* INFO Wrote executor output file to ",
+    "kfp: the location of a step's outputs": r".* INFO Wrote executor output file to ",
 }
 _NOISE = re.compile(r"(\[\S+\] )?(" + "|".join(NOISE.values()) + ")")
 
 
 def is_noise(line: str) -> bool:
-    """Whether a line is one that a library prints at every start; a replica's name may stand before it."""
+    """Return whether a line is a library's start-up message, with or without a replica's name in front."""
     return _NOISE.match(line) is not None
 
 
 def read(folder: RunFolder, step: str | None, *, follow: bool, raw: bool = False) -> Iterator[str]:
-    """The lines of one step's log, or of all steps' in their order; with `follow`, until the run has ended.
+    """Yield the lines of one step's log, or of all logs in order of the steps; with `follow`, until the run has ended.
 
     Args:
-        folder: The run's.
-        step: The step, "pipeline" for what ran the steps, or None for all.
-        follow: Whether to wait for more while the run is running.
+        folder: The run's folder.
+        step: A step's name, "pipeline" for the log of the pipeline runner, or None for all.
+        follow: Whether to wait for new lines while the run is running.
         raw: Whether to keep the start-up messages of libraries.
 
     Raises:
@@ -65,12 +65,12 @@ def read(folder: RunFolder, step: str | None, *, follow: bool, raw: bool = False
 
 
 def check_step(folder: RunFolder, step: str | None, *also: str) -> list[str]:
-    """The names of a run's steps.
+    """Return the names of a run's steps, after checking that `step` is one of them.
 
     Args:
-        folder: The run's.
-        step: A step that is asked for.
-        also: What may be asked for beside the steps.
+        folder: The run's folder.
+        step: The name to check, or None.
+        also: Other names that are allowed.
 
     Raises:
         UserError: The run has no step of that name.
@@ -79,7 +79,7 @@ def check_step(folder: RunFolder, step: str | None, *also: str) -> list[str]:
     if step is not None and step not in (*names, *also):
         near = nearest(step, names)
         raise UserError(
-            f"The run {folder.run_id} has no step {step}.",
+            f"Run {folder.run_id} has no step {step}.",
             setting="--step",
             value=step,
             allowed=", ".join(names),
@@ -90,7 +90,7 @@ def check_step(folder: RunFolder, step: str | None, *also: str) -> list[str]:
 
 
 def _new_lines(path: Path, positions: dict[str, int], name: str, *, ended: bool) -> list[str]:
-    """The whole lines that have come since the last look (all that is left, once the run has ended)."""
+    """Return complete lines written since the last call; after the run has ended, also an incomplete last line."""
     if not path.is_file():
         return []
     with path.open("rb") as file:

@@ -27,9 +27,9 @@ Status = Literal["pending", "running", "succeeded", "failed", "cancelled", "skip
 
 
 class StepRecord(BaseModel):
-    """One step: `seconds` is what its own work took; `reused` says that an earlier result served.
+    """One step of a run. `seconds` is the time spent working; `reused` means that an earlier result was used.
 
-    `peak_memory_bytes` is the most that its largest process has had.
+    `peak_memory_bytes` is the peak memory of its largest process.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -42,10 +42,10 @@ class StepRecord(BaseModel):
 
 
 class ErrorRecord(BaseModel):
-    """Why a run failed: in which step, in one sentence, and what fixes it; the traceback of what raised, if any.
+    """Why a run failed: the step, a one-line message, the fix, and the traceback, if any.
 
-    `setting` is the configuration's setting that caused it, if one did.
-    `job` is the custom job that failed, `replica` the one in it (workerpool0-0), on Vertex AI.
+    `setting` is the configuration setting that caused the failure, if any.
+    `job` is the failed custom job on Vertex AI, `replica` the failed replica in it (workerpool0-0).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -59,7 +59,7 @@ class ErrorRecord(BaseModel):
 
 
 class ProcessRecord(BaseModel):
-    """The process that runs the run. Its time of creation tells it from a later one with the same number."""
+    """The process that executes a run. Its creation time distinguishes it from a later process with the same PID."""
 
     model_config = ConfigDict(extra="forbid")
     pid: int
@@ -67,11 +67,11 @@ class ProcessRecord(BaseModel):
 
     @classmethod
     def current(cls) -> ProcessRecord:
-        """This process."""
+        """Return the record of this process."""
         return cls(pid=os.getpid(), created=psutil.Process().create_time())
 
     def is_alive(self) -> bool:
-        """Whether that very process still runs."""
+        """Return whether the process is still running."""
         try:
             return bool(abs(psutil.Process(self.pid).create_time() - self.created) < 1)
         except psutil.NoSuchProcess:
@@ -79,11 +79,11 @@ class ProcessRecord(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """What is known of a run.
+    """The record of a run.
 
-    `runner` says what its steps are on this machine, processes or containers; `champion` is what they are told of the
-    registered model to beat. `job` is what another platform calls the run (on Vertex AI, its job's resource name),
-    `console` the page that shows it; a run that is resumed there is another job each time, and `tries` counts them.
+    `runner` says whether local steps are processes or containers; `champion` describes the registered model to beat, as
+    passed to the steps. `job` is the run's name on a remote platform (on Vertex AI, the job's resource name), `console`
+    the URL of its page. Each resume of a remote run creates a new job; `tries` counts the jobs.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -110,7 +110,7 @@ class RunRecord(BaseModel):
     error: ErrorRecord | None = None
 
     def step(self, name: str) -> StepRecord:
-        """The record of the step called `name`."""
+        """Return the record of the step called `name`."""
         return next(step for step in self.steps if step.name == name)
 
     def as_json(self) -> str:
@@ -142,7 +142,7 @@ class RunFolder:
 
     @property
     def image_file(self) -> Path:
-        """Names the image that the steps run in, where they run in containers."""
+        """File with the name of the steps' image, if they run in containers."""
         return self.path / "image"
 
     @property
@@ -162,31 +162,31 @@ class RunFolder:
         return self.path / "report.html"
 
     def read(self) -> RunRecord:
-        """The record; a run whose process is gone without a word reads as failed.
+        """Return the record; a running run whose process no longer exists is returned as failed.
 
         Raises:
-            UserError: The folder holds no record that can be read.
+            UserError: The folder has no readable record.
         """
         try:
             record = RunRecord.model_validate_json(self.record_file.read_bytes())
         except (OSError, ValidationError):
-            raise UserError(f"{self.path} holds no run record that can be read.", fix="slipway list") from None
+            raise UserError(f"{self.path} contains no readable run record.", fix="slipway list") from None
         if record.status == "running" and record.process is not None and not record.process.is_alive():
             record.status = "failed"
             record.error = ErrorRecord(
                 step=next((step.name for step in record.steps if step.status == "running"), None),
-                message="The run's process is gone: it was killed, or the machine was restarted.",
+                message="The run's process no longer exists: it was killed, or the machine was restarted.",
                 fix=f"slipway run --resume {record.run_id}",
             )
         return record
 
     def write(self, record: RunRecord) -> None:
-        """Put the record in place, whole."""
+        """Write the record atomically."""
         replace_file(self.record_file, record.as_json().encode())
 
 
 def create(config: RunConfig, root: Path = ROOT) -> RunFolder:
-    """A new run's folder, with its configuration in it; `latest` points to it. Nothing is left of one that fails."""
+    """Create a new run's folder with its configuration, and point `latest` to it; on failure, remove the folder."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = RunFolder(root / f"{config.name}-{stamp}-{secrets.token_hex(2)}")
     try:
@@ -202,7 +202,7 @@ def create(config: RunConfig, root: Path = ROOT) -> RunFolder:
 
 
 def discard(folder: RunFolder) -> None:
-    """Remove the folder of a run that was refused before it started; `latest` is the newest of the others again."""
+    """Remove the folder of a run that was refused before it started, and point `latest` to the newest other run."""
     shutil.rmtree(folder.path)
     latest = folder.path.parent / LATEST
     if latest.is_symlink() and not latest.exists():
@@ -220,10 +220,10 @@ def _point_latest_to(folder: RunFolder) -> None:
 
 
 def find(run_id: str, root: Path = ROOT) -> RunFolder:
-    """The folder of a run by its id, or of the newest for "latest".
+    """Return the folder of a run by its id, or of the newest run for "latest".
 
     Raises:
-        UserError: There is no such run.
+        UserError: The run does not exist.
     """
     path = root / run_id
     with contextlib.suppress(OSError):  # no file system accepts a name of 300 characters
@@ -235,14 +235,14 @@ def find(run_id: str, root: Path = ROOT) -> RunFolder:
         f"There is no run {run_id} in {root}/.",
         setting="RUN",
         value=run_id,
-        allowed="a run's id as `slipway list` shows it, or latest" if known else "there are no runs yet",
+        allowed="a run id from `slipway list`, or latest" if known else "there are no runs yet",
         nearest=near,
         fix="slipway list" if known else "slipway run",
     )
 
 
 def folders(root: Path = ROOT) -> Iterator[RunFolder]:
-    """All runs' folders, the newest first."""
+    """Yield the folders of all runs, newest first."""
     if root.is_dir():
         found = (path for path in root.iterdir() if not path.is_symlink() and (path / RECORD_FILE).is_file())
         yield from (RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_ctime, reverse=True))

@@ -1,4 +1,4 @@
-"""A training module as a user might write it, with nothing of Slipway's: what docs/your-own-training-loop.md tells."""
+"""A custom training module that does not import Slipway, as described in docs/your-own-training-loop.md."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The main job by the commands that a user types: digits, twice, and what is left to look at."""
+"""The digits configuration, run twice with the command line, and the files and output of both runs."""
 
 from __future__ import annotations
 

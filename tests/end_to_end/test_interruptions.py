@@ -1,4 +1,4 @@
-"""Stopped at any time: kill -9, Ctrl-C, a closed terminal and cancel; the run can be resumed from where it was."""
+"""Interrupted runs (kill -9, Ctrl-C, a closed terminal, cancel) can be resumed where they stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def checkpoint_pointer(space: Workspace) -> bool:
 
 
 def test_a_trainer_killed_in_mid_epoch_goes_on_from_its_checkpoint(space):
-    """By itself as often as it may, then with --resume."""
+    """Restarted automatically until the limit, then with --resume."""
     options = ("--set", "train.epochs=100", "--set", "train.checkpoint.every_steps=50")
     process = space.start("run", *options, "--set", "train.restarts.at_most=1")
     wait_for(lambda: checkpoint_pointer(space))
@@ -64,7 +64,7 @@ def test_a_trainer_killed_in_mid_epoch_goes_on_from_its_checkpoint(space):
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "closed terminal", "cancel"])
 def test_a_stop_leaves_nothing_running_and_can_go_on(space, how):
-    """`cancel` with a replica and the command line itself frozen, the latter as by Ctrl-Z."""
+    """`cancel` works while a replica and the command line are suspended, the latter as with Ctrl-Z."""
     process, terminal = space.start_in_terminal(*LONG, "--hardware", "cpu*2")
     shown = b""
 

@@ -1,4 +1,4 @@
-"""What users get wrong: one screen with the fix, the right exit code, nothing left half-written."""
+"""User errors show one screen with the fix, exit with the right code, and leave no partial output."""
 
 from __future__ import annotations
 
@@ -62,23 +62,23 @@ def test_a_broken_champion_alias_is_refused_at_once(tmp_path: Path):
 
 
 def images(folder: Path, classes: dict[str, int], size: tuple[int, int] = (6, 6)) -> Path:
-    """A folder of small random pictures, so many of each class."""
+    """Create a folder of small random images; `classes` maps names to counts."""
     chance = random.Random(7)
     for name, count in classes.items():
         (folder / name).mkdir(parents=True)
         for number in range(count):
-            picture = Image.frombytes("L", size, chance.randbytes(size[0] * size[1]))
-            picture.save(folder / name / f"{number}.png")
+            image = Image.frombytes("L", size, chance.randbytes(size[0] * size[1]))
+            image.save(folder / name / f"{number}.png")
     return folder
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    return images(tmp_path / "pictures", {"cat": 20, "dog": 20})
+def image_folder(tmp_path: Path) -> Path:
+    return images(tmp_path / "images", {"cat": 20, "dog": 20})
 
 
-def run_on(workspace: Workspace, pictures: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    options = ["--set", f"data.source=images:{pictures}", "--set", "train.batch_size=8", "--set", "train.steps=2"]
+def run_on(workspace: Workspace, image_folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    options = ["--set", f"data.source=images:{image_folder}", "--set", "train.batch_size=8", "--set", "train.steps=2"]
     return workspace.slipway("run", *options, "--set", "evaluate.champion=none", *more)
 
 
@@ -98,24 +98,24 @@ def half_written(workspace: Workspace) -> list[Path]:
     return [folder for folder in found if folder.is_dir() and not (folder / "manifest.json").exists()]
 
 
-def test_a_corrupt_image_is_named_and_a_stated_share_is_let_through(tmp_path: Path, pictures: Path):
+def test_a_corrupt_image_is_named_and_skipped_with_skip_corrupt(tmp_path: Path, image_folder: Path):
     workspace = Workspace(tmp_path)
-    whole = (pictures / "cat/3.png").read_bytes()
-    (pictures / "cat/3.png").write_bytes(whole[: len(whole) // 2])
-    refused(run_on(workspace, pictures), 1, "cat/3.png", "data.skip_corrupt")
+    whole = (image_folder / "cat/3.png").read_bytes()
+    (image_folder / "cat/3.png").write_bytes(whole[: len(whole) // 2])
+    refused(run_on(workspace, image_folder), 1, "cat/3.png", "data.skip_corrupt")
     failed_in(workspace, "prepare_data")
     assert not half_written(workspace)
-    allowed = run_on(workspace, pictures, "--set", "data.skip_corrupt=0.05")
+    allowed = run_on(workspace, image_folder, "--set", "data.skip_corrupt=0.05")
     assert allowed.returncode == 0, allowed.stdout + allowed.stderr
 
 
-def test_an_image_that_only_its_header_vouched_for_ends_training_on_one_screen(tmp_path: Path, pictures: Path):
+def test_an_image_with_a_valid_header_and_corrupt_pixels_fails_training(tmp_path: Path, image_folder: Path):
     workspace = Workspace(tmp_path)
-    for path in pictures.rglob("*.png"):
+    for path in image_folder.rglob("*.png"):
         content = bytearray(path.read_bytes())
         content[-20] ^= 0xFF  # in the compressed pixels
         path.write_bytes(content)
-    refused(run_on(workspace, pictures, "--set", "data.check=header"), 1, "cannot be decoded", "data.check=decode")
+    refused(run_on(workspace, image_folder, "--set", "data.check=header"), 1, "cannot be decoded", "data.check=decode")
     failed_in(workspace, "train")
 
 
@@ -127,10 +127,10 @@ def test_an_image_that_only_its_header_vouched_for_ends_training_on_one_screen(t
     ],
     ids=["a class with one image", "several sizes"],
 )
-def test_data_that_cannot_be_used_is_refused(tmp_path: Path, pictures: Path, spoil, words):
+def test_data_that_cannot_be_used_is_refused(tmp_path: Path, image_folder: Path, spoil, words):
     workspace = Workspace(tmp_path)
-    spoil(pictures)
-    refused(run_on(workspace, pictures), 1, *words)
+    spoil(image_folder)
+    refused(run_on(workspace, image_folder), 1, *words)
     failed_in(workspace, "prepare_data")
     assert not half_written(workspace)
 
@@ -155,15 +155,16 @@ def broken(image_shape, classes):
 """
 
 
-def test_builders_that_do_not_build(tmp_path: Path, pictures: Path):
+def test_builders_that_do_not_build(tmp_path: Path, image_folder: Path):
     workspace = Workspace(tmp_path)
-    # Whoever comes from AI Platform Training has a package of this name in the folder: it must not get in the way.
+    # Jobs from AI Platform Training have a package of this name in their folder; it must not shadow Slipway's.
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/__init__.py").write_text("raise RuntimeError('not this one')")
     (tmp_path / "my_models.py").write_text(BUILDERS)
-    refused(run_on(workspace, pictures, "--set", "model.builder=my_models:wrong_classes"), 1, "model.builder", "2", "5")
+    wrong = run_on(workspace, image_folder, "--set", "model.builder=my_models:wrong_classes")
+    refused(wrong, 1, "model.builder", "2", "5")
     failed_in(workspace, "train")
-    result = run_on(workspace, pictures, "--set", "model.builder=my_models:broken")
+    result = run_on(workspace, image_folder, "--set", "model.builder=my_models:broken")
     assert result.returncode == 1
     assert "KeyError: 'lost'" in result.stderr
     explained = workspace.slipway("explain")
@@ -176,21 +177,21 @@ def test_builders_that_do_not_build(tmp_path: Path, pictures: Path):
     assert "absl::InitializeLog" in raw
 
 
-def test_a_batch_that_the_replicas_do_not_share(tmp_path: Path, pictures: Path):
+def test_a_batch_that_the_replicas_do_not_share(tmp_path: Path, image_folder: Path):
     workspace = Workspace(tmp_path)
-    result = run_on(workspace, pictures, "--hardware", "cpu*3")
+    result = run_on(workspace, image_folder, "--hardware", "cpu*3")
     refused(result, 2, "train.batch_size", "--set train.batch_size=9")
     assert not workspace.runs()
 
 
-def test_a_damaged_shard_is_found_by_its_checksum(tmp_path: Path, pictures: Path):
+def test_a_damaged_shard_is_found_by_its_checksum(tmp_path: Path, image_folder: Path):
     workspace = Workspace(tmp_path)
-    assert run_on(workspace, pictures).returncode == 0
+    assert run_on(workspace, image_folder).returncode == 0
     shard = next((tmp_path / "datasets").rglob("*-train.tfrecord-*"))
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
-    refused(run_on(workspace, pictures), 1, shard.name, "damaged", "rm -r")
+    refused(run_on(workspace, image_folder), 1, shard.name, "damaged", "rm -r")
 
 
 def test_a_champion_that_no_longer_loads(tmp_path: Path):

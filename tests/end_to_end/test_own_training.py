@@ -1,4 +1,4 @@
-"""A training module of the user's own, through the whole pipeline."""
+"""A custom training module in the whole pipeline."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def test_what_it_cannot_have_is_refused_before_anything_starts(workspace: Worksp
         assert told in result.stderr
     result = workspace.slipway("rehearse", "-c", "own.yaml")
     assert result.returncode == 2
-    assert "cannot be shortened" in result.stderr
+    assert "cannot be rehearsed" in result.stderr
     assert workspace.runs() == before

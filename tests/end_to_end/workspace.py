@@ -1,4 +1,4 @@
-"""A folder to work in as a user does, and the command that they type."""
+"""A working folder for tests, and the `slipway` command run in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIGURATIONS = Path(__file__).parents[2] / "configs"
 
 
 class Workspace:
-    """A folder with the repository's configurations, in which `slipway` is run."""
+    """A working folder with the repository's configurations, in which `slipway` is run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class Workspace:
         )
 
     def start_in_terminal(self, *arguments: str) -> tuple[subprocess.Popen[bytes], int]:
-        """Start a command as the foreground of a terminal of its own; gives the terminal's other end, too."""
+        """Start a command in the foreground of a new terminal; also returns the terminal's other end."""
         ours, theirs = os.openpty()
         process = subprocess.Popen(
             [*SLIPWAY, *arguments],
@@ -73,7 +73,7 @@ def steps(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
-    """The condition's first true value."""
+    """Wait for the condition and return its first true value."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := condition():
@@ -83,7 +83,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
 
 
 def processes_of(path: Path) -> list[psutil.Process]:
-    """The processes that work in a folder or were told of it."""
+    """Return the processes whose working folder is `path`, or whose command line contains it."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""The command line: its help, its completion, its defaults, and how a run continues."""
+"""The command line: help, completion, defaults, and resuming runs."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_compile_writes_the_local_spec_of_a_configuration_given_as_an_argument(t
     [
         (("run", "train.epochs=3"), "--set train.epochs=3"),
         (("run", "--set", "train.epochs", "3"), "--set train.epochs=VALUE"),
-        (("run", "a.yaml", "-c", "b.yaml"), "leave a.yaml or -c b.yaml out"),
+        (("run", "a.yaml", "-c", "b.yaml"), "remove a.yaml or -c b.yaml"),
         (("run", "nosuch.yaml"), "nosuch.yaml does not exist"),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_run_that_succeeded_continues_only_with_a_change(failed: RunFolder, re
     record = failed.read()
     record.status = "succeeded"
     failed.write(record)
-    assert "nothing is left to do" in invoke("run", "--resume", "latest").stderr
+    assert "has already succeeded" in invoke("run", "--resume", "latest").stderr
     assert invoke("run", "--resume", "latest", "--set", "evaluate.gate.minimum=0.1").exit_code == 0
     assert len(resumed) == 1
 
@@ -193,7 +193,7 @@ def test_a_run_that_succeeded_continues_only_with_a_change(failed: RunFolder, re
         (("--set", "train.batch_size=8"), "config.yaml --set train.batch_size=8"),
         (("--set", "train={restarts: {at_most: 1}}"), "checkpoints"),
         (("--hardware", "cpu*2"), "--hardware 'cpu*2'"),
-        (("-c", "digits.yaml"), "has its own configuration"),
+        (("-c", "digits.yaml"), "uses its stored configuration"),
         (("--set", "evaluate.gate.minimum=.inf"), "finite"),
     ],
 )

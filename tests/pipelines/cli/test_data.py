@@ -1,4 +1,4 @@
-"""`slipway data get`: a set of TensorFlow Datasets as a folder of images in the working directory."""
+"""`slipway data get` saves a data set from TensorFlow Datasets as a folder of images."""
 
 from __future__ import annotations
 

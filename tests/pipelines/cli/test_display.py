@@ -1,4 +1,4 @@
-"""What a person sees while a run is under way, on a terminal and without one."""
+"""The live display of a run, on a terminal and without one."""
 
 from __future__ import annotations
 

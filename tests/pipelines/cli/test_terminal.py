@@ -1,4 +1,4 @@
-"""What commands do with a mistake or what the operating system refuses: exit code, screen, JSON; any encoding."""
+"""User errors and errors of the operating system: exit code, screen, JSON, encodings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RunConfig: what is read, and what is refused with which words."""
+"""RunConfig: accepted configurations, and the errors for invalid ones."""
 
 from __future__ import annotations
 

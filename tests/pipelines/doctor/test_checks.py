@@ -1,4 +1,4 @@
-"""What `slipway run` or `compile` refuses, `slipway doctor` refuses too, in the same words; nothing is left of it."""
+"""`slipway run`, `compile` and `doctor` refuse the same configurations with the same messages and leave no files."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ CASES = {
     "a builder of one argument": builder("own_builders:one", "too many positional arguments"),
     "an unknown argument": builder("own_builders:narrow", "unexpected keyword", "--set", "model.arguments={unit: 3}"),
     "a missing argument": builder("own_builders:more", "missing a required"),
-    "accelerators of this machine": Case("trains on its CPUs", ("--hardware", "t4x1")),
+    "accelerators of this machine": Case("Local runs train on the CPU", ("--hardware", "t4x1")),
     "a batch that is not shared evenly": Case("cannot be split evenly", ("--hardware", "cpu*3")),
     "a setting that the engine lacks": Case(".", ("--set", "train.engine=jax", "--set", "train.xla=false")),
     "a champion that is lost": Case("champion", make=folder("models/digits/champion")),
@@ -111,7 +111,7 @@ CASES = {
         "docker is not installed", ("--runner", "docker"), make=without("docker"), compiled=False
     ),
     "no Docker": Case("No Docker API answers", ("--runner", "docker"), compiled=False),
-    "no place on Vertex AI": Case("where on Vertex AI", target="vertex"),
+    "no place on Vertex AI": Case("has no section vertex", target="vertex"),
     "no serving image": vertex("requires a serving image", image="e.g/trainer:1", serving_image=None),
     "hardware of another region": vertex("europe-west4", "--hardware", "tpu-v5e-2x4", image="e.g/trainer:1"),
     "a repository of someone else's": vertex("Artifact Registry", build={"repository": "localhost:5000/slipway"}),

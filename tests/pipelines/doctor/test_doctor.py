@@ -1,4 +1,4 @@
-"""The doctor's checks: each finds what is wrong, says the fix, and hides no other."""
+"""The doctor's checks: each reports its problem with the fix, and does not hide others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of the engine, before anything is started."""
+"""The check of the training engine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_hardware_that_the_engine_does_not_run_on_is_refused() -> None:
 
 
 def test_several_tpu_chips_a_replica_are_refused_for_pytorch() -> None:
-    with pytest.raises(UserError, match="one TPU chip a replica; tpu-v6e-2x2 has 4"):
+    with pytest.raises(UserError, match="one TPU chip per replica; tpu-v6e-2x2 has 4"):
         engine.TrainingEngine().look(subject("pytorch", "tpu-v6e-2x2"))
 
 

@@ -1,4 +1,4 @@
-"""The doctor on a project: each thing that is wrong is found by its check, with its fix, and hides no other."""
+"""The doctor's checks of a Google Cloud project: each reports its problem with the fix, and does not hide others."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_project_that_is_ready_passes(ready, tmp_path):
         (
             lambda g: g.world.quotas.update({(PROJECT, REGION, T4): 1, (PROJECT, "us-central1", T4): 8}),
             "quota",
-            "takes 2",
+            "needs 2",
             "vertex.region=us-central1",
         ),
     ],
@@ -176,7 +176,7 @@ def test_a_full_quota_of_schedules(ready, tmp_path):
     ready.service_usage.metrics = {SCHEDULES: 0}
     found = findings(ready, tmp_path)
     assert failed(found) == {"schedule quota"}
-    assert "allows 0" in found["schedule quota"].found
+    assert "limit of" in found["schedule quota"].found and "is 0" in found["schedule quota"].found
 
 
 def test_the_checks_before_a_submission_stop_it(ready, tmp_path):
@@ -203,7 +203,7 @@ def test_one_that_does_not_answer_fails_alone(ready, tmp_path):
     slow, quick = examine_side_by_side([Hanging(view), Credentials(view)], view, asked, seconds=3)
     hangs.set()
     assert (slow.status, quick.status) == ("fail", "pass")
-    assert "not answered within 3 s" in slow.found
+    assert "did not respond within 3 s" in slow.found
 
 
 def test_an_error_of_the_service_is_a_sentence(ready, tmp_path):

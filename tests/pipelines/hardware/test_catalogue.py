@@ -1,4 +1,4 @@
-"""The catalogue: whole, and refused where a row is wrong."""
+"""The catalogue is valid, and invalid rows are refused."""
 
 from __future__ import annotations
 

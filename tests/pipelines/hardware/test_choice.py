@@ -1,4 +1,4 @@
-"""From text or a mapping to a choice: what it becomes, and that its text reads back."""
+"""Parsing text and mappings into choices, and round trips through the canonical text."""
 
 from __future__ import annotations
 
@@ -186,11 +186,11 @@ def test_mappings(mapping, text):
         ({"machineType": "n1-standard-4"}, "hardware.machineType", "write machine_type"),
         ({"parameter_server_count": 3}, "hardware.parameter_server_count", "no parameter servers"),
         ({"gpu_partition_size": "1g.10gb"}, "hardware.gpu_partition_size", "whole GPUs"),
-        ({"disable_retries": True}, "hardware.disable_retries", "pass it on"),
-        ({"replica_count": "4"}, "hardware.replica_count", "whole number"),
-        ({"replica_count": True}, "hardware.replica_count", "whole number"),
-        ({"accelerator_count": -1}, "hardware.accelerator_count", "whole number"),
-        ({"accelerator_type": ["t4", "l4"]}, "hardware.accelerator_type", "all alike"),
+        ({"disable_retries": True}, "hardware.disable_retries", "does not support it"),
+        ({"replica_count": "4"}, "hardware.replica_count", "an integer"),
+        ({"replica_count": True}, "hardware.replica_count", "an integer"),
+        ({"accelerator_count": -1}, "hardware.accelerator_count", "an integer"),
+        ({"accelerator_type": ["t4", "l4"]}, "hardware.accelerator_type", "the same hardware"),
         ({"strategy": "CHEAP"}, "hardware.strategy", "STANDARD, SPOT, FLEX_START"),
         ({"restart_job_on_worker_restart": 1}, "hardware.restart_job_on_worker_restart", "true or false"),
         ({"tpu_topology": "square"}, "hardware.tpu_topology", "2x4"),
@@ -207,7 +207,7 @@ def test_mappings_that_are_refused(mapping, setting, words):
 
 
 def test_neither_text_nor_mapping():
-    with pytest.raises(UserError, match="text, or a mapping"):
+    with pytest.raises(UserError, match="text or a mapping"):
         parse(4)  # type: ignore[arg-type]
 
 

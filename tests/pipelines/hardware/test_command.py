@@ -1,4 +1,4 @@
-"""What `slipway hardware` prints, and how fast."""
+"""The output and the speed of `slipway hardware`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_choice_is_shown_whole(printed):
     text = printed(command.show_choice, "l4x4*2", region="us-central1")
     for words in (
         "2 x g2-standard-48: 48 vCPUs, 192 GB each",
-        "4 NVIDIA L4 a replica, 8 chips in all, 24 GB a chip",
+        "4 NVIDIA L4 per replica, 8 chips in total, 24 GB per chip",
         '1: {"replica_count": 1',
         "8 of aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus",
         "a new project has 0 in us-central1",
@@ -97,7 +97,7 @@ def test_a_choice_as_data():
 
 
 def test_advice_where_the_machine_is_small():
-    assert "4 vCPUs have to feed 4 accelerators; @n1-highcpu-16 has 16" in command.describe("t4x4")["advice"]
+    assert "4 vCPUs may be too few to feed 4 accelerators; @n1-highcpu-16 has 16" in command.describe("t4x4")["advice"]
     assert command.describe("t4x4@n1-standard-16")["advice"] is None
     assert command.describe("l4x4")["advice"] is None
 

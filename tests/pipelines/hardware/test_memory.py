@@ -1,4 +1,4 @@
-"""Whether a model fits, with the arithmetic."""
+"""Estimating whether a model fits in memory."""
 
 from __future__ import annotations
 

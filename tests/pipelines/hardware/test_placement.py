@@ -1,4 +1,4 @@
-"""What depends on where and with what the hardware is used: region, bucket, engine, image."""
+"""Rules that depend on region, bucket, engine and image."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_the_nearest_region_has_it():
 def test_slipways_images_have_the_python_that_accelerators_need():
     check_python(parse("tpu-v6e-2x2"), "jax")
     check_python(parse("cpu"))
-    with pytest.raises(UserError, match=r"needs Python 3\.12 or later, and Slipway.s images have 3\.11") as caught:
+    with pytest.raises(UserError, match=r"needs Python 3\.12 or later; Slipway.s images have 3\.11") as caught:
         check_python(parse("tpu7x-2x2x1"), "jax")
     assert caught.value.nearest == "tpu-v6e-2x2"
     assert "vertex.image" in (caught.value.fix or "")

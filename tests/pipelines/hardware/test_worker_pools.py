@@ -1,4 +1,4 @@
-"""Vertex AI's own message types take what every choice becomes; no text crashes the parser."""
+"""Vertex AI's message types accept the worker pools of every choice; no text crashes the parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's two images: built where they are missing, named by digest in its spec, and not built where one is given."""
+"""A run's two images: built if missing, named by digest in the spec, and not built if one is configured."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_without_credentials_compile_still_writes_and_says_so(
 ) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
     _, specification, said = compiled(configuration(project, tmp_path))
-    assert "digests are not known: There are no credentials" in said
+    assert "could not look up the images' digests: There are no credentials" in said
     assert all(":" in image.rpartition("/")[2] for image in images_of(specification))
 
 
@@ -205,13 +205,13 @@ def test_a_builder_that_is_not_installed_is_named(
 def test_the_users_own_modules_are_found(project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets/__init__.py").touch()
-    (tmp_path / "pictures.py").touch()
+    (tmp_path / "samples.py").touch()
     monkeypatch.chdir(tmp_path)
     values = load(Path(__file__).parents[3] / "configs/digits.yaml").model_dump(by_alias=True)
     values["model"]["builder"] = "nets.small:build"
-    values["data"]["source"] = "pictures:examples"
+    values["data"]["source"] = "samples:examples"
     found = own_code(RunConfig.model_validate(values))
-    assert found == {"nets": tmp_path / "nets", "pictures": tmp_path / "pictures.py"}
+    assert found == {"nets": tmp_path / "nets", "samples": tmp_path / "samples.py"}
     values["model"]["builder"] = "slipway.trainer.models.digits:build"
     values["data"]["source"] = "digits"
     assert own_code(RunConfig.model_validate(values)) == {}

@@ -1,4 +1,4 @@
-"""A run's logs as they are shown: without what libraries print at every start, whole with `raw`."""
+"""A run's logs: without the start-up messages of libraries, or complete with `raw`."""
 
 from __future__ import annotations
 

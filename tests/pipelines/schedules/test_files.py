@@ -93,5 +93,5 @@ def test_without_a_place_on_vertex_it_is_refused(write: Any) -> None:
     values = yaml.safe_load(Path("configs/digits.yaml").read_text())
     del values["vertex"]
     Path("configs/digits.yaml").write_text(yaml.safe_dump(values))
-    with pytest.raises(UserError, match="where on Vertex AI"):
+    with pytest.raises(UserError, match="has no section vertex"):
         read(path)

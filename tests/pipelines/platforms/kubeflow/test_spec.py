@@ -110,9 +110,9 @@ def test_hardware_that_such_a_cluster_has_not_is_refused(tmp_path: Path, hardwar
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"image": "registry.example.com:5000/trainer"}, "tag that is never moved"),
-        ({"image": "trainer:latest"}, "tag that is never moved"),
-        ({"volume": None}, "where data and models stay"),
+        ({"image": "registry.example.com:5000/trainer"}, "a digest or an immutable tag"),
+        ({"image": "trainer:latest"}, "a digest or an immutable tag"),
+        ({"volume": None}, "no storage for data and models"),
         ({"pipeline_root": "http://bucket/x"}, "kubeflow.pipeline_root"),
         ({"host": "kubeflow.example.com"}, "kubeflow.host"),
         ({"memory": "16 GB"}, "kubeflow.memory"),

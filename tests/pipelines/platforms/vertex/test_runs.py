@@ -109,7 +109,7 @@ def test_a_cancelled_run_stops_the_jobs_that_it_has_made(ready_google: FakeGoogl
     assert {step["name"]: step["status"] for step in record(workspace)["steps"]}["train"] == "cancelled"
     again = slipway("cancel")
     assert again.exit_code == 2
-    assert "is not running: it is cancelled" in again.output
+    assert "is not running; its status is cancelled" in again.output
 
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "loop.py", line 3, in train', "ValueError: loss is nan"]
