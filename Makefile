@@ -15,19 +15,19 @@ BIN := .venv/bin
 ENGINES_LOCK := requirements/engines.txt
 ENGINES_STAMP := .venv-engines/.installed
 ENGINES_BIN := .venv-engines/bin
-# PyTorch's builds for GPUs bring it along, and importing it at the wrong moment ends the process.
+# A dependency of PyTorch's GPU builds; importing it at the wrong moment crashes the process.
 TRITON := triton==3.7.1; sys_platform == 'linux'
 pinned = $(shell sed -n 's/.*"\($(1)==[^"]*\)".*/\1/p' pyproject.toml)
 options = -c $(CONFIG) $(if $(HARDWARE),--hardware '$(HARDWARE)')
 
 .PHONY: help
-help: ## Show what can be made
+help: ## List the make targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '  %-14s %s\n' "$$name" "$$text"; done
 	@echo
 	@echo "  variables      CONFIG=$(CONFIG) HARDWARE=$(or $(HARDWARE),as configured) TARGET=$(TARGET) ENGINE=$(ENGINE) PROCESSES=$(PROCESSES)"
 
 .PHONY: install
-install: $(STAMP) ## Make .venv with everything that run-pipeline, test and lint need
+install: $(STAMP) ## Create .venv with everything that run-pipeline, test and lint need
 
 $(STAMP): $(LOCK) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Slipway needs Python 3.11 or later: make PYTHON=python3.11")'
@@ -42,11 +42,11 @@ run-pipeline: $(STAMP) ## Run the whole pipeline (CONFIG, HARDWARE, TARGET)
 	$(BIN)/slipway run $(options) --target $(TARGET)
 
 .PHONY: rehearse
-rehearse: $(STAMP) ## Try a worker layout for a few steps (CONFIG, HARDWARE)
+rehearse: $(STAMP) ## Run a worker layout locally for a few steps (CONFIG, HARDWARE)
 	$(BIN)/slipway rehearse $(options)
 
 .PHONY: compile
-compile: $(STAMP) ## Write spec.yaml for TARGET (CONFIG, HARDWARE)
+compile: $(STAMP) ## Compile the pipeline for TARGET to spec.yaml (CONFIG, HARDWARE)
 	$(BIN)/slipway compile $(options) --target $(TARGET) -o spec.yaml
 
 .PHONY: test
@@ -54,11 +54,11 @@ test: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest
 
 .PHONY: test-engines
-test-engines: $(ENGINES_STAMP) ## Test the engines jax and pytorch, in an environment of their own
+test-engines: $(ENGINES_STAMP) ## Test the jax and pytorch engines, in a separate environment
 	SLIPWAY_TEST_ENGINE=jax $(ENGINES_BIN)/python -m pytest -n 0 tests/engines
 	SLIPWAY_TEST_ENGINE=pytorch $(ENGINES_BIN)/python -m pytest -n 0 tests/engines
 
-# PyTorch comes by pip and without hashes: pip finds the build that this machine is set up for, such as the CPU's.
+# PyTorch is installed with pip and without hashes, so that pip picks the build this machine is configured for, such as CPU-only.
 $(ENGINES_STAMP): $(LOCK) $(ENGINES_LOCK) pyproject.toml | $(STAMP)
 	$(PYTHON) -m venv .venv-engines
 	$(BIN)/uv pip sync --quiet --python $(ENGINES_BIN)/python --compile-bytecode --require-hashes $(LOCK) $(ENGINES_LOCK)
@@ -68,22 +68,22 @@ $(ENGINES_STAMP): $(LOCK) $(ENGINES_LOCK) pyproject.toml | $(STAMP)
 	@touch $@
 
 .PHONY: chaos
-chaos: $(if $(filter tensorflow,$(ENGINE)),$(STAMP),$(ENGINES_STAMP)) ## Kill a training job's workers at random, and see that it ends the same (ENGINE, PROCESSES, SLIPWAY_SEED)
+chaos: $(if $(filter tensorflow,$(ENGINE)),$(STAMP),$(ENGINES_STAMP)) ## Kill training workers at random and verify that the final weights are unchanged (ENGINE, PROCESSES, SLIPWAY_SEED)
 	$(if $(filter tensorflow,$(ENGINE)),$(BIN),$(ENGINES_BIN))/python -m tests.chaos --engine $(ENGINE) --processes $(PROCESSES)
 
 .PHONY: test-containers
-test-containers: $(STAMP) ## Build images and run the pipeline in real containers, where this machine can
+test-containers: $(STAMP) ## Build images and run the pipeline in containers (skips what this machine lacks)
 	$(BIN)/python -m pytest -n 0 -ra --timeout 2400 tests/containers
 
 .PHONY: lint
-lint: $(STAMP) ## Check style, types and who imports whom
+lint: $(STAMP) ## Check style, types and the import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 .PHONY: bench
-bench: $(STAMP) ## Run the benchmarks, side by side (IMAGES=folder of split/class/*.png)
+bench: $(STAMP) ## Run the benchmarks (IMAGES=folder of split/class/*.png)
 	$(BIN)/python -m benchmarks.pipeline_overhead
 	$(BIN)/python -m benchmarks.pipeline_overhead --cifar
 	$(BIN)/python -m benchmarks.scale
@@ -93,16 +93,16 @@ ifdef IMAGES
 	$(BIN)/python -m benchmarks.read_rate --images $(IMAGES)
 	$(BIN)/python -m benchmarks.memory --images $(IMAGES)
 else
-	@echo "write_rate, read_rate and memory need pictures, MNIST's for instance: make bench IMAGES=FOLDER"
+	@echo "write_rate, read_rate and memory need images, for example MNIST's: make bench IMAGES=FOLDER"
 endif
 
 .PHONY: lock
-lock: $(STAMP) ## Resolve the dependencies anew into requirements/
+lock: $(STAMP) ## Upgrade and lock the dependencies in requirements/
 	$(BIN)/uv pip compile --quiet --upgrade $(addprefix --extra ,training cloud beam development) --universal --generate-hashes --python-version 3.11 pyproject.toml -o $(LOCK)
 	printf '%s\n' '$(call pinned,jax)' "$(TRITON)" | $(BIN)/uv pip compile --quiet - --constraints $(LOCK) --universal --generate-hashes --python-version 3.11 -o $(ENGINES_LOCK)
 
 	cd requirements && for image in *.in; do ../$(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-package kfp-server-api --python-version 3.11 --python-platform x86_64-manylinux_2_31 $$image -o $${image%.in}.txt; done
 
 .PHONY: clean
-clean: ## Remove caches and the virtual environment; runs, datasets and models stay
+clean: ## Remove caches and virtual environments; keep runs, datasets and models
 	rm -rf .venv .venv-engines build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
