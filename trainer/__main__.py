@@ -213,6 +213,6 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: TensorFlow's server would wait for replicas that may be lost, PyTorch takes seconds to shut down, and a
-    # thread that the model builder left running would keep the replica alive.
+    # Not sys.exit: TensorFlow's server would wait for replicas that may be lost, PyTorch takes seconds to shut down,
+    # and a thread that the model builder left running would keep the replica alive.
     os._exit(status)
