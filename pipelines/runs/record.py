@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
 
 ROOT = Path("runs")
-RECORD_FILE = "run.json"
 LATEST = "latest"
 Status = Literal["pending", "running", "succeeded", "failed", "cancelled", "skipped"]
 
@@ -130,7 +129,7 @@ class RunFolder:
 
     @property
     def record_file(self) -> Path:
-        return self.path / RECORD_FILE
+        return self.path / "run.json"
 
     @property
     def configuration_file(self) -> Path:
@@ -227,7 +226,7 @@ def find(run_id: str, root: Path = ROOT) -> RunFolder:
     """
     path = root / run_id
     with contextlib.suppress(OSError):  # no file system accepts a name of 300 characters
-        if (path / RECORD_FILE).is_file():
+        if path.is_dir() and path.resolve().parent == root.resolve():  # neither "" nor ".."
             return RunFolder(path.resolve())
     known = [folder.run_id for folder in folders(root)]
     near = nearest(run_id, known)
@@ -244,5 +243,5 @@ def find(run_id: str, root: Path = ROOT) -> RunFolder:
 def folders(root: Path = ROOT) -> Iterator[RunFolder]:
     """Yield the folders of all runs, newest first."""
     if root.is_dir():
-        found = (path for path in root.iterdir() if not path.is_symlink() and (path / RECORD_FILE).is_file())
+        found = (path for path in root.iterdir() if not path.is_symlink() and (path / "run.json").is_file())
         yield from (RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_ctime, reverse=True))

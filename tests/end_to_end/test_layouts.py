@@ -40,7 +40,7 @@ def test_a_cloud_layout_is_rehearsed_with_virtual_devices(workspace: Workspace, 
     assert "not proven" in result.stdout
     assert "state of adam" in result.stdout
     log = workspace.log("train")
-    opened = re.findall(r"\[(workerpool\d-\d)\] .*MirroredStrategy, (\d+) of CPU", log)
+    opened = re.findall(r"\[(workerpool\d-\d)\] .*MirroredStrategy, (\d+) x CPU", log)
     assert opened == [(name, str(devices)) for name, _ in opened]
     assert len(opened) == processes
     assert len(set(re.findall(r"weights checksum ([0-9a-f]+)", log))) == 1

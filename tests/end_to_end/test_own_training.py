@@ -48,7 +48,7 @@ def test_what_it_cannot_have_is_refused_before_anything_starts(workspace: Worksp
     before = workspace.runs()
     for option, told in (
         ("train.module=own_trainig", "closest:  own_training"),
-        ("train.epochs=3", "own_training takes its settings as arguments"),
+        ("train.epochs=3", "own_training receives train.arguments"),
         ("model.builder=slipway.trainer.models.digits:build", "model or train.module, not both"),
     ):
         result = workspace.slipway("run", "-c", "own.yaml", "--set", option)

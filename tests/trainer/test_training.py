@@ -195,7 +195,7 @@ def test_two_virtual_devices_train_as_one_would(
 
     end = two.wait()
     assert end.status == 0, end.errors
-    assert "MirroredStrategy, 2 of CPU" in end.output
+    assert "MirroredStrategy, 2 x CPU" in end.output
     found = [line["loss"] for line in history(tmp_path) if line["kind"] == "train"]
     np.testing.assert_allclose(found, losses, rtol=2e-2 if settings else 1e-3)
 

@@ -80,7 +80,7 @@ def test_a_runner_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(values | {"vertex": place}))
     result = CliRunner().invoke(app, ["run", "-c", str(path), "--target", "vertex", "--runner", "docker"])
     assert result.exit_code == 2
-    assert "not for a run on vertex" in result.stderr
+    assert "not to a run on vertex" in result.stderr
 
 
 def test_a_step_that_vanished_has_not_succeeded(tmp_path: Path) -> None:
