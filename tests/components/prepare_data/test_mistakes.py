@@ -86,9 +86,9 @@ def test_a_class_that_is_only_in_test_is_named(make_folder: MakeFolder, make_set
 @pytest.mark.parametrize(
     ("folders", "message"),
     [
-        (["train/a", "extra/a"], "beside others (extra)"),
+        (["train/a", "extra/a"], "mixes split folders (train) with other folders (extra)"),
         (["train/a", "val/a", "validation/a"], "several folders for one split: val, validation"),
-        (["test/a"], "none for the split train"),
+        (["test/a"], "no folder for the split train"),
         (["a/deeper"], "contains a folder, deeper"),
         (["train/a", "test"], "The split test of"),
     ],

@@ -118,7 +118,7 @@ def test_entries_that_climb_out_are_refused(
             entry = tarfile.TarInfo(name)
             entry.size = image.stat().st_size
             archive.addfile(entry, file)
-    with pytest.raises(UserError, match="leads out of the archive"):
+    with pytest.raises(UserError, match="points outside the archive"):
         prepare(make_settings(path), 1)
 
 
