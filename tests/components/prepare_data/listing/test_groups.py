@@ -184,7 +184,7 @@ def test_a_class_with_too_few_groups_is_named(make_folder: MakeFolder, make_sett
 
 
 def test_a_key_without_a_group_is_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
-    with pytest.raises(UserError, match=r"does not tell the group of a/image \d\.png"):
+    with pytest.raises(UserError, match=r"data.group_by does not match a/image \d\.png"):
         prepare(make_settings(make_folder({"a": 9}), group_by=PATTERN), 1)
 
 

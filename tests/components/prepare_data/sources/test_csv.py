@@ -157,7 +157,12 @@ def test_further_columns_are_features(images: Path, make_settings: MakeSettings)
 @pytest.mark.parametrize(
     ("lines", "features", "setting", "message"),
     [
-        (["image,label,age", f"{path_of(1)},a,x"], {"age": "integer"}, "data.source", "Line 2 .* 'x' is no integer"),
+        (
+            ["image,label,age", f"{path_of(1)},a,x"],
+            {"age": "integer"},
+            "data.source",
+            "Line 2 .* 'x' is not a valid integer",
+        ),
         (["image,label,mask", f"{path_of(1)},a,none.png"], {"mask": "image"}, "data.source", r"Line 2 .* none.png can"),
         (["image,label,age", f"{path_of(1)},a,1"], {"ages": "integer"}, "data.features.ages", "no column ages"),
         (["image,label,age", f"{path_of(1)},a,1"], {"age": "int"}, "data.features.age", "kind of feature 'int'"),

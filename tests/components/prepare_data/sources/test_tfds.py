@@ -148,11 +148,11 @@ def refused(settings: DataSettings) -> UserError:
 def test_mistakes_are_named(data_dir: Path, make_settings: MakeSettings) -> None:
     own = {"data_dir": str(data_dir)}
     error = refused(make_settings("tfds:mock_flowers", tfds=own))
-    assert "neither train, validation nor test: extra" in error.message
+    assert "other than train, validation and test: extra" in error.message
     assert error.fix == "--set 'data.tfds.splits={train: train, test: test}'"
     error = refused(make_settings("tfds:mock_flowers", tfds={**own, "splits": {"tests": "test"}}))
     assert (error.setting, error.nearest) == ("data.tfds.splits.tests", "test")
-    assert "names no set" in refused(make_settings("tfds:mock flowers", tfds=own)).message
+    assert "is not a valid name" in refused(make_settings("tfds:mock flowers", tfds=own)).message
 
 
 def test_a_shard_that_is_missing_or_short_is_named(data_dir: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_set_that_is_not_there_is_asked_of_tensorflow_datasets(
     settings = make_settings("tfds:mnst", tfds={"data_dir": str(tmp_path)})
     assert look_at_source(settings) == f"tfds:mnst, which TensorFlow Datasets prepares in {tmp_path} first"
     error = refused(settings)
-    assert "has no set mnst" in error.message
+    assert "has no data set mnst" in error.message
     assert (error.setting, error.nearest) == ("data.source", "tfds:mnist")
 
 
@@ -218,7 +218,7 @@ def test_a_set_that_cannot_be_downloaded_is_named_soon_with_the_manual_way(
     assert "--set data.source=images:mnist" in (error.value.fix or "")
     told = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert told[0].startswith("downloading https://")
-    assert told.count("the server does not answer, trying again") == 1
+    assert told.count("the server does not respond; retrying") == 1
 
 
 def test_a_download_shows_its_progress(
