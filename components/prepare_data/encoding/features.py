@@ -199,8 +199,8 @@ def _check_boxes(found: list[float], several: bool, value: Any) -> None:
     for ymin, xmin, ymax, xmax in zip(*(iter(found),) * BOX, strict=True):
         if not (0 <= ymin <= ymax <= 1 and 0 <= xmin <= xmax <= 1):
             raise Unusable(
-                f"{_short([ymin, xmin, ymax, xmax])} is not a bounding box: ymin, xmin, ymax, xmax must be from 0 to 1, "
-                "no minimum above its maximum"
+                f"{_short([ymin, xmin, ymax, xmax])} is not a bounding box: ymin, xmin, ymax, xmax must be from "
+                "0 to 1, no minimum above its maximum"
             )
 
 

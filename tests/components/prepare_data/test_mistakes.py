@@ -232,7 +232,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
 
     monkeypatch.setattr(store_module.shutil, "disk_usage", lambda path: Usage)
     error = refused(make_settings(make_folder({"a": 9})))
-    assert "There is no room for the data set" in error.message
+    assert "Not enough disk space for the data set" in error.message
     assert "0.0 MB are free" in error.message
 
 
@@ -254,10 +254,10 @@ def test_a_disk_that_fills_up_while_shards_are_written_is_named(
 ) -> None:
     root = make_folder({"a": 40, "b": 40}, size=(100, 100))  # 800 kB
     store = small_disk / "store"
-    assert "takes about 0.8 MB, 0.4 MB are free" in refused(make_settings(root, store=str(store))).message
+    assert "needs about 0.8 MB, 0.4 MB are free" in refused(make_settings(root, store=str(store))).message
     # As if the room had been there when it was looked for.
     monkeypatch.setattr("slipway.components.prepare_data.prepare.require_room", lambda *arguments: None)
     error = refused(make_settings(root, store=str(store)), replicas=6)
-    assert f"no room for the data set in {store}" in error.message
-    assert "takes about 0.8 MB" in error.message
+    assert f"Not enough disk space for the data set in {store}" in error.message
+    assert "needs about 0.8 MB" in error.message
     assert list(small_disk.iterdir()) == []

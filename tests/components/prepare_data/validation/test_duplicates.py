@@ -66,7 +66,7 @@ def test_copies_are_refused_by_name(own_splits: Path, make_settings: MakeSetting
     with pytest.raises(UserError) as error:
         prepare(make_settings(own_splits), 2)
     assert error.value.message == (
-        "4 images are in another split too: "
+        "4 images are also in another split: "
         "train/a/x.png (train) = test/a/image 0.png (test); train/a/y.png (train) = test/a/image 0.png (test); "
         "train/b/z.png (train) = validation/a/image 1.png (validation); "
         "validation/a/x.png (validation) = test/a/image 0.png (test)."

@@ -94,7 +94,7 @@ def test_a_sample_is_decoded_and_said_so(
     assert found[0].manifest.left_out_count == 0
     one, other = told()
     assert one == other
-    assert f"{len(inside)} of 60 images, a sample, were decoded in full, all of which can be" in one
+    assert f"A sample of {len(inside)} of 60 images was decoded in full, all of them successfully." in one
     assert "--set data.check=decode" in one
     assert one in (found[0].folder / "statistics.html").read_text()
     assert prepare(make_settings(root, **SAMPLE, store=str(tmp_path / "1")), 3).reused
@@ -119,7 +119,7 @@ def test_what_is_bad_in_the_sample_says_that_more_may_be(
     assert about.checked == Checked(check="sample", images=60, decoded=len(inside) - 1, undecodable=2)
     refused, line = told()
     assert refused == line
-    assert f"2 of which ({200 / (len(inside) - 1):.3g} %) cannot be, though their headers are good" in line
+    assert f"2 of them ({200 / (len(inside) - 1):.3g} %) cannot be decoded although their headers are valid" in line
     for key in (inside[0], inside[1], inside[3], outside[2]):
         (root / key).unlink()
     clean = prepare(make_settings(root, check="header"), 1)
@@ -179,7 +179,7 @@ def test_as_many_as_the_sample_are_all_decoded(
     assert len({found.manifest.fingerprint for found in [prepared, *others]}) == 4
     assert all(shards(found) == shards(prepared) for found in others)
     assert others[2].manifest.checked == Checked(check="header", images=60, decoded=0, undecodable=0)
-    assert "none was decoded in full" in (others[2].folder / "statistics.html").read_text()
+    assert "no image was decoded in full" in (others[2].folder / "statistics.html").read_text()
 
 
 @pytest.mark.parametrize("reason", [Unusable, Undecodable])
@@ -206,6 +206,6 @@ def test_beam_decodes_the_same_sample(root: Path, make_settings: MakeSettings, t
 
 
 def test_shares_are_readable() -> None:
-    assert "7 of which (100 %)" in sentence(Checked(check="sample", images=1_000, decoded=7, undecodable=7))
+    assert "7 of them (100 %)" in sentence(Checked(check="sample", images=1_000, decoded=7, undecodable=7))
     few = sentence(Checked(check="sample", images=5_000_000, decoded=1_000_420, undecodable=12))
-    assert "1,000,420 of 5,000,000 images" in few and "12 of which (0.0012 %)" in few
+    assert "1,000,420 of 5,000,000 images" in few and "12 of them (0.0012 %)" in few
