@@ -180,7 +180,7 @@ def test_records_are_read_where_they_lie_in_a_bucket(
 def test_what_workers_elsewhere_cannot_reach_is_refused(change: dict[str, str], setting: str) -> None:
     about = {"source": "images:gs://bucket/pictures", "store": "gs://bucket/sets", **change}
     settings = DataSettings.model_validate({**about, "beam": {"from_gigabytes": 0}})
-    with pytest.raises(UserError, match="cannot reach") as error:
+    with pytest.raises(UserError, match="cannot access") as error:
         beam_module.beam_for(settings, images.Plain(), 1)  # type: ignore[arg-type]
     assert error.value.setting == setting
 
