@@ -1,4 +1,4 @@
-"""Further features: what is written is what TensorFlow Datasets writes, and what is none is refused."""
+"""Additional features are encoded like TensorFlow Datasets does; invalid values are rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tfds():  # type: ignore[no-untyped-def]
 
 
 def theirs(tfds: Any) -> dict[str, tuple[Any, Any]]:
-    """The feature of TensorFlow Datasets for each kind, and a value."""
+    """The TFDS feature for each kind, and a value."""
     features, box = tfds.features, tfds.features.BBox(0.25, 0.0, 1.0, 0.5)
     return {
         "text": (features.Text(), "ö\n"),

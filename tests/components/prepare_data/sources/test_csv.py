@@ -1,4 +1,4 @@
-"""The source csv: a list of images, and what can be wrong with it."""
+"""The source csv: a list of images, and its errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def path_of(number: int) -> str:
 
 
 def found(prepared: Prepared) -> dict[str, tuple[str, str]]:
-    """The split and the class of each key."""
+    """Return the split and class of each key."""
     result = {}
     for split, about in prepared.manifest.splits.items():
         for shard in about.shards:
@@ -182,7 +182,7 @@ def test_features_that_are_not_as_described_are_named(
 
 
 def test_the_work_grows_linearly_with_the_number_of_columns(images: Path, make_settings: MakeSettings) -> None:
-    """Counts calls, not seconds: four times the columns make four times the calls."""
+    """Counts calls instead of time: four times the columns need four times the calls."""
     calls = {}
     for columns in (100, 400):
         header = ",".join(["image", "label", *(f"c{column}/x" for column in range(columns))])

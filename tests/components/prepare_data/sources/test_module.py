@@ -1,4 +1,4 @@
-"""A user's own function as a source: what it gives comes through, and it gives the same whenever it is called."""
+"""The source module:function: its examples are stored unchanged, and the function must be deterministic."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def image(number, *shape):
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Writes a module with a function `examples` of this body into the working directory; the source."""
+    """Writes a module with a function `examples` of this body to the working directory; returns the source."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -48,7 +48,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
 
 
 def stored(prepared: Prepared) -> dict[str, dict[str, object]]:
-    """All examples' features, one value each, by key; with the split."""
+    """Return the features of all examples, one value each, and the split, by key."""
     result: dict[str, dict[str, object]] = {}
     for split, about in prepared.manifest.splits.items():
         for shard in about.shards:
@@ -123,7 +123,7 @@ def test_splits_and_keys_are_its_own(write: Callable[[str], str], make_settings:
 
 
 def test_a_function_may_start_threads_of_its_own(write: Callable[[str], str], make_settings: MakeSettings) -> None:
-    """A forked process has none of its parent's threads: what the function starts is not to be started before that.
+    """Forked processes do not have their parent's threads, so the function must not start threads before the fork.
 
     Nor is a thread that runs on waited for.
     """
@@ -132,7 +132,7 @@ def test_a_function_may_start_threads_of_its_own(write: Callable[[str], str], ma
         if pool is None:
             from concurrent.futures import ThreadPoolExecutor
             pool = ThreadPoolExecutor(1)
-            threading.Thread(target=threading.Event().wait).start()  # is never done
+            threading.Thread(target=threading.Event().wait).start()  # never ends
         for n in range(30):
             yield {"image": pool.submit(image, n).result(timeout=20), "label": "a"}
     """)
@@ -229,7 +229,7 @@ def test_what_is_not_the_same_twice_is_refused(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("PYTHONHASHSEED", "7")  # ours is what it is, the other process is given 1
+    monkeypatch.setenv("PYTHONHASHSEED", "7")  # does not affect this process; the other process gets 1
     settings = make_settings(write(body))
     with pytest.raises(UserError, match=message) as error:
         prepare(settings, 1)

@@ -1,4 +1,4 @@
-"""Sets of TensorFlow Datasets pass through: the same images, labels, classes and other features, in the same splits."""
+"""The source tfds: images, labels, classes, other features and splits are unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipway.components.prepare_data.sources import look_at_source, tfds_prepare
 from slipway.core.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
-CLASSES = ["tulip", "daisy", "rose"]  # not sorted, and one of them is never there
+CLASSES = ["tulip", "daisy", "rose"]  # not sorted; one of them has no examples
 SIZES = {"train": 40, "test": 9, "extra": 12}
 
 
@@ -31,7 +31,7 @@ def tfds():  # type: ignore[no-untyped-def]
 
 @pytest.fixture(scope="module")
 def data_dir(tfds: Any, tmp_path_factory: pytest.TempPathFactory, encoded: Callable[..., bytes]) -> Path:
-    """What TFDS prepared of a set with objects, in several shards."""
+    """A data set with objects, prepared by TFDS in several shards."""
     features = tfds.features
 
     class MockFlowers(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]
@@ -207,9 +207,9 @@ def test_a_set_that_cannot_be_downloaded_is_named_soon_with_the_manual_way(
 ) -> None:
     import requests
 
-    monkeypatch.setattr(requests.adapters, "HTTPAdapter", requests.adapters.HTTPAdapter)  # is put back
+    monkeypatch.setattr(requests.adapters, "HTTPAdapter", requests.adapters.HTTPAdapter)  # restored at the end
     monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
-    for name in ("HTTP_PROXY", "HTTPS_PROXY"):  # whatever network there is: nobody listens at this port
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):  # nothing listens on this port, even without a network
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     tfds_prepare.connect_promptly()
     with pytest.raises(UserError, match=r"Could not download mnist from .*: Connection refused") as error:

@@ -1,4 +1,4 @@
-"""Existing TFRecord files: what they hold comes through, and what is damaged is counted and named."""
+"""The source tfrecord: examples are stored unchanged; damaged records are counted and named."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def record(image: bytes, label: Any, **further: Any) -> bytes:
 
 
 def stored(prepared: Prepared) -> dict[str, list[dict[str, list[Any]]]]:
-    """Each split's examples with all their features."""
+    """Return each split's examples with all their features."""
     result: dict[str, list[dict[str, list[Any]]]] = {}
     for split, about in prepared.manifest.splits.items():
         for shard in about.shards:
@@ -50,7 +50,7 @@ def stored(prepared: Prepared) -> dict[str, list[dict[str, list[Any]]]]:
 
 @pytest.fixture
 def write(tmp_path: Path, encoded: Callable[..., bytes]) -> Callable[..., Path]:
-    """Writes files of so many plain records; their folder."""
+    """Writes files with the given numbers of plain records; returns their folder."""
 
     def make(files: Mapping[str, int]) -> Path:
         folder = tmp_path / "flowers"
@@ -118,7 +118,7 @@ def test_splits_stand_in_the_names_of_files_or_folders(write: Callable[..., Path
 
 
 def damaged(path: Path) -> dict[str, str]:
-    """Damage four of a file's records; their keys and what is said of each."""
+    """Damage four of a file's records; return their keys with the expected reasons."""
     data = bytearray(path.read_bytes())
     places = [found.place for found in scan(path)]
     data[places[3] + 40] ^= 1  # a record's content
