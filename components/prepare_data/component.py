@@ -1,4 +1,4 @@
-"""The step prepare_data: the source as a prepared data set."""
+"""The pipeline step prepare_data: turns the source into a prepared data set."""
 
 from kfp import dsl
 from kfp.dsl import HTML, Dataset, Output
@@ -6,13 +6,13 @@ from kfp.dsl import HTML, Dataset, Output
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
 def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statistics: Output[HTML]) -> None:
-    """Prepare the data set, or find that it is there already.
+    """Prepare the data set, or reuse it if it exists.
 
     Args:
-        settings: DataSettings as JSON; with an empty store the set is kept in the artifact's own place.
-        replicas: How many processes will read it: the training split has at least as many shards.
-        dataset: The prepared set's folder or gs:// URI.
-        statistics: Its statistics page.
+        settings: DataSettings as JSON; if `store` is empty, the data set is stored at the artifact's URI.
+        replicas: The number of processes that will read the data set; the training split has at least as many shards.
+        dataset: The folder or gs:// URI of the prepared data set.
+        statistics: The statistics page.
     """
     import logging
     import shutil

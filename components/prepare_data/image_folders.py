@@ -1,4 +1,4 @@
-"""A set of TensorFlow Datasets as a folder of image files, `split/class/*`, which the source `images:FOLDER` reads."""
+"""Save a TFDS data set as a folder of image files, `split/class/*`, for the source `images:FOLDER`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from slipway.core.errors import UserError
 
 
 def save_images(settings: DataSettings, folder: Path) -> int:
-    """Write the images of the TFDS set that `settings` name to `folder`, unchanged; how many there are.
+    """Write the images of the TFDS data set named by `settings` to `folder`, unchanged; return their number.
 
-    The folder has its name only when it is complete.
+    The folder appears under its name only when it is complete.
 
     Raises:
-        UserError: The folder exists, the set cannot be had, or one of its examples or classes has no place in a folder.
+        UserError: The folder exists, the data set is unavailable, or an example or a class cannot be saved in a folder.
     """
     if folder.exists():
         raise UserError(
             f"{folder} exists already.",
             setting="FOLDER",
             value=str(folder),
-            fix=f"slipway run --set data.source=images:{folder}, or name another folder",
+            fix=f"slipway run --set data.source=images:{folder}, or choose another folder",
         )
     reference = settings.source.removeprefix("tfds:")
     source = open_tfds(reference, settings, None)
@@ -36,7 +36,7 @@ def save_images(settings: DataSettings, folder: Path) -> int:
         for part in source.parts():
             for key, label, split, size, _, place, _ in source.entries(part, ignored, Path(scratch)):
                 if "/" in label or label.startswith("."):
-                    raise _unsuitable(settings, f"the class {label!r} cannot be the name of a folder")
+                    raise _unsuitable(settings, f"the class {label!r} is not a valid folder name")
                 image = reader.read(key, place, size)
                 ending = "png" if image.startswith(b"\x89PNG") else "jpg"
                 path = root / str(split) / label / f"{count:07d}.{ending}"
@@ -57,5 +57,5 @@ def _unsuitable(settings: DataSettings, reason: str) -> UserError:
         f"{settings.source} cannot be saved as a folder of images: {reason}.",
         setting="data.source",
         value=settings.source,
-        fix=f"--set data.source={settings.source} reads it without a folder",
+        fix=f"--set data.source={settings.source}",
     )

@@ -1,4 +1,4 @@
-"""Prepare a data set: list the source, divide it, write its shards, publish it; or find that it is there already."""
+"""Prepare a data set: list the source, split it, write and publish its shards; or reuse an existing data set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slipway.core.manifest import Manifest
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared data set: its folder, the same as a URI for other machines, its manifest, and whether it was there."""
+    """A prepared data set: its folder, its URI for other machines, its manifest, and whether it was reused."""
 
     folder: Path
     uri: str
@@ -36,7 +36,7 @@ def prepare(settings: DataSettings, replicas: int) -> Prepared:
     """Prepare the data set that `settings` describe, for training by `replicas` processes.
 
     Raises:
-        UserError: The source, an image in it or the place to write to is not as it must be; nothing is left behind.
+        UserError: The source, one of its images or the store is invalid; nothing is left behind.
     """
     source = open_source(settings)
     store = Store(settings.store, settings.name or source.name)
@@ -44,7 +44,7 @@ def prepare(settings: DataSettings, replicas: int) -> Prepared:
     if known is not None and (prepared := reusable(store, Target.of(source, known, settings, replicas, store.name))):
         return prepared
     events.phase(f"listing {settings.source}")
-    beam_for(settings, source, 0)  # where it is to write sets of any size, its mistakes are found before the listing
+    beam_for(settings, source, 0)  # if Beam writes data sets of any size, report its errors before listing
     with store_errors_named(store, 0), store.work_folder() as scratch:
         listing = list_source(source, settings, scratch)
         refuse_unlisted(listing, settings)
@@ -56,7 +56,7 @@ def prepare(settings: DataSettings, replicas: int) -> Prepared:
         beam = beam_for(settings, source, target.plan.bytes)
         beside = beam is not None and is_elsewhere(beam)
         with store_errors_named(store, target.plan.bytes), store.work_folder(target.identity, beside=beside) as work:
-            if prepared := reusable(store, target):  # another run made it while we waited
+            if prepared := reusable(store, target):  # another run finished it while this one waited for the lock
                 return prepared
             if not beside:
                 require_room(store, work, target.plan.bytes)
@@ -68,10 +68,10 @@ def prepare(settings: DataSettings, replicas: int) -> Prepared:
 
 
 def reusable(store: Store, target: Target) -> Prepared | None:
-    """The set where it is there already.
+    """Return the prepared data set if it exists.
 
     Raises:
-        UserError: It is damaged.
+        UserError: The data set is damaged.
     """
     found = store.complete(target.identity)
     if found is None:
@@ -80,7 +80,7 @@ def reusable(store: Store, target: Target) -> Prepared | None:
 
 
 def listing_name(source: Source, settings: DataSettings) -> str | None:
-    """Under which name the summary of the source's listing is remembered, where that can be told without listing it."""
+    """Return the cache key of the source's listing, or None if the source has no stamp."""
     stamp = source.stamp()
     if stamp is None:
         return None
@@ -99,10 +99,10 @@ def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing
 
 
 def refuse_unlisted(listing: Listing, settings: DataSettings) -> None:
-    """Refuse a source of which more cannot even be listed than the settings allow.
+    """Refuse a source with more unlistable examples than data.skip_corrupt allows.
 
     Raises:
-        UserError: It names the first of what cannot be used.
+        UserError: Names the first unusable examples.
     """
     unusable = listing.ignored.unusable_count
     if unusable:
@@ -111,7 +111,7 @@ def refuse_unlisted(listing: Listing, settings: DataSettings) -> None:
 
 @dataclass(frozen=True)
 class ListWork:
-    """What a worker does with a part of the source: list it into a file."""
+    """A worker's task: list one part of the source into a file."""
 
     source: Source
     seed: int

@@ -1,4 +1,4 @@
-"""Files in a bucket where it is not mounted, as on Dataflow's machines: read and written through Apache Beam."""
+"""Read and write files in buckets that are not mounted (for example on Dataflow workers), through Apache Beam."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ PIECE_BYTES = 1 << 20
 
 
 def is_remote(path: Path) -> bool:
-    """Whether `path` lies in a bucket that is not mounted here."""
+    """Whether `path` is in a bucket that is not mounted on this machine."""
     return path.is_relative_to(CLOUD_MOUNT) and not is_mounted()
 
 
 def is_mounted() -> bool:
-    """Whether buckets are mounted on this machine, as on those of Vertex AI."""
+    """Whether buckets are mounted on this machine, as they are on Vertex AI."""
     return Path(CLOUD_MOUNT).is_dir()
 
 
 def uri(path: Path) -> str:
-    """The gs:// URI of a path below the mount."""
+    """Return the gs:// URI of a path below the mount point."""
     return f"gs://{path.relative_to(CLOUD_MOUNT).as_posix()}"
 
 
 def open_remote(path: Path) -> Any:
-    """A file object of bytes, which can seek."""
+    """Open a remote file as a seekable binary file object."""
     from apache_beam.io.filesystem import CompressionTypes
     from apache_beam.io.filesystems import FileSystems
 
@@ -37,13 +37,13 @@ def open_remote(path: Path) -> Any:
 
 
 def fetch(path: Path, target: Path) -> None:
-    """Copy a file that may be remote to the local `target`."""
+    """Copy a local or remote file to the local `target`."""
     with open_remote(path) if is_remote(path) else path.open("rb") as source, target.open("wb") as copy:
         shutil.copyfileobj(source, copy, PIECE_BYTES)
 
 
 def store(source: Path, target: Path) -> None:
-    """Copy a local file to `target`, which may be remote; it is there whole or not at all."""
+    """Copy a local file to `target`, which may be remote, atomically."""
     if is_remote(target):
         from apache_beam.io.filesystem import CompressionTypes
         from apache_beam.io.filesystems import FileSystems
@@ -60,7 +60,7 @@ def store(source: Path, target: Path) -> None:
 
 
 class RemoteFiles:
-    """Reads the files below a folder of a bucket."""
+    """Reads files below a folder in a bucket."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -69,10 +69,10 @@ class RemoteFiles:
         try:
             with open_remote(self._root / os.fsdecode(key)) as file:
                 data: bytes = file.read()
-        except OSError as error:  # Beam's own errors are of this kind, without a number
+        except OSError as error:  # Beam's own errors are OSErrors without errno
             raise Unusable(f"it cannot be read: {error}") from None
         if len(data) != size:
-            raise Unusable(f"it has {len(data):,} bytes, {size:,} when it was listed")
+            raise Unusable(f"it has {len(data):,} bytes; it had {size:,} when it was listed")
         return data
 
     def further(self, place: int) -> tuple[()]:  # noqa: ARG002

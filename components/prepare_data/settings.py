@@ -1,4 +1,4 @@
-"""The settings of data preparation."""
+"""Settings of data preparation: the data section of a run's configuration."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, mode
 
 from slipway.trainer.config import Settings, Untyped
 
-# Before the name of a column in data.group_by.
+# Prefix of a column name in data.group_by.
 COLUMN = "column:"
 
 Check = Literal["sample", "decode", "header"]
 
 
 class SplitFractions(Settings):
-    """The share of the examples that each split gets; together they make 1. Splits that the source has are kept."""
+    """The fraction of the examples in each split; the three sum to 1. Splits defined by the source are kept."""
 
     train: float = Field(default=0.8, gt=0, lt=1)
     validation: float = Field(default=0.1, gt=0, lt=1)
@@ -26,17 +26,17 @@ class SplitFractions(Settings):
     def _whole(self) -> SplitFractions:
         total = self.train + self.validation + self.test
         if abs(total - 1) > 1e-6:
-            raise ValueError(f"the fractions of train, validation and test must make 1, they make {total:g}")
+            raise ValueError(f"the fractions of train, validation and test must sum to 1; they sum to {total:g}")
         return self
 
 
 class TfdsSettings(Settings):
-    """Where a set of TensorFlow Datasets comes from.
+    """Options of the source `tfds:`.
 
-    `data_dir` is the folder (or gs:// URI) that holds sets which TFDS prepared, TFDS_DATA_DIR or ~/tensorflow_datasets
-    without it; a set that is not there yet is prepared there, where `try_gcs` allows it from Google's public bucket of
-    prepared sets. `splits` names the set's splits to take and what each is here, for instance {train: train,
-    extra: train}; without it they are train, validation and test.
+    `data_dir` is the folder (or gs:// URI) with the data sets that TFDS prepared; it defaults to TFDS_DATA_DIR, then to
+    ~/tensorflow_datasets. A data set that is missing is prepared there; with `try_gcs`, TFDS may copy it from Google's
+    public bucket of prepared data sets. `splits` maps the data set's splits to train, validation or test, for instance
+    {train: train, extra: train}; other splits are not used. By default, the splits keep their names.
     """
 
     data_dir: str | None = None
@@ -45,11 +45,11 @@ class TfdsSettings(Settings):
 
 
 class BeamSettings(Settings):
-    """When and where Apache Beam writes the shards instead of processes of this machine.
+    """Writing shards with Apache Beam instead of local processes.
 
-    `runner` is a runner's name, as DirectRunner or DataflowRunner; `options` are its pipeline options by name, as
-    {region: europe-west4, temp_location: gs://…}. Sets of `from_gigabytes` and more are written by Beam, all where it
-    is 0.
+    `runner` is a Beam runner, such as DirectRunner or DataflowRunner; `options` are its pipeline options by name, for
+    instance {region: europe-west4, temp_location: gs://…}. Beam writes data sets of at least `from_gigabytes`; with 0,
+    all of them.
     """
 
     runner: str = Field(default="DataflowRunner", pattern=r"^[A-Za-z][\w.]*$")
@@ -58,32 +58,36 @@ class BeamSettings(Settings):
 
 
 class DataSettings(Settings):
-    """Where examples come from and how they are stored.
+    """The source of the examples and how they are stored.
 
-    `source` is `digits`, or `images:FOLDER` for `split/class/*.png|jpg|jpeg` or `class/*.png|jpg|jpeg`, or
-    `images:ARCHIVE` for a tar, tar.gz or zip file that holds such a folder, or `csv:FILE` for a list of images with the
-    columns image (or path, file), label (or class) and perhaps split, or `tfds:NAME[/CONFIG][:VERSION]` for a set of
-    TensorFlow Datasets (see `tfds`), or `tfrecord:PATTERN` for TFRecord files of tf.train.Example, or `MODULE:FUNCTION`
-    for a function that gives examples.
+    `source` is one of:
 
-    `features` describes an example's features: the path of a file (TFDS's features.json, or YAML), or a mapping from
-    names to kinds; see `kinds`. `image` and `label` name the two that a model is trained on. `image_size` is [height,
-    width] that a reader resizes to; without it all images must have one size. `skip_corrupt` is the largest share of
-    images that may be left out as unreadable.
+    - `digits`: scikit-learn's handwritten digits
+    - `images:FOLDER`: a folder laid out as `split/class/*.png|jpg|jpeg` or `class/*.png|jpg|jpeg`
+    - `images:ARCHIVE`: a tar, tar.gz or zip file of such a folder
+    - `csv:FILE`: a list of images with the columns image (or path, file), label (or class) and optionally split
+    - `tfds:NAME[/CONFIG][:VERSION]`: a data set of TensorFlow Datasets; see `tfds`
+    - `tfrecord:PATTERN`: TFRecord files of tf.train.Example
+    - `MODULE:FUNCTION`: a Python function that yields examples
 
-    `check` says how far images are looked at: `decode` decodes each in full, `header` reads only what its header says,
-    `sample` reads each one's header and decodes about `check_sample` of them in full, chosen by a hash of their keys;
-    in a set that has no more than those all are decoded.
+    `features` describes the features of an example: the path of a file (TFDS's features.json, or YAML), or a mapping
+    from names to kinds; see `encoding.features`. `image` and `label` name the two features used for training.
+    `image_size` is the [height, width] to which images are resized when they are read; without it, all images must
+    have the same size. `skip_corrupt` is the largest fraction of images that may be skipped as unusable.
 
-    `duplicates` says what happens to an image whose bytes are in two splits, which makes a model
-    look better than it is: by default the run refuses, as only the user can say which copy, and which label, is right;
-    `drop` keeps one split's, the test split's first; `keep` does not look for them.
+    `check` sets how thoroughly images are validated: `decode` decodes every image, `header` checks only the headers,
+    `sample` checks every header and decodes about `check_sample` images, chosen by a hash of their keys. If there are
+    no more than `check_sample` images, `sample` decodes all of them.
 
-    `group_by` keeps examples together: all of one group go to one split. It is a regular expression with one group in
-    parentheses, which is searched for in each example's key (its path in the source), or
-    `column:NAME` for a column of the source `csv:`, or a feature of the sources that have features.
+    `duplicates` handles images with identical bytes in two splits, which inflate the evaluation metrics: `refuse` (the
+    default) stops the run, because only the user knows which copy and which label are right; `drop` keeps one copy,
+    preferably the test split's; `keep` does not check.
 
-    `store` is the folder (or gs:// URI) that holds prepared sets.
+    `group_by` puts all examples of a group into the same split. It is a regular expression with one capturing group,
+    searched for in each example's key (its path in the source), or `column:NAME` for a column of the source `csv:` or
+    a feature of a source that has features.
+
+    `store` is the folder (or gs:// URI) of prepared data sets.
     """
 
     source: str
@@ -114,7 +118,7 @@ class DataSettings(Settings):
         try:
             groups = re.compile(value).groups
         except re.error as error:
-            raise ValueError(f"it is no regular expression: {error}") from None
+            raise ValueError(f"it is not a regular expression: {error}") from None
         if groups != 1:
-            raise ValueError(f"the regular expression must have one group in parentheses, it has {groups}")
+            raise ValueError(f"the regular expression must have exactly one capturing group; it has {groups}")
         return value

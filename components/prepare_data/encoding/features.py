@@ -1,8 +1,8 @@
-"""The kinds of features beyond an image and its label: how a value is stored, and what TensorFlow Datasets is told.
+"""The kinds of additional features: how their values are encoded and described to TensorFlow Datasets.
 
-A kind is written `text`, `integer`, `number`, `image` or `bounding_box`, with `[]` for a list of any length, or with a
-shape, `number[3]`, `integer[2,2]`. A number is a float32, an integer an int64, a bounding box four numbers from 0 to 1:
-ymin, xmin, ymax, xmax, as shares of height and width.
+A kind is `text`, `integer`, `number`, `image` or `bounding_box`, followed by `[]` for a list of any length or by a
+shape, as in `number[3]` or `integer[2,2]`. A number is a float32, an integer is an int64, and a bounding box is four
+numbers from 0 to 1: ymin, xmin, ymax and xmax as fractions of height and width.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slipway.components.prepare_data.encoding.messages import (
 from slipway.components.prepare_data.encoding.unusable import Unusable
 
 NAMES = ("text", "integer", "number", "image", "bounding_box")
-ALLOWED = ", ".join(NAMES) + "; with [] a list of them, with a shape as in number[3] so many"
+ALLOWED = ", ".join(NAMES) + "; a list as in text[]; a fixed shape as in number[3]"
 PATTERN = re.compile(r"^(text|integer|number|image|bounding_box)(?:\[(\d+(?:,\d+)*)?\])?$")
 BOX = 4
 LARGEST_FLOAT = 3.4028235677973366e38
@@ -32,7 +32,7 @@ CLASS = "tensorflow_datasets.core.features."
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind: its name, whether it is a list of any length, or the shape of so many."""
+    """The kind of a feature: its name, whether it is a list of any length, and its fixed shape."""
 
     name: str
     is_list: bool = False
@@ -40,30 +40,30 @@ class Kind:
 
     @classmethod
     def parse(cls, text: str) -> Kind:
-        """The kind that is written so.
+        """Parse a kind.
 
         Raises:
-            ValueError: It is none.
+            ValueError: The text is not a kind.
         """
         found = PATTERN.match(text.replace(" ", ""))
         if found is None:
             raise ValueError(f"there is no kind of feature {text!r}")
         shape = tuple(int(size) for size in found[2].split(",")) if found[2] else ()
         if shape and (found[1] not in ("integer", "number") or 0 in shape):
-            raise ValueError(f"the kind of feature {text!r} has a shape that is not possible")
+            raise ValueError(f"the kind of feature {text!r} has an invalid shape")
         return cls(found[1], is_list="[" in text and not shape, shape=shape)
 
     @classmethod
     def of(cls, value: Any) -> Kind:
-        """The kind of a value that nobody described.
+        """Infer the kind of a value.
 
         Raises:
-            Unusable: There is none for it.
+            Unusable: No kind matches the value.
         """
         value = _plain(value)
         if isinstance(value, list | tuple):
             if not value:
-                raise Unusable("an empty list does not say its kind")
+                raise Unusable("an empty list has no kind")
             return cls(cls.of(value[0]).name, is_list=True)
         if isinstance(value, str | bytes):
             return cls("text")
@@ -78,7 +78,7 @@ class Kind:
 
     @property
     def description(self) -> dict[str, Any]:
-        """The kind as `features.json` has it."""
+        """The kind in the format of `features.json`."""
         one = self._one()
         if not self.is_list:
             return one
@@ -99,11 +99,10 @@ class Kind:
         return {"pythonClassName": f"{CLASS}{kind}", "tensor": tensor}
 
     def from_text(self, text: str) -> Any:
-        """The value that a text stands for, as in a cell of a table; what is several is separated by spaces;
-        of images, the paths.
+        """Parse a value from text, such as a cell of a table. Several values are separated by spaces; images are paths.
 
         Raises:
-            Unusable: It stands for none.
+            Unusable: The text is not of this kind.
         """
         if self.name == "image":
             return text.split() if self.is_list else [text]
@@ -113,21 +112,21 @@ class Kind:
         try:
             found = [read(part) for part in text.split()]
         except ValueError:
-            raise Unusable(f"{text!r} is no {self}") from None
+            raise Unusable(f"{text!r} is not a valid {self}") from None
         if self.name == "bounding_box":
             return _in_fours(found, text) if self.is_list else found
         return found if self.is_list or self.shape else found[0] if len(found) == 1 else found
 
     def encode(self, value: Any) -> bytes:
-        """A value as a tf.train.Feature. An image is given as its encoded bytes.
+        """Encode a value as a tf.train.Feature. An image is passed as encoded bytes.
 
         Raises:
-            Unusable: It is not of this kind.
+            Unusable: The value is not of this kind.
         """
         value = _plain(value)
         found = list(_flat(value)) if self.is_list or self.shape or self.name == "bounding_box" else [value]
         if self.shape and len(found) != math.prod(self.shape):
-            raise Unusable(f"{_short(value)} has {len(found)} values, {self} has {math.prod(self.shape)}")
+            raise Unusable(f"{_short(value)} has {len(found)} values; {self} has {math.prod(self.shape)}")
         if self.name in ("text", "image"):
             return bytes_feature(self._bytes(part) for part in found)
         if self.name == "integer":
@@ -155,11 +154,11 @@ class Kind:
         raise self._wrong(value)
 
     def _wrong(self, value: Any) -> Unusable:
-        return Unusable(f"{_short(value)} is no {self.name}")
+        return Unusable(f"{_short(value)} is not a valid {self.name}")
 
 
 def described(description: dict[str, Any]) -> str:
-    """A feature of `features.json` in a few characters: as a kind where it is one of ours, else by its class."""
+    """Describe a feature of `features.json` briefly: as a kind if it is one of ours, else by its class name."""
     name = str(description.get("pythonClassName", "")).rpartition(".")[2]
     if name == "Sequence" and "feature" in description.get("sequence", {}):
         inner = described(description["sequence"]["feature"])
@@ -176,7 +175,7 @@ def described(description: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """An array or a number of NumPy as Python's own."""
+    """Convert a NumPy array or number to Python objects."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -190,18 +189,18 @@ def _flat(value: Any) -> Iterator[Any]:
 
 def _in_fours(found: list[float], text: str) -> list[list[float]]:
     if len(found) % BOX:
-        raise Unusable(f"{text!r} is no list of bounding boxes: a box has four numbers")
+        raise Unusable(f"{text!r} is not a list of bounding boxes: a box has four numbers")
     return [found[start : start + BOX] for start in range(0, len(found), BOX)]
 
 
 def _check_boxes(found: list[float], several: bool, value: Any) -> None:
     if len(found) % BOX or (not several and len(found) != BOX):
-        raise Unusable(f"{_short(value)} is no bounding box: that has four numbers")
+        raise Unusable(f"{_short(value)} is not a bounding box: a box has four numbers")
     for ymin, xmin, ymax, xmax in zip(*(iter(found),) * BOX, strict=True):
         if not (0 <= ymin <= ymax <= 1 and 0 <= xmin <= xmax <= 1):
             raise Unusable(
-                f"{_short([ymin, xmin, ymax, xmax])} is no bounding box: ymin, xmin, ymax, xmax from 0 to 1, "
-                "each minimum below its maximum"
+                f"{_short([ymin, xmin, ymax, xmax])} is not a bounding box: ymin, xmin, ymax, xmax must be from "
+                "0 to 1, no minimum above its maximum"
             )
 
 

@@ -1,7 +1,7 @@
-"""The protocol buffer messages tf.train.Example and tf.train.Feature, written and taken apart by hand.
+"""Encoder and parser for the protocol buffer messages tf.train.Example and tf.train.Feature, without TensorFlow.
 
-An Example is a map from names to Features; a Feature is a list of bytes, of float32 or of int64 values. Features that
-are only passed on are never taken apart: their bytes stay what they were.
+An Example is a map from names to Features; a Feature is a list of bytes, float32 or int64 values. Features that are
+only passed through are not parsed, so their bytes do not change.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ONE_BYTE = [number.to_bytes() for number in range(0x80)]
 
 
 def varint(number: int) -> bytes:
-    """A protocol buffer's variable-length integer; `number` is not negative."""
-    # Most are lengths, several of them in each record: their sizes come first, the loop does for any.
+    """Encode a non-negative number as a protocol buffer varint."""
+    # Fast paths for typical lengths, of which each record has several; the loop handles any number.
     if number < 0x80:
         return ONE_BYTE[number]
     if number < 0x4000:
@@ -39,7 +39,7 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, length: int) -> bytes:
-    """What stands before a length-delimited field of `length` bytes; `number` is 15 at most."""
+    """Return the tag and length of a length-delimited field of `length` bytes; `number` is at most 15."""
     return ONE_BYTE[number << 3 | DELIMITED] + varint(length)
 
 
@@ -48,55 +48,55 @@ def _delimited(number: int, content: bytes) -> bytes:
 
 
 def bytes_feature(values: Iterable[bytes]) -> bytes:
-    """A Feature of byte strings."""
+    """Encode a Feature of byte strings."""
     return _delimited(BYTES, b"".join(_delimited(1, value) for value in values))
 
 
 def float_feature(values: Iterable[float]) -> bytes:
-    """A Feature of numbers, stored as float32."""
+    """Encode a Feature of float32 numbers."""
     values = list(values)
     packed = struct.pack(f"<{len(values)}f", *values)
     return _delimited(FLOATS, _delimited(1, packed) if values else b"")
 
 
 def integer_feature(values: Iterable[int]) -> bytes:
-    """A Feature of 64-bit integers."""
+    """Encode a Feature of 64-bit integers."""
     packed = b"".join(varint(value % BITS_64) for value in values)
     return _delimited(INTEGERS, _delimited(1, packed) if packed else b"")
 
 
 def example(features: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """An Example of names and Features, sorted by name as TensorFlow does when it serializes deterministically."""
+    """Encode an Example from names and Features, sorted by name like TensorFlow's deterministic serialization."""
     entries = (_delimited(1, _delimited(1, name) + _delimited(2, feature)) for name, feature in sorted(features))
     return _delimited(1, b"".join(entries))
 
 
 def features_of(message: bytes) -> dict[bytes, bytes]:
-    """The Features of an Example, by name.
+    """Return the Features of an Example, by name.
 
     Raises:
-        Unusable: The message is something else.
+        Unusable: The message is not a tf.train.Example.
     """
     found: dict[bytes, bytes] = {}
     for number, features in _fields(message):
         if number != 1 or isinstance(features, int):
-            raise Unusable("it is no tf.train.Example")
+            raise Unusable("it is not a tf.train.Example")
         for _, entry in _fields(features):
             if isinstance(entry, int):
-                raise Unusable("it is no tf.train.Example")
+                raise Unusable("it is not a tf.train.Example")
             parts = dict(_fields(entry))
             name, feature = parts.get(1, b""), parts.get(2, b"")
             if isinstance(name, int) or isinstance(feature, int):
-                raise Unusable("it is no tf.train.Example")
+                raise Unusable("it is not a tf.train.Example")
             found[name] = feature
     return found
 
 
 def values(feature: bytes) -> list[bytes] | list[float] | list[int]:
-    """The values of a Feature; none of an empty one.
+    """Return the values of a Feature.
 
     Raises:
-        Unusable: It is damaged.
+        Unusable: The Feature is damaged.
     """
     for kind, content in _fields(feature):
         if isinstance(content, int):
@@ -131,7 +131,7 @@ def _varints(packed: bytes) -> Iterator[int]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Each field's number and its content: bytes, or the integer that its bits are."""
+    """Yield each field's number and its content: bytes, or an integer for the other wire types."""
     position = 0
     while position < len(data):
         tag, position = read_varint(data, position)
@@ -145,7 +145,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
         elif kind in (FIXED_32, FIXED_64):
             length = 4 if kind == FIXED_32 else 8
         else:
-            raise Unusable("it is no tf.train.Example")
+            raise Unusable("it is not a tf.train.Example")
         end = position + length
         if end > len(data):
             raise Unusable("it is cut short")
@@ -155,7 +155,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number at `position`, and the place after it."""
+    """Return the varint at `position` and the position after it."""
     number = 0
     for count in range(LONGEST_VARINT):
         if position + count >= len(data):
@@ -164,4 +164,4 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << 7 * count
         if byte < 0x80:
             return number, position + count + 1
-    raise Unusable("it is no tf.train.Example")
+    raise Unusable("it is not a tf.train.Example")

@@ -1,16 +1,16 @@
-"""Pixels as a PNG file: what an example has whose image is no file."""
+"""Encode pixels as PNG, for images that are not files."""
 
 from __future__ import annotations
 
 import struct
 import zlib
 
-# The kind of a PNG by the samples that a pixel has.
+# PNG color type by number of channels.
 COLORS = {1: 0, 2: 4, 3: 2, 4: 6}
 
 
 def encode_png(pixels: bytes, height: int, width: int, channels: int = 1, *, level: int = 6) -> bytes:
-    """An 8-bit PNG of `pixels` [height, width, channels]; `level` is zlib's, 0 stores the pixels as they are."""
+    """Encode `pixels` [height, width, channels] as an 8-bit PNG; `level` is zlib's, where 0 does not compress."""
     row = width * channels
     rows = b"".join(b"\0" + pixels[start : start + row] for start in range(0, height * row, row))
     header = struct.pack(">IIBBBBB", width, height, 8, COLORS[channels], 0, 0, 0)

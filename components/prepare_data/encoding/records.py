@@ -1,9 +1,9 @@
-"""The bytes of a TFRecord file of tf.train.Example, written by hand.
+"""Encoder and reader for TFRecord files of tf.train.Example, without TensorFlow.
 
-One record is an example's `image` (encoded bytes), `key` (bytes) and `label` (int64), and perhaps further features: the
-protocol buffer message as TensorFlow serializes it deterministically, framed as TFRecord frames it (length, masked
-CRC-32C of the length, the message, masked CRC-32C of the message; all little-endian). Where there are no further
-features, nothing but the lengths varies between most records, so what surrounds the image and the key is kept.
+A record holds an example's `image` (encoded bytes), `key` (bytes), `label` (int64) and any additional features: the
+protocol buffer message, identical to TensorFlow's deterministic serialization, in TFRecord's framing (length, masked
+CRC-32C of the length, message, masked CRC-32C of the message; all little-endian). Without additional features, most
+records differ only in these lengths, so the bytes around image and key are cached by length.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ RECORD_OVERHEAD = 16
 MOST_KEPT = 4096
 LENGTH = struct.Struct("<Q")
 CHECKSUM = struct.Struct("<I")
-# What begins a length-delimited field 1 and a field 2.
+# Tags of the length-delimited fields 1 and 2.
 ONE, TWO = b"\n", b"\x12"
 _crc32c, _extend = google_crc32c.value, google_crc32c.extend
 
 
 class DamagedRecord(Exception):
-    """A TFRecord file is cut short, or a checksum in it is wrong."""
+    """A TFRecord file is truncated or has a wrong checksum."""
 
 
 def masked_crc32c(data: bytes) -> int:
-    """TFRecord's checksum: CRC-32C, rotated and offset so that checksums of checksums are no special case."""
+    """Return TFRecord's checksum: a CRC-32C, rotated and offset so that data may itself contain CRCs."""
     crc = _crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _bytes_entry(name: bytes, length: int) -> tuple[bytes, int]:
-    """What stands before a value of `length` bytes in Features.feature, and the length of both."""
-    # Field 1 in field 1 in field 2 in field 1; written out, as images of different lengths each have their own.
+    """Return the bytes before a value of `length` bytes in Features.feature, and the total length."""
+    # Field 1 in field 1 in field 2 in field 1; unrolled, because every distinct image length needs its own.
     before = ONE + varint(length)
     before = ONE + varint(len(before) + length) + before
     before = ONE + varint(len(name)) + name + TWO + varint(len(before) + length) + before
@@ -62,7 +62,7 @@ def _label_entry(label: int) -> bytes:
 
 
 class RecordEncoder:
-    """Makes records; one for each process."""
+    """Encodes records; create one per process."""
 
     def __init__(self) -> None:
         self._layouts: dict[tuple[int, int, int], tuple[bytes, bytes, bytes]] = {}
@@ -70,17 +70,17 @@ class RecordEncoder:
         self._labels: dict[int, bytes] = {}
 
     def encode(self, image: bytes, key: bytes, label: int) -> bytes:
-        """One example as a framed record. `label` is not negative."""
+        """Encode an example as a framed record. `label` is not negative."""
         after_key = self._labels.get(label) or self._label(label)
         lengths = (len(image), len(key), len(after_key))
         frame, before_image, before_key = self._layouts.get(lengths) or self._layout(lengths)
-        # The checksum goes on from part to part, so that a large image is copied once.
+        # The checksum is computed incrementally, so that a large image is copied only once.
         crc = _extend(_extend(_crc32c(before_image), image), b"".join((before_key, key, after_key)))
         crc = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
         return b"".join((frame, before_image, image, before_key, key, after_key, crc.to_bytes(4, "little")))
 
     def encode_with(self, image: bytes, key: bytes, label: int, further: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """One example that has further features, given as names and serialized Features, as a framed record."""
+        """Encode an example with additional features (names and serialized Features) as a framed record."""
         own = ((b"image", bytes_feature([image])), (b"key", bytes_feature([key])), (b"label", integer_feature([label])))
         message = example((*own, *further))
         length = LENGTH.pack(len(message))
@@ -92,7 +92,7 @@ class RecordEncoder:
         return self._labels[label]
 
     def _layout(self, lengths: tuple[int, int, int]) -> tuple[bytes, bytes, bytes]:
-        """The frame, what stands before the image, and what stands before the key, where these lengths are used."""
+        """Return the frame, the bytes before the image and the bytes before the key for these lengths."""
         if len(self._layouts) >= MOST_KEPT:
             self._layouts.clear()
             self._keys.clear()
@@ -111,10 +111,10 @@ class RecordEncoder:
 
 
 def read_records(file: BinaryIO) -> Iterator[bytes]:
-    """The messages of a TFRecord file, in order.
+    """Yield the messages of a TFRecord file, in order.
 
     Raises:
-        DamagedRecord: Where the file is cut short or a checksum is wrong.
+        DamagedRecord: The file is truncated or a checksum is wrong.
     """
     while header := file.read(LENGTH.size + CHECKSUM.size):
         if len(header) < LENGTH.size + CHECKSUM.size:
@@ -131,7 +131,7 @@ def read_records(file: BinaryIO) -> Iterator[bytes]:
 
 
 def example_parts(message: bytes) -> tuple[bytes, bytes, int]:
-    """The image, the key and the label of an example that `RecordEncoder` made."""
+    """Return the image, key and label of an example encoded by `RecordEncoder`."""
     found = features_of(message)
     (image,), (key,), (label,) = (values(found[name]) for name in (b"image", b"key", b"label"))
     assert isinstance(image, bytes) and isinstance(key, bytes) and isinstance(label, int)

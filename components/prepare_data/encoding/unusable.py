@@ -1,11 +1,11 @@
-"""Why an example cannot be used."""
+"""Exceptions for examples that cannot be used."""
 
 from __future__ import annotations
 
 
 class Unusable(Exception):
-    """An example that cannot be used; the text says why. The run leaves it out or refuses (data.skip_corrupt)."""
+    """An example that cannot be used; the text is the reason. The run skips it or stops (data.skip_corrupt)."""
 
 
 class Undecodable(Unusable):
-    """An image whose header is as it should be: only to decode it in full shows that it cannot be used."""
+    """An image with a valid header that cannot be decoded in full."""

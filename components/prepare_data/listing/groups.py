@@ -1,9 +1,9 @@
-"""Examples that have to stay together (data.group_by), called bundles here: each goes to one split as a whole.
+"""Assign groups of examples (data.group_by), called bundles here, to splits as a whole.
 
-A row's rank in a listing is then the hash of its bundle, so the examples of a bundle are beside each other in every
-class. What each bundle has of each class is sorted on disk, read once to count and once to assign: one bundle after
-the other, in the order of their hashes, to the split that its classes need it most in. Memory holds one bundle and the
-counts of classes by split.
+With data.group_by, a row's rank in the listing is the hash of its bundle, so the examples of a bundle are adjacent
+within each class. The counts of each bundle by class are sorted on disk and read twice: once to count, once to assign
+the bundles, in the order of their hashes, to the split that needs their classes most. Only one bundle and the class
+counts of each split are held in memory.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from slipway.components.prepare_data.settings import COLUMN, DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Group, readable
 from slipway.core.errors import UserError
 
-# What a bundle has of a group (own split, class): the bundle's hash, the group's number, the count; a key follows.
+# The examples of a bundle in one group (source split, class): bundle hash, group index and count; a key follows.
 PORTION = struct.Struct(">8sIQ")
 TABLE_ROW = RANK_BYTES + 1
 
 
 def bundle_reader(settings: DataSettings) -> BundleOf | None:
-    """How an example's bundle is found; None where nothing has to stay together."""
+    """Return the function that finds an example's bundle, or None without data.group_by."""
     if settings.group_by is None:
         return None
     return _given if settings.group_by.startswith(COLUMN) else PatternReader(settings.group_by)
@@ -51,45 +51,45 @@ def _given(key: bytes, value: bytes) -> bytes:  # noqa: ARG001
 
 
 class PatternReader:
-    """Finds the bundle in a key: what the pattern's group matches."""
+    """Extracts the bundle from a key: the match of the pattern's capturing group."""
 
     def __init__(self, pattern: str) -> None:
         self._text = pattern
         self._pattern = re.compile(pattern)
 
     def __call__(self, key: bytes, value: bytes) -> bytes:  # noqa: ARG002
-        """The bundle.
+        """Return the bundle.
 
         Raises:
-            UserError: The pattern is not found in the key.
+            UserError: The pattern does not match the key.
         """
         text = key.decode("utf-8", "surrogateescape")
         found = self._pattern.search(text)
         if found is None or found[1] is None:
             raise UserError(
-                f"data.group_by does not tell the group of {readable(key)}.",
+                f"data.group_by does not match {readable(key)}.",
                 setting="data.group_by",
                 value=self._text,
-                allowed="a regular expression that is found in the name of every example",
+                allowed="a regular expression that matches the key of every example",
                 fix="change the pattern, or rename the file",
             )
         return found[1].encode("utf-8", "surrogateescape")
 
 
 class Bundles:
-    """The splits of a listing's bundles.
+    """The assignment of a listing's bundles to splits.
 
     Attributes:
-        divided: How many of each group's examples go to which split.
+        divided: The number of examples of each group in each split.
 
     Args:
         listing: The examples, listed with their bundles.
-        settings: As the user gave them.
-        left_out: Keys that do not count.
-        folder: Where the files are written.
+        settings: The user's settings.
+        left_out: Keys to exclude.
+        folder: The folder for temporary files.
 
     Raises:
-        UserError: A bundle is in two of the source's own splits, or a class has too few bundles for the splits.
+        UserError: A bundle is in two of the source's splits, or a class has too few bundles for the splits.
     """
 
     def __init__(self, listing: Listing, settings: DataSettings, left_out: frozenset[bytes], folder: Path) -> None:
@@ -104,10 +104,10 @@ class Bundles:
             self._assign(run_rows(file, run), examples, bundles)
         present = {name: {label for (_, label), counts in self.divided.items() if counts.get(name)} for name in SPLITS}
         labels = sorted({label for _, label in self._groups})
-        check_every_class(labels, present, "data.group_by leaves {split} nothing of {label}: it has too few groups")
+        check_every_class(labels, present, "{label} has too few groups for the split {split}; change data.group_by")
 
     def open_table(self) -> Callable[[bytes], str]:
-        """What finds the split of a bundle by its hash."""
+        """Return a function that finds the split of a bundle by its hash."""
         if not self._table.stat().st_size:
             raise ValueError("there are no bundles")
         with self._table.open("rb") as file:
@@ -121,7 +121,7 @@ class Bundles:
         return split_of
 
     def _sort(self, file: BinaryIO) -> tuple[Run, Counter[str], Counter[str]]:
-        """All bundles' portions, sorted; how many examples and how many bundles each class has to be divided."""
+        """Return the sorted portions of all bundles, and the numbers of divisible examples and bundles by class."""
         runs: list[Run] = []
         portions = self._portions()
         while piece := list(itertools.islice(portions, index.MOST_ROWS_LISTED)):
@@ -141,7 +141,7 @@ class Bundles:
         return append_run(file, counted()), examples, bundles
 
     def _portions(self) -> Iterator[bytes]:
-        """What each bundle has of each group, group by group."""
+        """Yield the portion of each bundle in each group, group by group."""
         for number, group in enumerate(self._groups):
             rows = itertools.chain.from_iterable(self._listing.rows(group))
             staying = (row for row in rows if row_key(row) not in self._left_out)
@@ -152,7 +152,7 @@ class Bundles:
                 yield PORTION.pack(bundle, number, count) + key
 
     def _assign(self, portions: Iterator[bytes], examples: Counter[str], bundles: Counter[str]) -> None:
-        """Give each bundle to a split, and write that to the table."""
+        """Assign each bundle to a split and write the table."""
         chooser = Chooser(split_shares({split for split, _ in self._groups}, self._settings.split), examples, bundles)
         with self._table.open("wb") as table:
             for bundle, found in itertools.groupby(portions, key=_bundle):
@@ -180,21 +180,21 @@ class Bundles:
             f"The group{name} is in {len(keys)} splits of the source: {examples}.",
             setting="data.group_by",
             value=self._settings.group_by,
-            allowed="groups that are in one split each",
+            allowed="groups with all examples in one split",
             fix="move the examples of the group to one split, or remove data.group_by",
         )
 
 
 class Chooser:
-    """Chooses splits for bundles, one after the other.
+    """Chooses a split for one bundle after the other.
 
-    A split's need of a class is how far it is from its share of the class's examples; a bundle goes where it brings
-    the squared needs down most. The last bundles of a class go where the class is still missing.
+    Each bundle goes to the split where it reduces the squared differences between actual and target class counts most.
+    The last bundles of a class go to splits that still lack the class.
 
     Args:
-        shares: The share of each split.
-        examples: How many examples of each class there are.
-        bundles: How many bundles have examples of each class.
+        shares: The fraction of each split.
+        examples: The number of examples of each class.
+        bundles: The number of bundles that contain each class.
     """
 
     def __init__(self, shares: Mapping[str, float], examples: Mapping[str, int], bundles: Mapping[str, int]) -> None:
@@ -207,7 +207,7 @@ class Chooser:
         self._left = dict(bundles)
 
     def choose(self, counts: Mapping[str, int]) -> str:
-        """The split of the next bundle, which has so many examples of each class."""
+        """Choose the split of the next bundle; `counts` are its numbers of examples by class."""
         candidates = list(self._have)
         for label in counts:
             missing = [split for split in candidates if not self._have[split][label]]
@@ -221,7 +221,7 @@ class Chooser:
         return split
 
     def _cost(self, split: str, counts: Mapping[str, int]) -> float:
-        """By how much the squared need grows, as a share of what the split is to have."""
+        """Return the change of the squared differences, relative to the split's targets."""
         have, targets = self._have[split], self._targets[split]
         return sum(
             count * (2 * (have[label] - targets[label]) + count) / targets[label] for label, count in counts.items()

@@ -1,9 +1,9 @@
-"""The list of all examples, on disk: sorted by a hash, divided among splits, dealt to shards.
+"""The on-disk list of all examples: sorted by hash, divided among splits, dealt to shards.
 
-However many examples there are, few of them are in memory at once. Each part of a source is listed by one process
-into a file: a group's (split of its own, class) examples as runs sorted by the hash of seed and key, merged to one.
-An example's rank in its group says its split and its shard, so neither depends on the order in which a folder lists
-its files, nor on the number of workers. Within a shard, other bits of the same hash say the order.
+Memory use does not depend on the number of examples. One process lists each part of a source into a file; the examples
+of a group (source split, class) are stored as runs sorted by the hash of seed and key, merged into one. An example's
+rank in its group determines its split and shard, which therefore do not depend on the order of directory entries or on
+the number of workers. Other bits of the same hash determine the order within a shard.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from pydantic import BaseModel
 from slipway.components.prepare_data.listing.split import Amount
 from slipway.components.prepare_data.sources.source import Group, Ignored, Source
 
-# A row is hash (12 bytes: 8 rank it in its group, 4 in its shard), size, place, stamp, the key's length, and the key.
+# A row: hash (8 bytes for the rank in the group, 4 for the order in the shard), size, place, stamp, key length, key.
 ROW = struct.Struct(">QQQI")
 RANK_BYTES = 8
 HASH_BYTES = 12
 LABEL_BYTES = 4
 ROW_SIZE = struct.Struct(">Q").unpack_from
 ROW_AFTER_RANK = struct.Struct(">IQQQI")
-# How many rows are in memory: while a part is listed, in a piece of a file, and before shards' lists are appended to.
+# Rows in memory while a part is listed, in a piece of a file, and before they are appended to the lists of shards.
 MOST_ROWS_LISTED = 8192
 PIECE_ROWS = 1024
 MOST_ROWS_DEALT = 8192
 
-# The bundle of an example, by its key and by what its source says of it; see `bundles`.
+# Returns the bundle of an example from its key and the group that its source names; see `groups`.
 BundleOf = Callable[[bytes, bytes], bytes]
 
-# One example as a shard's writer sees it: its key, its label, its bytes, its place; see `Entry`.
+# An example for a shard's writer: key, label, size in bytes and place; see `Entry`.
 Example = tuple[bytes, int, int, int]
 
 
 @dataclass(frozen=True)
 class Run:
-    """Sorted rows in a part's file: where their pieces begin, and their SHA-256 (hex)."""
+    """Sorted rows in a part's file: the offsets of their pieces and their SHA-256 (hex)."""
 
     places: list[int]
     digest: str
@@ -52,7 +52,7 @@ class Run:
 
 @dataclass
 class GroupList:
-    """One group's examples in one part: their amount, and their rows: several runs, or, when it is listed, one."""
+    """A group's examples in one part: their amount and their runs, which are merged into one after listing."""
 
     examples: int = 0
     bytes: int = 0
@@ -61,7 +61,7 @@ class GroupList:
 
 @dataclass
 class PartList:
-    """One part of a source, listed: its file, its groups, what was ignored, and a digest of keys, sizes and stamps."""
+    """A listed part of a source: its file, groups, ignored files, and a digest of keys, sizes and stamps."""
 
     path: Path
     groups: dict[Group, GroupList]
@@ -70,9 +70,9 @@ class PartList:
 
 
 def list_part(source: Source, part: Any, seed: int, path: Path, bundle_of: BundleOf | None = None) -> PartList:
-    """List one part into the file `path`; the digest is the same in whatever order the source gives the entries.
+    """List one part into the file `path`; the digest does not depend on the order of the entries.
 
-    `bundle_of` finds what an example has to stay together with: then that says the rank, which all of it shares.
+    With `bundle_of`, the rank of an example is the hash of its bundle.
     """
     salt = struct.pack(">Q", seed)
     ignored = Ignored()
@@ -107,7 +107,7 @@ def list_part(source: Source, part: Any, seed: int, path: Path, bundle_of: Bundl
 
 
 def _write_runs(file: BinaryIO, rows: dict[Group, list[bytes]], groups: dict[Group, GroupList]) -> None:
-    """Write each group's rows as one sorted run, and forget them."""
+    """Write each group's rows as one sorted run and clear them."""
     for group, found in rows.items():
         found.sort()
         listed = groups.setdefault(group, GroupList())
@@ -149,7 +149,7 @@ def _group_order(group: Group) -> tuple[str, str]:
 
 
 class Summary(BaseModel):
-    """What a data set's identity takes of a listing: the amount of each (split, class), and a digest of everything."""
+    """The part of a listing that identifies a data set: the amount of each (split, class) and a digest."""
 
     amounts: list[tuple[str | None, str, Amount]]
     digest: str
@@ -165,7 +165,7 @@ class Listing:
 
     Attributes:
         groups: Each group's amount.
-        ignored: What is no example.
+        ignored: Files and examples that were ignored.
         digest: SHA-256 (hex) of all keys, labels, sizes and stamps.
     """
 
@@ -186,22 +186,22 @@ class Listing:
         self.digest = digest.hexdigest()
 
     def examples(self) -> int:
-        """How many examples there are."""
+        """Return the number of examples."""
         return sum(amount.examples for amount in self.groups.values())
 
     def summary(self) -> Summary:
-        """The listing's summary."""
+        """Return the summary of the listing."""
         return Summary(amounts=[(*group, amount) for group, amount in self.groups.items()], digest=self.digest)
 
     def counts_without(self, left_out: frozenset[bytes]) -> dict[Group, int]:
-        """How many examples of each group stay without those keys."""
+        """Return the number of examples of each group, excluding the keys in `left_out`."""
         return {
             group: amount.examples - sum(row_key(row) in left_out for piece in self.rows(group) for row in piece)
             for group, amount in self.groups.items()
         }
 
     def rows(self, group: Group) -> Iterator[list[bytes]]:
-        """A group's rows in the order of their ranks, piece by piece."""
+        """Yield a group's rows in the order of their ranks, in pieces."""
         holders = [part for part in self._parts if group in part.groups]
         if len(holders) == 1:
             with holders[0].path.open("rb") as file:
@@ -224,16 +224,16 @@ class Listing:
 
 
 class Dealer:
-    """Deals a listing's rows to the lists of shards: files in `folder`, one a shard, appended to bit by bit.
+    """Deals a listing's rows to the lists of shards, one file per shard.
 
     Args:
         listing: The examples.
-        divided: How many of each group's go to which split.
-        shards: How many shards each split has.
-        left_out: Keys to leave out; `divided` counts without them.
-        classes: The classes, whose places are the labels.
-        copies: Keys that are left out of the split they go to, which nothing else takes their place in.
-        split_of: The split of a bundle by its hash, where bundles stay together.
+        divided: The number of examples of each group in each split.
+        shards: The number of shards of each split.
+        left_out: Keys to skip; they are not counted in `divided`.
+        classes: The classes in the order of their labels.
+        copies: Keys to drop from their split without replacing them by other examples.
+        split_of: Returns the split of a bundle by its hash; set with data.group_by.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class Dealer:
         self._rows: dict[tuple[str, int], list[tuple[bytes, list[bytes]]]] = {}
 
     def deal(self, folder: Path) -> None:
-        """Write the lists: every split's shards differ by one example at most, in all and in each class."""
+        """Write the lists; the shards of a split differ by at most one example, in total and per class."""
         dealt = dict.fromkeys(self._shards, 0)
         held = 0
         for group in self._divided:
@@ -272,7 +272,7 @@ class Dealer:
         self._append(folder)
 
     def _stretches(self, group: Group) -> Iterator[tuple[str, list[bytes]]]:
-        """A group's rows in the order of their ranks, and which split takes them."""
+        """Yield a group's rows in the order of their ranks, with the split that they belong to."""
         if self._split_of:
             for piece in self._pieces(group):
                 for bundle, found in itertools.groupby(piece, key=lambda row: row[:RANK_BYTES]):
@@ -298,7 +298,7 @@ class Dealer:
                 yield piece
 
     def _deal_rows(self, split: str, dealt: int, label: int, rows: list[bytes]) -> None:
-        """Give the split's shards one row each, in turn, from where the last turn ended."""
+        """Deal the rows to the split's shards round-robin, continuing after the last shard dealt to."""
         shards = self._shards[split]
         for turn in range(min(shards, len(rows))):
             shard = (dealt + turn) % shards
@@ -312,17 +312,17 @@ class Dealer:
 
 
 def row_key(row: bytes) -> bytes:
-    """The key in a row."""
+    """Return the key in a row."""
     return row[HASH_BYTES + ROW.size :]
 
 
 def list_path(folder: Path, split: str, shard: int) -> Path:
-    """The file that holds the list of one shard's examples."""
+    """Return the path of the list of a shard's examples."""
     return folder / f"{split}-{shard:05d}.list"
 
 
 def read_list(path: Path) -> Iterator[Example]:
-    """One shard's examples, in the order in which they are written."""
+    """Yield a shard's examples in the order in which they are written."""
     rows: list[bytes] = []
     with path.open("rb") as file:
         while file.peek(1):

@@ -1,4 +1,4 @@
-"""How a listing is divided among splits and shards, and which set that is."""
+"""Plan how a listing is divided among splits and shards; compute the data set's fingerprint."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Group, Source
 from slipway.components.prepare_data.validation.sampling import check_for
 
-# Part of every fingerprint: to be raised when other bytes would be written for the same source and settings.
+# Part of every fingerprint. Increment it if the bytes written for the same source and settings change.
 FORMAT = 1
 IDENTITY_DIGITS = 16
-# What a record takes beside the image: the frame, the fields' names and lengths, the key.
+# Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120
-# Settings that most sources have no use for; they are not told of where they are not set.
+# Settings that most sources do not use; omitted from the stored settings if they are not set.
 DESCRIBING = ("features", "image", "label")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a listing is divided.
+    """The division of a listing among splits and shards.
 
     Attributes:
         classes: The classes, in the order of their labels.
-        divided: How many of each group's examples go to which split.
-        shards: How many shards each split has.
-        bytes: What all shards take, about.
+        divided: The number of examples of each group in each split.
+        shards: The number of shards of each split.
+        bytes: The approximate size of all shards.
     """
 
     classes: list[str]
@@ -43,7 +43,7 @@ class Plan:
 
     @classmethod
     def of(cls, source: Source, groups: Mapping[Group, Amount], settings: DataSettings, replicas: int) -> Plan:
-        """The plan for all examples.
+        """Plan the division of all examples.
 
         Raises:
             UserError: A class has no image for one of the splits.
@@ -58,11 +58,11 @@ class Plan:
         return cls(classes, divided, shards, sum(amount.bytes for amount in amounts.values()))
 
     def dividing(self, divided: dict[Group, dict[str, int]], copies: Iterable[str]) -> Plan:
-        """The plan with other counts, as images were left out or stay together; the number of shards is kept.
+        """Return the plan with other counts, after images were skipped or grouped; the number of shards is kept.
 
         Args:
-            divided: How many of each group's examples go to which split.
-            copies: The split of each image that is then dropped from it.
+            divided: The number of examples of each group in each split.
+            copies: The split of each image that is dropped from it afterwards.
         """
         dropped = Counter(copies)
         sizes = {name: sum(parts.get(name, 0) for parts in divided.values()) - dropped[name] for name in SPLITS}
@@ -70,12 +70,12 @@ class Plan:
         return Plan(self.classes, divided, shards, self.bytes)
 
     def examples(self) -> int:
-        """How many examples all splits have."""
+        """Return the number of examples in all splits."""
         return sum(sum(parts.values()) for parts in self.divided.values())
 
 
 def _split_amount(name: str, groups: Mapping[Group, Amount], divided: Mapping[Group, Mapping[str, int]]) -> Amount:
-    """The examples of a split and, about, the bytes of their records."""
+    """Return the number of examples in a split and the approximate size of their records."""
     examples, size = 0, 0
     for group, parts in divided.items():
         count = parts.get(name, 0)
@@ -87,19 +87,19 @@ def _split_amount(name: str, groups: Mapping[Group, Amount], divided: Mapping[Gr
 
 @dataclass(frozen=True)
 class Target:
-    """The set that is wanted: how it is divided, and the SHA-256 (hex) of all that its bytes depend on."""
+    """The data set to prepare: its plan, and the SHA-256 (hex) of everything that its bytes depend on."""
 
     plan: Plan
     fingerprint: str
 
     @property
     def identity(self) -> str:
-        """The name of its folder."""
+        """The name of the data set's folder."""
         return self.fingerprint[:IDENTITY_DIGITS]
 
     @classmethod
     def of(cls, source: Source, listed: Summary, settings: DataSettings, replicas: int, name: str) -> Target:
-        """The set of what is listed.
+        """Return the target for a listing.
 
         Raises:
             UserError: A class has no image for one of the splits.
@@ -119,7 +119,7 @@ class Target:
 
 
 def stored_settings(settings: DataSettings, name: str, images: int) -> dict[str, Any]:
-    """The settings on which the bytes of a set of so many images depend."""
+    """Return the settings on which the bytes of a data set of `images` images depend."""
     found = settings.model_dump(mode="json", exclude={"source", "store", "workers", "tfds", "beam"})
     found["check"] = check_for(settings, images)
     if found["check"] != "sample":

@@ -1,4 +1,4 @@
-"""How many examples of each class go to each split, and how many shards a split has."""
+"""The number of examples of each class in each split, and the number of shards of a split."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from slipway.components.prepare_data.settings import SplitFractions
 from slipway.components.prepare_data.sources.source import SPLITS, Group
 from slipway.core.errors import UserError
 
-# Several shards let several cores write and read one set, so a set that fills fewer than this many shards of the
-# target size gets more, as long as each holds a useful number of examples, or a useful number of bytes.
+# Several cores can write and read a data set only if it has several shards. A data set with fewer shards of the target
+# size than this gets more, as long as each shard has enough examples or bytes.
 PARALLEL_SHARDS = 16
 USEFUL_SHARD_EXAMPLES = 2048
 USEFUL_SHARD_BYTES = 4_000_000
-# A shard's list of examples is ordered in memory.
+# Limited because a shard's list of examples is sorted in memory.
 MOST_SHARD_EXAMPLES = 65_536
 
 
 @dataclass(frozen=True)
 class Amount:
-    """Some examples: how many, and their bytes together."""
+    """A number of examples and their total size in bytes."""
 
     examples: int
     bytes: int
 
 
 def portions(count: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """`count` examples divided by `shares`, at least one for each, else as near as whole numbers come.
+    """Divide `count` examples in proportion to `shares`, rounded to integers, at least one for each.
 
-    `count` is at least the number of shares. The result has the shares' order and sums to `count`.
+    `count` must be at least the number of shares. The result has the order of `shares` and sums to `count`.
     """
     whole = sum(shares.values())
     exact = {name: count * share / whole for name, share in shares.items()}
@@ -45,18 +45,18 @@ def portions(count: int, shares: Mapping[str, float]) -> dict[str, int]:
 
 
 def split_shares(own: Collection[str | None], fractions: SplitFractions) -> dict[str, float]:
-    """What is divided among which splits, by which shares: those that the source lacks, and train."""
+    """Return the fractions of the splits to create: train, and the splits that the source does not define."""
     wanted = fractions.model_dump()
     return {name: wanted[name] for name in (*SPLITS[1:], "train") if name == "train" or name not in own}
 
 
 def divide(groups: Mapping[Group, int], fractions: SplitFractions) -> dict[Group, dict[str, int]]:
-    """How many examples of each group go to which split, every class into all three.
+    """Return the number of examples of each group in each split; every class is in all three splits.
 
-    A source's own splits are kept. Those that it lacks are taken from train, by their fraction of what is divided.
+    Splits defined by the source are kept. The others are taken from train, in proportion to their fractions.
 
     Raises:
-        UserError: A class has too few images for the splits, by name.
+        UserError: A class has too few images for the splits.
     """
     own = {split for split, _ in groups}
     shares = split_shares(own, fractions)
@@ -77,7 +77,7 @@ def divide(groups: Mapping[Group, int], fractions: SplitFractions) -> dict[Group
 
 
 def shard_count(amount: Amount, replicas: int, shard_megabytes: int) -> int:
-    """How many shards hold `amount`: of the target size, at least one for each replica, none empty."""
+    """Return the number of shards for `amount`: of the target size, at least one per replica, none empty."""
     by_size = -(-amount.bytes // (shard_megabytes * 1_000_000))
     by_examples = -(-amount.examples // MOST_SHARD_EXAMPLES)
     useful = max(amount.examples // USEFUL_SHARD_EXAMPLES, amount.bytes // USEFUL_SHARD_BYTES)
@@ -91,20 +91,20 @@ def _too_few(label: str, count: int, shares: Mapping[str, float], split: str | N
     names = [name for name in SPLITS if name in shares]
     listed = ", ".join(names[:-1]) + f" and {names[-1]}"
     return UserError(
-        f"The class {label!r} has {images}{where}; each of {listed} needs one of them.",
+        f"The class {label!r} has {images}{where}; {listed} need at least one each.",
         setting="data.source",
-        allowed=f"at least {len(names)} images a class",
+        allowed=f"at least {len(names)} images per class",
         fix=f"add images to the class {label!r}, or remove its folder",
     )
 
 
 def check_every_class(classes: list[str], present: Mapping[str, Collection[str]], fix: str) -> None:
-    """Refuse a class that one of the splits has no example of.
+    """Check that every split has examples of every class.
 
     Args:
         classes: All classes.
-        present: The classes that each split has examples of.
-        fix: What fixes it, with places for the class's and the split's name.
+        present: The classes of each split's examples.
+        fix: A format string for the fix, with {label} and {split}.
     """
     for name in SPLITS:
         for label in classes:

@@ -1,6 +1,6 @@
-"""The files by which `tensorflow_datasets.builder_from_directory` reads a prepared set.
+"""Write the metadata files with which `tensorflow_datasets.builder_from_directory` reads a prepared data set.
 
-They are written by hand, as importing tensorflow_datasets (and with it TensorFlow) takes longer than most sets.
+They are written without tensorflow_datasets, whose import (with TensorFlow) takes longer than preparing most data sets.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _FEATURES = "tensorflow_datasets.core.features."
 
 
 def write_dataset_info(folder: Path, manifest: Manifest, source: Source) -> None:
-    """Write `dataset_info.json`, `features.json` and the classes' names beside the shards.
+    """Write `dataset_info.json`, `features.json` and the class names to the folder of the shards.
 
     Args:
-        folder: Where the shards are.
-        manifest: What is in them.
-        source: What they were made of, which knows the further features.
+        folder: The folder of the shards.
+        manifest: The data set's manifest.
+        source: The data set's source, which describes the additional features.
     """
     (folder / "dataset_info.json").write_text(_json(_dataset_info(manifest)), encoding="utf-8")
     (folder / "features.json").write_text(_json(_features(manifest, source.features)), encoding="utf-8")
@@ -46,7 +46,7 @@ def _dataset_info(manifest: Manifest) -> dict[str, Any]:
 
 
 def _features(manifest: Manifest, further: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    # -1 stands for any: the stored images have their own sizes where the reader resizes them.
+    # -1 stands for any size: stored images keep their sizes if they are resized when read.
     height, width = (-1, -1) if manifest.resize else manifest.image_size
     image: dict[str, Any] = {
         "dtype": "uint8",

@@ -1,4 +1,4 @@
-"""The statistics page of a prepared set, on the base of `slipway.components.page`."""
+"""The statistics page of a prepared data set, based on `slipway.components.page`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_CHARACTERS = 80
 
 @dataclass(frozen=True)
 class Sample:
-    """One image on the page: its bytes as a data: URI, its class, its key."""
+    """A sample image on the page: its bytes as a data: URI, its class and its key."""
 
     uri: str
     label: str
@@ -40,7 +40,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """One class on the page, and its images in each split."""
+    """A class on the page, with its number of images in each split."""
 
     name: str
     counts: list[int]
@@ -52,7 +52,7 @@ class ClassCounts:
 
 @dataclass(frozen=True)
 class FurtherFeature:
-    """An additional feature on the page: name, kind, and its values in some examples: texts, or images' URIs."""
+    """An additional feature on the page: name, kind, and values of some examples as texts or image URIs."""
 
     name: str
     kind: str
@@ -61,7 +61,7 @@ class FurtherFeature:
 
 
 def write_statistics(folder: Path, manifest: Manifest, tally: Tally, ignored: Ignored) -> None:
-    """Write `statistics.html` beside the shards: class balance, sizes, samples, features, skipped images."""
+    """Write `statistics.html` to the shards' folder: class balance, sizes, samples, features, skipped images."""
     classes = class_counts(manifest)
     content = page.render(
         TEMPLATE,
@@ -80,14 +80,14 @@ def write_statistics(folder: Path, manifest: Manifest, tally: Tally, ignored: Ig
 
 
 def class_counts(manifest: Manifest) -> list[ClassCounts]:
-    """The classes with their images in each split: in the data set's order, or where many the largest first."""
+    """Return the image counts of each class, in label order, or by descending size if there are many classes."""
     splits = manifest.splits.values()
     rows = [ClassCounts(name, [split.classes[name] for split in splits]) for name in manifest.classes]
     return rows if len(rows) <= CLASSES_SHOWN else sorted(rows, key=lambda row: -row.total)
 
 
 def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:
-    """Some images from the beginning of the first training shard, as evenly from the classes as that has them."""
+    """Yield images from the start of the first training shard, balanced across classes where possible."""
     most = -(-SAMPLES // len(manifest.classes))
     found: dict[int, list[Sample]] = {}
     with (folder / manifest.splits["train"].shards[0].file).open("rb") as file:
@@ -102,7 +102,7 @@ def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:
 
 
 def further_features(folder: Path, manifest: Manifest) -> list[FurtherFeature]:
-    """The additional features, each with its values in the first examples of the first training shard."""
+    """Return the additional features with their values in the first examples of the first training shard."""
     found = {name: FurtherFeature(name, kind, [], []) for name, kind in manifest.features.items()}
     if not found:
         return []
@@ -125,7 +125,7 @@ def further_features(folder: Path, manifest: Manifest) -> list[FurtherFeature]:
 
 
 def _shown(key: str, name: str, feature: bytes) -> str:
-    """The values of a stored feature as a short text, with their place in the feature where they lie in it."""
+    """Format the values of a stored feature as a short text; nested features are prefixed with their path."""
     found = values(feature)
     texts = [readable(value) if isinstance(value, bytes) else f"{value:.6g}" for value in found[:MOST_VALUES]]
     text = ", ".join(texts) + (", …" if len(found) > MOST_VALUES else "")
@@ -135,7 +135,7 @@ def _shown(key: str, name: str, feature: bytes) -> str:
 
 
 def _inline(image: bytes) -> str:
-    """The image as a data: URI, made smaller where it is large."""
+    """Return the image as a data: URI, scaled down if it is large."""
     encoding = "png" if image.startswith(b"\x89PNG") else "jpeg"
     if len(image) > LARGEST_INLINE:
         from PIL import Image

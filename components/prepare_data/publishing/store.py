@@ -1,8 +1,8 @@
-"""Where prepared sets lie, `<store>/<name>/<fingerprint>/`, and how one comes there whole or not at all.
+"""The store of prepared data sets, `<store>/<name>/<fingerprint>/`; data sets are published atomically.
 
-A set is made in a hidden work folder beside it and renamed when it is complete. A work folder belongs to whoever holds
-the lock beside it; the lock ends with the processes that hold it, however they end. So a work folder without a holder
-is what a killed run left: the next run of the same set goes on with it, a run of another set removes it.
+A data set is written to a hidden work folder next to its final folder and renamed when it is complete. A work folder is
+protected by a lock file, which is released when the processes that hold it end for any reason. A work folder that is
+not locked was left by a killed run: the next run of the same data set resumes in it, a run of another one removes it.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ WORK = re.compile(r"^\.([0-9a-f]{16})\.(work|lock)$")
 
 
 class Store:
-    """The prepared sets of one name.
+    """The prepared data sets of one name.
 
     Args:
-        location: The store: a folder or a gs:// URI, reached where Vertex AI mounts it.
-        name: The data sets' name.
+        location: The store: a folder, or a gs:// URI, which is accessed through Vertex AI's mount.
+        name: The name of the data sets.
     """
 
     def __init__(self, location: str, name: str) -> None:
         self.name = name
         self.folder = local_path(location).expanduser().absolute() / name
         self._uri = f"{location.rstrip('/')}/{name}" if is_remote(location) else str(self.folder)
-        # A mounted bucket has no renaming of folders and no changes inside a file: sets are made on the local disk.
+        # Mounted buckets do not support renaming folders or modifying files: data sets are written to the local disk.
         self._mounted = self.folder.is_relative_to(remote.CLOUD_MOUNT)
         self._work_root = Path(tempfile.gettempdir()) / "slipway" / name if self._mounted else self.folder
 
     def path(self, identity: str) -> Path:
-        """The folder of the set with this identity (the fingerprint's first 16 digits)."""
+        """Return the folder of the data set with this identity (the first 16 digits of the fingerprint)."""
         return self.folder / identity
 
     def uri(self, identity: str) -> str:
-        """The same as others are told: a path, or a gs:// URI."""
+        """Return the data set's path or gs:// URI, as recorded in results."""
         return f"{self._uri}/{identity}"
 
     def complete(self, identity: str) -> Manifest | None:
-        """The manifest of the set, None where there is no complete one.
+        """Return the manifest of the data set, or None if there is no complete one.
 
         Raises:
-            UserError: A shard is missing or has not the size that was written.
+            UserError: A shard is missing or has a different size.
         """
         folder = self.path(identity)
         if not (folder / manifest.FILE_NAME).is_file():
@@ -73,14 +73,14 @@ class Store:
         return found
 
     def recall(self, name: str | None) -> Summary | None:
-        """The summary that is remembered under `name`."""
+        """Return the listing summary cached under `name`."""
         try:
             return Summary.model_validate_json(self._summary_path(name).read_bytes()) if name else None
         except (OSError, ValidationError):
             return None
 
     def remember(self, name: str | None, summary: Summary) -> None:
-        """Keep the summary of a listing under `name`; without one, there is nothing to go by."""
+        """Cache the summary of a listing under `name`, unless it is None."""
         if name:
             replace_file(self._summary_path(name), summary.model_dump_json().encode())
 
@@ -89,10 +89,10 @@ class Store:
 
     @contextlib.contextmanager
     def work_folder(self, identity: str | None = None, *, beside: bool = False) -> Iterator[Path]:
-        """A folder for the work on the set with this identity, or for anything else, gone afterwards.
+        """Create a temporary work folder for the data set with this identity, or for another purpose.
 
-        Only one process at a time has a set's work folder: others wait. What a killed one left in it is there.
-        With `beside` it lies in the store, wherever that is, so that other machines reach it.
+        Only one process at a time can have a data set's work folder; others wait. It may contain files of a killed run.
+        With `beside`, the folder is in the store itself, so that other machines can access it.
         """
         identity = identity or secrets.token_hex(8)
         root = self.folder if beside else self._work_root
@@ -107,11 +107,11 @@ class Store:
                     shutil.rmtree(folder, ignore_errors=True)
         finally:
             for path in made:
-                with contextlib.suppress(OSError):  # it holds something now
+                with contextlib.suppress(OSError):  # it is no longer empty
                     path.rmdir()
 
     def remove_leftovers(self, but: str) -> None:
-        """Remove what killed runs left, but for the set with the identity `but`."""
+        """Remove work folders of killed runs, except that of the data set with the identity `but`."""
         for root in {self._work_root, self.folder}:
             names = root.iterdir() if root.is_dir() else ()
             for name in {found[1] for path in names if (found := WORK.match(path.name))} - {but}:
@@ -120,9 +120,9 @@ class Store:
                         shutil.rmtree(root / f".{name}.work", ignore_errors=True)
 
     def publish(self, finished: Path, identity: str) -> None:
-        """Let the set that lies in `finished` appear under its identity."""
+        """Publish the data set in the folder `finished` under its identity."""
         target = self.path(identity)
-        if target.exists():  # without a manifest: nobody's complete set
+        if target.exists():  # without a manifest, so incomplete
             shutil.rmtree(target)
         if self._mounted:
             self._copy(finished, target)
@@ -132,22 +132,22 @@ class Store:
         sync(self.folder)
 
     def _copy(self, finished: Path, target: Path) -> None:
-        """Copy into the bucket, or move within it, the manifest last, as it is what makes a set complete."""
+        """Copy the files into the bucket, or move them within it; the manifest last, because it marks completion."""
         target.mkdir(parents=True)
         for path in sorted(finished.iterdir(), key=lambda path: (path.name == manifest.FILE_NAME, path.name)):
             if finished.is_relative_to(self.folder):
-                path.rename(target / path.name)  # of one file, which the bucket does itself
+                path.rename(target / path.name)  # renaming single files is supported by the mount
             else:
                 shutil.copyfile(path, target / path.name)
 
 
 @contextlib.contextmanager
 def store_errors_named(store: Store, needed: int) -> Iterator[None]:
-    """Turn the errors of a store that is full or cannot be written into a `UserError`.
+    """Convert errors of a store that is full or not writable to a `UserError`.
 
     Args:
-        store: Where is written.
-        needed: The bytes that the set takes, 0 where that is not known.
+        store: The store.
+        needed: The size of the data set in bytes, or 0 if it is unknown.
     """
     try:
         yield
@@ -159,27 +159,27 @@ def store_errors_named(store: Store, needed: int) -> Iterator[None]:
                 f"The data set cannot be written to {store.folder}: {error.strerror}"
                 + (f" ({error.filename})." if error.filename else "."),
                 setting="data.store",
-                fix="set data.store to a folder that you can write to",
+                fix="set data.store to a writable folder",
             ) from None
         raise
 
 
 def require_room(store: Store, folder: Path, needed: int) -> None:
-    """Refuse to begin what the disk cannot hold."""
+    """Check that the disk has enough free space."""
     if shutil.disk_usage(folder).free < needed:
         raise no_room(store, needed)
 
 
 def no_room(store: Store, needed: int) -> UserError:
-    """The error of a full disk; the folder may be gone again."""
+    """Return the error for a full disk; the folder may have been removed already."""
     folder = next(path for path in (store.folder, *store.folder.parents) if path.exists())
     free = shutil.disk_usage(folder).free
-    size = f"it takes about {_megabytes(needed)}" if needed else "the work on it does not fit"
+    size = f"it needs about {_megabytes(needed)}" if needed else "its temporary files do not fit"
     return UserError(
-        f"There is no room for the data set in {store.folder}: {size}, {_megabytes(free)} are free.",
+        f"Not enough disk space for the data set in {store.folder}: {size}, {_megabytes(free)} are free.",
         setting="data.store",
         value=str(store.folder.parent),
-        fix="free space there, or set data.store to a folder on a larger disk",
+        fix="free disk space, or set data.store to a folder on a larger disk",
     )
 
 
@@ -188,7 +188,7 @@ def _megabytes(count: int) -> str:
 
 
 def _make_folders(path: Path) -> list[Path]:
-    """Make `path` and the folders above it; those that were not there, the deepest first."""
+    """Create `path` and its parents; return the folders that were created, deepest first."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     return missing
@@ -196,9 +196,9 @@ def _make_folders(path: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock `path`; gives whether it is held, which without `wait` it may not be.
+    """Hold the lock file `path`; yields whether it is held, which can be False only without `wait`.
 
-    Processes forked meanwhile hold it too: while a worker lives that its parent left behind, it is not free.
+    Processes forked meanwhile hold it too: an orphaned worker keeps the lock until it ends.
     """
     descriptor = _lock(path, wait)
     if descriptor is None:
@@ -214,7 +214,7 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
 def _lock(path: Path, wait: bool) -> int | None:
     told = False
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)  # a run that failed may just have removed it
+        path.parent.mkdir(parents=True, exist_ok=True)  # a failed run may have just removed it
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
@@ -224,10 +224,10 @@ def _lock(path: Path, wait: bool) -> int | None:
                     os.close(descriptor)
                     return None
                 if not told:
-                    events.message("Another run prepares this data set: waiting for it.")
+                    events.message("Another run is preparing this data set; waiting for it.")
                     told = True
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Whoever held the lock removed the file, and perhaps another one is there by now.
+            # The previous holder removed the file, and another process may have created a new one.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), path.stat()):
                     return descriptor

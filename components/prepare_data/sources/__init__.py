@@ -1,4 +1,4 @@
-"""The sources of examples: `open_source` finds the one that a setting names."""
+"""Data sources: `open_source` opens the one that data.source names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slipway.core.paths import local_path
 FORMS = {
     "digits": "digits",
     "images": "images:FOLDER or images:ARCHIVE (tar, tar.gz, zip)",
-    "csv": "csv:FILE (columns image, label and perhaps split)",
+    "csv": "csv:FILE (columns image, label and optionally split)",
     "tfds": "tfds:NAME[/CONFIG][:VERSION]",
     "tfrecord": "tfrecord:PATTERN",
 }
@@ -30,10 +30,10 @@ PLACES = {"digits": None, "images": "FOLDER", "csv": "FILE", "tfds": "NAME", "tf
 
 
 def open_source(settings: DataSettings) -> Source:
-    """The source that the setting data.source names.
+    """Open the source that data.source names.
 
     Raises:
-        UserError: There is no such kind of source, or it cannot be opened, or it has no columns to group by.
+        UserError: The source is unknown, cannot be opened, or has no column to group by.
     """
     reference, group_by = settings.source, settings.group_by
     kind, _, place = reference.partition(":")
@@ -51,18 +51,18 @@ def open_source(settings: DataSettings) -> Source:
 
 
 def look_at_source(settings: DataSettings) -> str:
-    """What there is to say of the source before anything is done: that it can be opened, or is still to be made.
+    """Check that the source can be opened; return a one-line description of it.
 
-    Of each part (a class folder, a file) only the first example is listed.
+    Lists only the first example of each part (a class folder, a file).
 
     Raises:
-        UserError: As `open_source`; or the source is not laid out as it must be, or a part has no example.
+        UserError: See `open_source`; also if the source's layout is invalid or a part has no example.
     """
     kind, _, place = settings.source.partition(":")
     if kind == "tfds" and find_set(place, settings) is None:
-        return f"{settings.source}, which TensorFlow Datasets prepares in {data_dir(settings)} first"
+        return f"{settings.source}, which TensorFlow Datasets first prepares in {data_dir(settings)}"
     source = open_source(settings)
-    if not isinstance(source, ModuleSource):  # which has taken its first example
+    if not isinstance(source, ModuleSource):  # its constructor reads the first example
         with tempfile.TemporaryDirectory(prefix="slipway-") as scratch:
             for part in source.parts():
                 next(iter(source.entries(part, Ignored(), Path(scratch))), None)
@@ -85,12 +85,12 @@ def _user_module(settings: DataSettings, kind: str, column: str | None) -> Sourc
 
 
 def _refuse_features(settings: DataSettings, column: str | None) -> None:
-    """Refuse settings of features that these sources, which have none but images and labels, would not use."""
+    """Reject feature settings for sources that have only images and labels."""
     unused = {"data.features": settings.features, "data.image": settings.image, "data.label": settings.label}
     for name, value in unused.items():
         if value is not None:
             raise UserError(
-                f"The source {settings.source} has no features but images and labels.", setting=name, value=value,
+                f"The source {settings.source} has no features except image and label.", setting=name, value=value,
                 fix=f"remove {name}, or list the images in a CSV file with their features",
             )  # fmt: skip
     if column is not None:
@@ -98,7 +98,7 @@ def _refuse_features(settings: DataSettings, column: str | None) -> None:
             f"The source {settings.source} has no columns.",
             setting="data.group_by",
             value=settings.group_by,
-            allowed="a regular expression with one group in parentheses, which is searched for in each example's key",
+            allowed="a regular expression with one capturing group, searched for in each example's key",
         )
 
 
@@ -106,7 +106,7 @@ def _no_source(reference: str) -> UserError:
     kind, colon, place = reference.partition(":")
     near = nearest(kind, FORMS)
     return UserError(
-        f"There is no source {reference!r}." if kind not in FORMS else f"The source {reference!r} is not complete.",
+        f"There is no source {reference!r}." if kind not in FORMS else f"The source {reference!r} is incomplete.",
         setting="data.source",
         value=reference,
         allowed=" or ".join((*FORMS.values(), MODULE)),
@@ -116,15 +116,15 @@ def _no_source(reference: str) -> UserError:
 
 
 def _as_written(kind: str, place: str) -> str:
-    """A source of this kind as it is written, with what the user wrote behind the colon."""
+    """Return a source reference of this kind, with the user's text after the colon."""
     usual = PLACES[kind]
     return f"{kind}:{place or usual}" if usual else kind
 
 
 def _looks_like_folder(reference: str, has_colon: bool) -> str | None:
-    """What fixes a reference that is a bare path."""
+    """Return the fix for a reference that is a bare path."""
     if not has_colon and re.search(r"[/\\.~]", reference):
-        return f"a folder of images is written images:{reference}"
+        return f"--set data.source=images:{reference}"
     return None
 
 

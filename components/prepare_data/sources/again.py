@@ -1,4 +1,4 @@
-"""A user's function called again, in another process, to see that it gives the same examples."""
+"""Call a user's function a second time, in another process, to check that it yields the same examples."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from slipway.core.errors import UserError
 
 DIGEST_BYTES = 8
 CALL = "from slipway.components.prepare_data.sources.user_module import main; main()"
-# The exit status of `main` where it has printed why it failed.
+# The exit status of `main` if it printed the reason of its failure.
 FAILED = 1
 
 
 class Again:
-    """The same function in another process, whose examples are compared with ours as they come."""
+    """The user's function in another process; its examples are compared with ours one by one."""
 
     def __init__(self, settings: DataSettings) -> None:
         self._settings = settings
 
     def __enter__(self) -> Again:
         self._errors = tempfile.TemporaryFile("w+")
-        # Another seed than ours, by which sets of strings come in another order.
+        # A different hash seed, so that sets of strings iterate in a different order.
         seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(
@@ -47,10 +47,10 @@ class Again:
         self._errors.close()
 
     def compare(self, number: int, expected: bytes) -> None:
-        """Compare an example's digest, b"" for the end.
+        """Compare an example's digest with the other process's; b"" stands for the end.
 
         Raises:
-            UserError: The other process has another.
+            UserError: The other process yielded a different one.
         """
         assert self._process.stdout is not None
         found = self._process.stdout.read(DIGEST_BYTES)
@@ -63,14 +63,14 @@ class Again:
             why = lines[-1] if code == FAILED and lines else f"it {how_it_ended(code)}"
             problem = f"{reference} failed when it was called a second time, in another process: {why}"
         elif found and expected:
-            problem = f"{reference} is not deterministic: example {number:,} is another one when it is called again."
+            problem = f"{reference} is not deterministic: example {number:,} differs when it is called again."
         else:
             more = "fewer" if expected else "more"
-            problem = f"{reference} is not deterministic: it gives {more} examples when it is called again."
+            problem = f"{reference} is not deterministic: it yields {more} examples when it is called again."
         raise UserError(
             problem,
             setting="data.source",
             value=reference,
-            allowed="a function that gives the same examples in the same order whenever and wherever it is called",
-            fix="seed what is random, sort what comes from sets and folders, leave out times",
+            allowed="a function that yields the same examples in the same order on every call",
+            fix="seed random generators, sort the contents of sets and folders, do not use the time",
         )

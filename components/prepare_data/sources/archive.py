@@ -1,7 +1,7 @@
-"""An archive of image files, read as a stream: tar, tar.gz, zip; laid out like a folder, perhaps inside another one.
+"""The source `images:ARCHIVE`: a tar, tar.gz or zip file with the layout of an image folder, at any depth.
 
-A tar or zip file is read where it lies: its list says where each image begins. A compressed tar can only be read from
-its beginning, so its images are kept side by side in one file while it is listed. Nothing is ever unpacked by name.
+Images in tar and zip files are read in place, at the offsets recorded while listing. A compressed tar can only be read
+sequentially, so its images are appended to one spool file while it is listed. Nothing is extracted by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slipway.core.paths import local_path
 ENDING = re.compile(r"\.(tar|tar\.gz|tgz|zip)$", re.IGNORECASE)
 SPOOL = "images"
 PIECE = 1 << 20
-# In place of where a member begins: it has no bytes of its own in the archive.
+# Used instead of the offset for members without data in the archive.
 LINK, SPARSE = 2**64 - 1, 2**64 - 2
 WITHOUT_BYTES = {
     LINK: "it is a link inside the archive",
@@ -61,7 +61,7 @@ class ArchiveSource(Plain):
         return [self.path]
 
     def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
-        """The archive's images; each one's class is, for now, the folder that it lies in."""
+        """Yield the archive's images. As class, each has its folder; `groups` derives class and split from it."""
         members = {"zip": _zip_members, "tar": _tar_members}.get(self._kind)
         try:
             with part.open("rb") as file:
@@ -70,7 +70,7 @@ class ArchiveSource(Plain):
                     yield from self._entry(member, ignored)
         except DAMAGED as error:
             if isinstance(error, OSError) and error.filename is None and error.errno is not None:
-                raise  # the disk's, not the archive's
+                raise  # an error of the disk, not of the archive
             raise self._unreadable(str(error)) from None
 
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
@@ -90,10 +90,10 @@ class ArchiveSource(Plain):
         key = posixpath.normpath(member.name)
         if key.startswith((b"/", b"../")) or key == b"..":
             raise UserError(
-                f"The entry {os.fsdecode(member.name)!r} of {self.path} leads out of the archive.",
+                f"The entry {os.fsdecode(member.name)!r} of {self.path} points outside the archive.",
                 setting="data.source",
                 value=self.reference,
-                fix="make the archive anew, from within the folder that it holds",
+                fix="create the archive again from inside the folder: tar -cf FILE.tar -C FOLDER .",
             )
         folder, _, name = key.rpartition(b"/")
         if any(part.startswith(b".") for part in key.split(b"/")):
@@ -112,7 +112,7 @@ class ArchiveSource(Plain):
 
 
 class Member(NamedTuple):
-    """A file in an archive: its name, its bytes (unpacked), a stamp, and where it begins (or LINK, SPARSE)."""
+    """A file in an archive: name, uncompressed size in bytes, stamp, and offset (or LINK, SPARSE)."""
 
     name: bytes
     size: int
@@ -130,7 +130,7 @@ def _tar_members(file: BinaryIO) -> Iterator[Member]:
 
 
 def _compressed_members(file: BinaryIO, spool: Path) -> Iterator[Member]:
-    """The members of a tar.gz; the bytes of images that are not too large are appended to `spool`."""
+    """Yield the members of a tar.gz and append the images that are not too large to `spool`."""
     place = 0
     with gzip.GzipFile(fileobj=file) as unpacked, spool.open("wb") as kept:
         with tarfile.open(fileobj=unpacked, mode="r|") as archive:
@@ -141,12 +141,12 @@ def _compressed_members(file: BinaryIO, spool: Path) -> Iterator[Member]:
                 content = archive.extractfile(found) if has_bytes and is_image(member.name) else None
                 while content and (piece := content.read(PIECE)):
                     place += kept.write(piece)
-        while unpacked.read(PIECE):  # up to the checksum at its end
+        while unpacked.read(PIECE):  # read to the end, where gzip verifies the checksum
             pass
 
 
 def _tar_infos(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The files and links of an archive, none of which stays in memory."""
+    """Yield the files and links of an archive without keeping them in memory."""
     while (found := archive.next()) is not None:
         archive.members = []  # type: ignore[attr-defined]
         if found.isreg() or found.issym() or found.islnk():
@@ -155,7 +155,7 @@ def _tar_infos(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 def _member(found: tarfile.TarInfo, place: int) -> Member:
     name = found.name.encode("utf-8", "surrogateescape")
-    # A time before 1970 is as good as any other stamp.
+    # Times before 1970 are negative; the stamp is unsigned.
     stamp = int(found.mtime) & 2**64 - 1
     if not found.isreg() or found.issparse():
         return Member(name, 0, stamp, SPARSE if found.isreg() else LINK)
@@ -163,7 +163,7 @@ def _member(found: tarfile.TarInfo, place: int) -> Member:
 
 
 class StretchReader(PlainReader):
-    """Reads images that lie in one file as they are."""
+    """Reads images stored uncompressed in one file."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -175,11 +175,11 @@ class StretchReader(PlainReader):
         while 0 < len(data) < size and (more := os.pread(self._descriptor, size - len(data), place + len(data))):
             data += more
         if len(data) != size:
-            raise Unusable("the archive ends inside it")
+            raise Unusable("the archive is truncated inside it")
         return data
 
 
-# A zip file's list of members, at its end: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
+# The central directory at the end of a zip file: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 ZIP_END = struct.Struct("<4s4H2LH")
 ZIP64_LOCATOR = struct.Struct("<4sLQL")
 ZIP64_END = struct.Struct("<4sQ2H2L4Q")
@@ -192,13 +192,13 @@ ENCRYPTED = 1
 
 
 def _zip_members(file: BinaryIO) -> Iterator[Member]:
-    """The members of a zip file, from the list at its end, one after the other (zipfile would hold them all)."""
+    """Yield the members of a zip file from its central directory (the module zipfile would hold them all in memory)."""
     count, start = _zip_list(file)
     file.seek(start)
     for _ in range(count):
         fields = ZIP_MEMBER.unpack(file.read(ZIP_MEMBER.size))
         if fields[0] != b"PK\x01\x02":
-            raise EOFError("its list of members is damaged")
+            raise EOFError("its central directory is damaged")
         time, day, checksum, packed, size, name_length, extra_length, comment_length = fields[5:13]
         name = file.read(name_length)
         size, place = _zip64_sizes(file.read(extra_length), size, packed, fields[16])
@@ -208,13 +208,13 @@ def _zip_members(file: BinaryIO) -> Iterator[Member]:
 
 
 def _zip_list(file: BinaryIO) -> tuple[int, int]:
-    """How many members there are, and where their list begins."""
+    """Return the number of members and the offset of the central directory."""
     length = file.seek(0, os.SEEK_END)
     file.seek(max(length - ZIP_LONGEST_END - ZIP64_LOCATOR.size, 0))
     tail = file.read()
     place = tail.rfind(b"PK\x05\x06")
     if place < 0:
-        raise EOFError("it has no list of members at its end")
+        raise EOFError("it has no central directory at its end")
     _, _, _, _, count, _, start, _ = ZIP_END.unpack_from(tail, place)
     if count == 0xFFFF or start == 0xFFFFFFFF:
         signature, _, place64, _ = ZIP64_LOCATOR.unpack_from(tail, place - ZIP64_LOCATOR.size)
@@ -226,7 +226,7 @@ def _zip_list(file: BinaryIO) -> tuple[int, int]:
 
 
 def _zip64_sizes(extra: bytes, size: int, packed: int, place: int) -> tuple[int, int]:
-    """Size and place of a member, of which those that do not fit 32 bits stand in the extra fields."""
+    """Return a member's size and offset; those that exceed 32 bits are in the extra fields."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, position)
@@ -241,7 +241,7 @@ def _zip64_sizes(extra: bytes, size: int, packed: int, place: int) -> tuple[int,
 
 
 class ZipReader(PlainReader):
-    """Reads a zip file's members, stored or deflated."""
+    """Reads stored and deflated members of a zip file."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -249,11 +249,11 @@ class ZipReader(PlainReader):
     def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
         header = os.pread(self._descriptor, ZIP_LOCAL.size, place)
         if len(header) < ZIP_LOCAL.size or not header.startswith(b"PK\x03\x04"):
-            raise Unusable("its place in the archive is damaged")
+            raise Unusable("its header in the archive is damaged")
         _, _, flags, method, _, _, checksum, _, _, name_length, extra_length = ZIP_LOCAL.unpack(header)
         if flags & ENCRYPTED or method not in (STORED, DEFLATED):
             raise Unusable(
-                "it is encrypted" if flags & ENCRYPTED else f"it is packed by method {method}, not by deflate"
+                "it is encrypted" if flags & ENCRYPTED else f"its compression method {method} is not supported"
             )
         start = place + ZIP_LOCAL.size + name_length + extra_length
         data = self._stored(start, size) if method == STORED else self._inflated(start, size)
@@ -285,7 +285,7 @@ class ZipReader(PlainReader):
 
 
 def _text(name: bytes) -> str:
-    """A folder's name; zip files from long ago hold other than UTF-8."""
+    """Decode a folder's name; old zip files use CP437 instead of UTF-8."""
     try:
         return name.decode("utf-8")
     except UnicodeDecodeError:

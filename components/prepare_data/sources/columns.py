@@ -1,4 +1,4 @@
-"""Further features whose kinds the user may describe: the columns of a table, what a function gives."""
+"""Additional features with optional kinds in data.features: columns of a CSV file, or fields that a function yields."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from slipway.core.errors import UserError, nearest
 
 
 def further_kinds(settings: DataSettings) -> dict[str, Kind]:
-    """The kinds in data.features, by name.
+    """Return the kinds in data.features, by name.
 
     Raises:
-        UserError: It is no mapping of names to kinds.
+        UserError: data.features is not a mapping of names to kinds.
     """
     described = settings.features
     if described is None:
         return {}
     if not isinstance(described, Mapping):
         raise UserError(
-            f"For the source {settings.source}, data.features is a mapping from names to kinds.",
+            f"For the source {settings.source}, data.features must be a mapping from names to kinds.",
             setting="data.features",
             value=described,
             allowed=features.ALLOWED,
@@ -34,7 +34,7 @@ def further_kinds(settings: DataSettings) -> dict[str, Kind]:
             found[name] = Kind.parse(str(text))
         except ValueError as error:
             raise UserError(
-                f"data.features describes {name} wrongly: {error}.",
+                f"data.features.{name} is invalid: {error}.",
                 setting=f"data.features.{name}",
                 value=text,
                 allowed=features.ALLOWED,
@@ -44,5 +44,5 @@ def further_kinds(settings: DataSettings) -> dict[str, Kind]:
 
 
 def stored_name(name: str) -> str:
-    """The name under which a further feature is stored: another one where it is called like one of ours."""
+    """Return the name under which an additional feature is stored; names that clash with ours get a prefix."""
     return f"source_{name}" if name in OWN else name

@@ -1,7 +1,7 @@
-"""A CSV file that lists images: the path of each, its class, and perhaps its split. Read as a stream.
+"""The source `csv:FILE`: a streamed list of images with their paths, classes and, optionally, splits.
 
-Its other columns are further features, text unless data.features names another kind. They are kept in a file while the
-list is read, as a row cannot be found again by its number.
+Other columns become additional features, of the kind text unless data.features specifies another one. Their values are
+spooled to a file while the list is read, because CSV rows cannot be accessed by number.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from slipway.core.paths import local_path
 IMAGE_COLUMNS = ("image", "path", "file")
 LABEL_COLUMNS = ("label", "class")
 SPLIT_COLUMN = "split"
-COLUMNS = "a first line that names the columns: image (or path, file), label (or class), and perhaps split"
+COLUMNS = "a header line with the columns image (or path, file), label (or class) and optionally split"
 MOST_MISSING_NAMED = 5
 SPOOL = "columns"
-# A column called nearly like one of ours is more likely a slip than a feature.
+# A column whose name is this similar to one of ours is more likely a typo than a feature.
 SLIP = 0.8
 
 
 class ManifestSource:
-    """The source `csv:FILE`: paths are relative to the file's folder, or absolute.
+    """The source `csv:FILE`. Image paths are absolute, or relative to the folder of the file.
 
     Args:
-        place: The file's path or gs:// URI.
-        settings: As the user gave them.
-        group_column: The column that says which examples have to stay together.
+        place: The path or gs:// URI of the file.
+        settings: The user's settings.
+        group_column: The column of the group, if data.group_by is set.
 
     Raises:
-        UserError: The file cannot be read, or has other columns.
+        UserError: The file cannot be read, or columns are missing.
     """
 
     def __init__(self, place: str, settings: DataSettings, group_column: str | None) -> None:
@@ -92,7 +92,7 @@ class ManifestSource:
             line = 1
             for line, row in rows:
                 if len(row) != header:
-                    raise self._mistake(f"Line {line} of {part} has {len(row)} columns, the first line has {header}.")
+                    raise self._mistake(f"Line {line} of {part} has {len(row)} columns; line 1 has {header}.")
                 values = {name: row[place].strip() for name, place in columns.items()}
                 key, label, split, group = self._values(values, line)
                 keys.add(key, line)
@@ -112,11 +112,11 @@ class ManifestSource:
                 raise self._mistake(f"{part} lists no images.")
             if twice := keys.twice():
                 key, one, other = twice
-                raise self._mistake(f"{readable(key)} is listed twice in {part}: in the lines {one} and {other}.")
+                raise self._mistake(f"{readable(key)} is listed twice in {part}: on lines {one} and {other}.")
         if missing:
             more = f"; and {missing_count - len(missing):,} more" if missing_count > len(missing) else ""
             raise self._mistake(
-                f"{missing_count:,} of the images that {part} lists cannot be read: {'; '.join(missing)}{more}.",
+                f"{missing_count:,} of the images listed in {part} cannot be read: {'; '.join(missing)}{more}.",
                 fix="correct the paths, or remove the lines",
             )
 
@@ -124,7 +124,7 @@ class ManifestSource:
         found = list(found)
         splits = {split for split, _ in found}
         if splits != {None} and "train" not in splits:
-            raise self._mistake(f"{self.path} has no image in the split train.")
+            raise self._mistake(f"{self.path} lists no image in the split train.")
         return {group: group for group in found}
 
     def stamp(self) -> None:
@@ -135,7 +135,7 @@ class ManifestSource:
         return ManifestReader(self.path.parent, scratch / SPOOL if self._further else None, images)
 
     def _rows(self, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
-        """Each row and the number of its (last) line; empty lines are none."""
+        """Yield each row with the number of its last line; skip empty lines."""
         reader = csv.reader(self._lines(file), strict=True)
         try:
             for row in reader:
@@ -150,14 +150,14 @@ class ManifestSource:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
                 raise self._mistake(
-                    f"Line {number} of {self.path} is not text in UTF-8.", fix="save the file as UTF-8"
+                    f"Line {number} of {self.path} is not valid UTF-8.", fix="save the file as UTF-8"
                 ) from None
             if "\0" in text:
-                raise self._mistake(f"Line {number} of {self.path} holds a zero byte.")
+                raise self._mistake(f"Line {number} of {self.path} contains a zero byte.")
             yield text
 
     def _columns(self, rows: Iterator[tuple[int, list[str]]]) -> tuple[int, dict[str, int], dict[str, int]]:
-        """How many columns there are, and the places of ours and of the further ones."""
+        """Return the number of columns, and the indices of our columns and of the additional ones."""
         _, names = next(rows, (1, []))
         names = [name.strip() for name in names]
         wanted = dict(self._columns_of)
@@ -175,7 +175,7 @@ class ManifestSource:
                 raise self._no_group_column(names)
             elif use != "split":
                 known = " or ".join(allowed)
-                raise self._mistake(f"Line 1 of {self.path} names no column {known}.", nearest(allowed[0], names))
+                raise self._mistake(f"Line 1 of {self.path} has no column {known}.", nearest(allowed[0], names))
         further = {
             name: place for place, name in enumerate(names) if all(places.get(use) != place for use in self._columns_of)
         }
@@ -183,7 +183,7 @@ class ManifestSource:
         return len(names), places, further
 
     def _check_further(self, names: list[str], further: dict[str, int]) -> None:
-        """Refuse further columns without a name of their own, or with one that looks like a slip."""
+        """Reject additional columns whose name is missing, duplicated or probably a typo."""
         known = {name for allowed in self._columns_of.values() for name in allowed} - set(names)
         counts = Counter(names)
         for name in further:
@@ -194,22 +194,22 @@ class ManifestSource:
             near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=SLIP)
             if near and name not in self._described and name != self._group_column:
                 raise self._mistake(
-                    f"Line 1 of {self.path} names a column that is not known: {name!r}.",
+                    f"Line 1 of {self.path} has an unknown column {name!r}.",
                     near[0],
-                    fix=f"rename it, or, if it is a feature of its own, say so: --set data.features.{name}=text",
+                    fix=f"rename the column, or declare it as a feature: --set data.features.{name}=text",
                 )
         for name, kind in self._described.items():
             if name not in further:
                 raise UserError(
-                    f"Line 1 of {self.path} names no column {name}.",
+                    f"Line 1 of {self.path} has no column {name}.",
                     setting=f"data.features.{name}",
                     value=str(kind),
-                    allowed=", ".join(further) or "no feature: all columns have their use",
+                    allowed=", ".join(further) or "no features: there are no additional columns",
                     nearest=nearest(name, further),
                 )
 
     def _features(self, row: list[str], line: int) -> list[tuple[bytes, bytes]]:
-        """The further features of a row; of an image, the path."""
+        """Return the additional features of a row; for an image, its path."""
         found = []
         for name, place in self._further.items():
             kind, text = self._kinds[name], row[place].strip()
@@ -224,19 +224,19 @@ class ManifestSource:
                     feature = kind.encode(kind.from_text(text))
             except Unusable as reason:
                 raise self._mistake(
-                    f"Line {line} of {self.path} has no {kind} in the column {name}: {reason}.",
+                    f"Line {line} of {self.path} has an invalid {kind} in the column {name}: {reason}.",
                     fix=f"correct the line, or set data.features.{name} to another kind",
                 ) from None
             found.append((stored_name(name).encode(), feature))
         return found
 
     def _values(self, values: dict[str, str], line: int) -> tuple[bytes, str, str | None, bytes]:
-        """The key, the class, the split and the group that a row names."""
+        """Return a row's key, class, split and group."""
         for use, value in values.items():
             if not value:
                 raise self._mistake(f"Line {line} of {self.path} has no {use}.")
         if not values["label"].isprintable():
-            raise self._mistake(f"Line {line} of {self.path} has a label that cannot be printed: {values['label']!r}.")
+            raise self._mistake(f"Line {line} of {self.path} has an unprintable label: {values['label']!r}.")
         split = None
         if "split" in values:
             split = SPLIT_FOLDERS.get(values["split"].lower())
@@ -251,10 +251,10 @@ class ManifestSource:
 
     def _no_group_column(self, names: list[str]) -> UserError:
         return UserError(
-            f"Line 1 of {self.path} names no column {self._group_column}.",
+            f"Line 1 of {self.path} has no column {self._group_column}.",
             setting="data.group_by",
             value=f"column:{self._group_column}",
-            allowed="column: and one of " + ", ".join(names),
+            allowed="column:NAME, where NAME is one of " + ", ".join(names),
             nearest=nearest(self._group_column or "", names),
         )
 
@@ -265,21 +265,21 @@ class ManifestSource:
 
 
 def _status(root: Path, key: bytes) -> os.stat_result | str:
-    """A file's status, or why there is none."""
+    """Return a file's status, or the reason why it is unavailable."""
     try:
         status = os.stat(os.path.join(os.fsencode(root), key))  # noqa: PTH116, PTH118
     except OSError as error:
         return error.strerror or "it cannot be read"
-    return status if stat.S_ISREG(status.st_mode) else "it is no file"
+    return status if stat.S_ISREG(status.st_mode) else "it is not a file"
 
 
 class ManifestReader:
-    """Reads files by paths that are relative to a folder, or absolute, and further columns.
+    """Reads images by absolute or relative paths, and the spooled additional features.
 
     Args:
-        root: The folder.
-        spool: The file of the further columns' features, where there are some.
-        images: The features that are paths of images, which are read too.
+        root: The folder of relative paths.
+        spool: The spool file of the additional features, if any.
+        images: The features that are image paths; their files are read as well.
     """
 
     def __init__(self, root: Path, spool: Path | None, images: list[bytes]) -> None:

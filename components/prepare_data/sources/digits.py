@@ -1,8 +1,8 @@
-"""scikit-learn's 1,797 handwritten digits, 8x8 pixels: real data that every installation has.
+"""The source `digits`: the 1,797 handwritten digits of scikit-learn, 8x8 pixels.
 
-The images are the test part of the UCI Optical Recognition of Handwritten Digits set, as scikit-learn ships it: a
-gzip file of comma-separated lines, 64 values from 0 to 16 and the digit. The file is read as it lies there, because
-importing scikit-learn takes longer than preparing the set.
+The images are the test part of the UCI Optical Recognition of Handwritten Digits data set, as shipped with
+scikit-learn: a gzip file of comma-separated lines with 64 values from 0 to 16 and the digit. The file is read directly,
+because importing scikit-learn takes longer than preparing the data set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE = Path("datasets", "data", "digits.csv.gz")
 
 
 class DigitsSource(Plain):
-    """The source `digits`: one part, no splits of its own."""
+    """The source `digits`: one part, no predefined splits."""
 
     name = "digits"
     reference = "digits"
@@ -32,7 +32,7 @@ class DigitsSource(Plain):
         package = importlib.util.find_spec("sklearn")
         if package is None or not package.submodule_search_locations:
             raise UserError(
-                "The digits come with scikit-learn, which is not installed.",
+                "The source digits requires scikit-learn, which is not installed.",
                 setting="data.source",
                 value="digits",
                 fix="pip install scikit-learn",
@@ -43,7 +43,7 @@ class DigitsSource(Plain):
         return [self.path]
 
     def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:  # noqa: ARG002
-        """The digits; a stamp is the beginning of the hash of scikit-learn's file, which is all of them at once."""
+        """Yield the digits; all have the same stamp, the first bytes of the SHA-256 of scikit-learn's file."""
         stamp = int.from_bytes(hashlib.sha256(part.read_bytes()).digest()[:8])
         for place, line in enumerate(_lines(part)):
             label = line.rpartition(b",")[2].decode()
@@ -60,7 +60,7 @@ class DigitsSource(Plain):
 
 
 class DigitsReader(PlainReader):
-    """Holds the file's 1,797 lines and encodes one when it is asked for."""
+    """Holds the 1,797 lines of the file and encodes images on request."""
 
     def __init__(self, path: Path) -> None:
         self._lines = _lines(path)
@@ -74,9 +74,9 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def encode_digit(line: bytes) -> bytes:
-    """One line of the file as an 8-bit gray PNG, the values 0 to 16 spread over 0 to 255.
+    """Encode one line of the file as an 8-bit grayscale PNG, scaling the values from 0..16 to 0..255.
 
-    The pixels are stored, not compressed: then the bytes do not depend on the zlib at hand, and are fewer.
+    The pixels are stored uncompressed, which is smaller here and makes the bytes independent of the zlib version.
     """
     values = [int(value) * 255 // BRIGHTEST for value in line.split(b",")[: SIDE * SIDE]]
     return encode_png(bytes(values), SIDE, SIDE, level=0)

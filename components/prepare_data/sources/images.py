@@ -1,4 +1,4 @@
-"""A folder of image files: `split/class/*` where the folder has splits of its own, `class/*` where it has none."""
+"""The source `images:FOLDER`: image files in `split/class/*`, or in `class/*` if the folder defines no splits."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class ClassFolder:
 class ImagesSource(Plain):
     """The source `images:FOLDER`.
 
-    Files at the top, hidden files and files that are no images are passed over. Symbolic links are followed.
+    Files in the top folder, hidden files and files that are not images are ignored. Symbolic links are followed.
 
     Raises:
-        UserError: There is no such folder, or it is not laid out as described.
+        UserError: The folder does not exist or has another layout.
     """
 
     def __init__(self, place: str, reference: str) -> None:
@@ -72,14 +72,14 @@ class ImagesSource(Plain):
                 name = file.name
                 if name[:1] == b".":
                     continue
-                if name[-4:] != b".png" and not is_image(name):  # the call takes longer than the comparison
+                if name[-4:] != b".png" and not is_image(name):  # the comparison is faster than the call
                     self._pass_over(file, part, prefix, ignored)
                     continue
                 empty = False
                 try:
                     status = file.stat()
                 except OSError:
-                    # A link that leads nowhere or in a circle: reading it will say so.
+                    # A dangling or circular link; the error is reported when it is read.
                     yield prefix + name, label, split, 0, 0, 0, b""
                     continue
                 if not stat.S_ISREG(status.st_mode):
@@ -105,7 +105,7 @@ class ImagesSource(Plain):
         return file_reader(self.root)
 
     def _subfolders(self, folder: str) -> list[str]:
-        """The names of the folders in `folder`, sorted, without hidden ones."""
+        """Return the sorted names of the folders in `folder`, without hidden ones."""
         with self._scan(folder) as found:
             return sorted(
                 os.fsdecode(entry.name) for entry in found if entry.is_dir() and not entry.name.startswith(b".")
@@ -135,7 +135,7 @@ class ImagesSource(Plain):
         )
 
     def _check_splits(self, splits: Iterable[str]) -> None:
-        """Refuse a split without classes: its examples would be taken from train instead."""
+        """Reject a split without classes, which would otherwise be filled from train."""
         for folder in splits:
             if not self._subfolders(folder):
                 raise UserError(
@@ -143,11 +143,11 @@ class ImagesSource(Plain):
                     setting="data.source",
                     value=self.reference,
                     allowed=LAYOUT,
-                    fix="add class folders to it, or remove it: then a part of train becomes it",
+                    fix=f"add class folders to {folder}, or remove it to create the split from a part of train",
                 )
 
     def _pass_over(self, file: os.DirEntry[bytes], part: ClassFolder, prefix: bytes, ignored: Ignored) -> None:
-        """Note what is no image; refuse a folder, as it may hold images that would be missing."""
+        """Record a file that is not an image; reject a folder, whose images would be missing."""
         if not file.is_dir():
             ignored.add(prefix + file.name)
             return
@@ -156,12 +156,12 @@ class ImagesSource(Plain):
             setting="data.source",
             value=self.reference,
             allowed=LAYOUT,
-            fix="move its images up, or name the folder whose folders are the classes or splits",
+            fix="move its images into the class folder, or set data.source to the folder that holds the classes",
         )
 
 
 def file_reader(root: Path) -> Reader:
-    """What reads files below a folder, which may be in a bucket that is not mounted here."""
+    """Return a reader of files below a folder, which may be in a bucket that is not mounted here."""
     return RemoteFiles(root) if is_remote(root) else FileReader(root)
 
 
@@ -186,12 +186,12 @@ class FileReader(PlainReader):
             raise UserError(
                 f"{os.fsdecode(self._root + key)} changed while the data set was prepared.",
                 setting="data.source",
-                fix="run again when nothing writes into the source",
+                fix="run again when no other process writes to the source",
             )
         return data
 
 
 def valid_name(text: str) -> str:
-    """`text` as a data set's name: lower-case letters, digits and underscores, a letter first."""
+    """Convert `text` to a data set name: lower-case letters, digits and underscores, starting with a letter."""
     name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
     return name if re.match(r"[a-z]", name) else f"data_{name}".rstrip("_")

@@ -1,4 +1,4 @@
-"""How a tree of image files says each one's class and split: `split/class/file`, or `class/file` without splits."""
+"""Class and split of image files from their paths: `split/class/file`, or `class/file` without splits."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ SPLIT_FOLDERS = {
     "valid": "validation",
     "test": "test",
 }
-# Files with these endings are examples; those with the endings of formats that cannot be used are named as
-# unusable instead of being passed over.
+# Files with these extensions are examples. Unsupported formats are included so that they are reported as unusable
+# instead of being ignored.
 ENDINGS = frozenset((b"png", b"jpg", b"jpeg", b"gif", b"bmp", b"webp", b"tif", b"tiff", b"heic", b"avif"))
 LAYOUT = "class/*.png|jpg|jpeg or split/class/*.png|jpg|jpeg, with the splits train, validation and test"
 
 
 def is_image(name: bytes) -> bool:
-    """Whether a file's name has an image's ending."""
+    """Whether a file name has the extension of an image format."""
     return name.rpartition(b".")[2].lower() in ENDINGS
 
 
 def split_folders(top: Iterable[str], where: object, reference: str) -> dict[str, str]:
-    """The splits that folders at the top stand for, by folder; none where the folders are classes.
+    """Map top-level folders to splits; return an empty dict if the folders are classes.
 
     Raises:
-        UserError: Some are splits, others are not; or one split is there twice; or train is missing.
+        UserError: Only some folders are splits, a split has several folders, or train is missing.
     """
     top = list(top)
     splits = {name: SPLIT_FOLDERS[name.lower()] for name in top if name.lower() in SPLIT_FOLDERS}
@@ -38,18 +38,18 @@ def split_folders(top: Iterable[str], where: object, reference: str) -> dict[str
     if not splits:
         return {}
     if strange:
-        problem = f"{where} has folders of splits ({', '.join(splits)}) beside others ({_some(strange)})."
+        problem = f"{where} mixes split folders ({', '.join(splits)}) with other folders ({_some(strange)})."
     elif twice:
         problem = f"{where} has several folders for one split: {', '.join(twice)}."
     elif "train" not in splits.values():
-        problem = f"{where} has the folders {', '.join(splits)}, but none for the split train."
+        problem = f"{where} has the folders {', '.join(splits)}, but no folder for the split train."
     else:
         return splits
     raise UserError(problem, setting="data.source", value=reference, allowed=LAYOUT)
 
 
 def check_class_folders(folders: Iterable[str], where: object, reference: str) -> None:
-    """Refuse a tree without class folders, and names that cannot be shown."""
+    """Reject a tree without class folders, and class names with unprintable characters."""
     folders = list(folders)
     if not folders:
         raise UserError(
@@ -58,7 +58,7 @@ def check_class_folders(folders: Iterable[str], where: object, reference: str) -
     for folder in folders:
         if not folder.isprintable():
             raise UserError(
-                f"The class folder {folder!r} in {where} has a name that cannot be printed.",
+                f"The class folder {folder!r} in {where} has unprintable characters in its name.",
                 setting="data.source",
                 value=reference,
                 fix="rename the folder",
@@ -66,10 +66,10 @@ def check_class_folders(folders: Iterable[str], where: object, reference: str) -
 
 
 def groups_of(folders: Iterable[str], where: object, reference: str) -> dict[str, Group]:
-    """The split and class of each folder that holds images, by its path; folders around all of them do not count.
+    """Return the split and class of each folder of images, by its path. Common parent folders are ignored.
 
     Raises:
-        UserError: The folders are not laid out as described.
+        UserError: The folders have another layout.
     """
     paths = {folder: folder.split("/") if folder else [] for folder in sorted(folders)}
     check_class_folders(paths, where, reference)
@@ -84,7 +84,7 @@ def groups_of(folders: Iterable[str], where: object, reference: str) -> dict[str
     for folder, parts in rests.items():
         if len(parts) != (2 if splits else 1):
             raise UserError(
-                f"{where} has images in {folder or 'no folder'!r}, which is neither a class nor a class in a split.",
+                f"{where} has images in {folder or 'no folder'!r}, which is neither class/ nor split/class/.",
                 setting="data.source",
                 value=reference,
                 allowed=LAYOUT,

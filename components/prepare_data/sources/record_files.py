@@ -1,4 +1,4 @@
-"""TFRecord files that others wrote: all records that are whole, wherever the damage is, and any one of them again."""
+"""Read TFRecord files sequentially, recovering after damaged records, and by position."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from slipway.core.errors import UserError
 HEADER_BYTES = LENGTH.size + CHECKSUM.size
 SEARCH_BYTES = 1 << 20
 MOST_OPEN = 64
-# Where a record may begin: its length, 8 bytes, is below 2**40.
+# Possible starts of a record: the 8-byte length is below 2**40.
 POSSIBLE_LENGTH = re.compile(rb"(?=.{5}\0\0\0)", re.DOTALL)
 
 
 class Found(NamedTuple):
-    """A record: where it begins, its message, and, where that cannot be used, why (then the message is empty)."""
+    """A record: its offset, its message, and the reason if it cannot be used (the message is then empty)."""
 
     place: int
     message: bytes
@@ -29,7 +29,7 @@ class Found(NamedTuple):
 
 
 def scan(path: Path) -> Iterator[Found]:
-    """All records of a file in their order. What is damaged is passed over and named, and the next whole one found."""
+    """Yield all records of a file in order. Damaged bytes are reported and skipped up to the next intact record."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         place = 0
@@ -39,7 +39,7 @@ def scan(path: Path) -> Iterator[Found]:
             if length is None:
                 following = _next_record(file, place + 1, size)
                 many = f"{following - place:,} bytes from byte {place:,} on"
-                yield Found(place, b"", f"{many} are damaged: the records in them are lost")
+                yield Found(place, b"", f"{many} are damaged; the records in them are lost")
                 place = following
                 file.seek(place)
                 continue
@@ -53,14 +53,14 @@ def scan(path: Path) -> Iterator[Found]:
 
 
 def _length(header: bytes) -> int | None:
-    """The length of the record that begins with `header`; None where it begins with something else."""
+    """Return the length of the record that starts with `header`, or None if it is not a valid header."""
     if len(header) < HEADER_BYTES or CHECKSUM.unpack(header[LENGTH.size :])[0] != masked_crc32c(header[: LENGTH.size]):
         return None
     return int.from_bytes(header[: LENGTH.size], "little")
 
 
 def _next_record(file: BinaryIO, place: int, size: int) -> int:
-    """Where the next record begins, from `place` on; the file's end where there is none."""
+    """Return the offset of the next record at or after `place`, or the file size if there is none."""
     while place < size:
         file.seek(place)
         data = file.read(SEARCH_BYTES + HEADER_BYTES)
@@ -74,17 +74,17 @@ def _next_record(file: BinaryIO, place: int, size: int) -> int:
 
 
 class RecordFiles:
-    """Reads records of several files by file and place, a few of the files open at a time."""
+    """Reads records by file number and offset; keeps a limited number of files open."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
         self._open: OrderedDict[int, BinaryIO] = OrderedDict()
 
     def read(self, number: int, place: int, size: int) -> bytes:
-        """The message of `size` bytes of the record at `place` in the file `number`.
+        """Return the message, `size` bytes long, of the record at offset `place` in file `number`.
 
         Raises:
-            UserError: There is another record by now.
+            UserError: The file changed since it was listed.
         """
         file = self._file(number)
         file.seek(place)
@@ -94,7 +94,7 @@ class RecordFiles:
             raise UserError(
                 f"{self._paths[number]} changed while the data set was prepared.",
                 setting="data.source",
-                fix="run again when nothing writes into the source",
+                fix="run again when no other process writes to the source",
             )
         return message
 

@@ -1,7 +1,7 @@
-"""What the records of existing files hold: which feature is the image, which the label, which the key, and the others.
+"""The layout of existing records: which feature is the image, the label and the key, and the additional features.
 
-A features file says it: `features.json` as TensorFlow Datasets writes it, or a mapping of ours from names to kinds (see
-`kinds`), where a label is a kind too, or {classes: [NAME, …]} or {classes: COUNT}.
+It is derived from a features file: `features.json` as written by TensorFlow Datasets, or a mapping from names to kinds
+(see `encoding.features`). In the mapping, the label is a kind, {classes: [NAME, …]} or {classes: COUNT}.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
 from slipway.core.yaml_loader import NotYaml, load_yaml
 
-FORM = "TFDS's features.json, or YAML: NAME: KIND lines, a label as NAME: {classes: [NAME, …]}"
+FORM = "TFDS's features.json, or YAML with lines NAME: KIND; for a label, NAME: {classes: [NAME, …]}"
 
 NAMES = ".labels.txt"
 
@@ -31,9 +31,9 @@ Descriptions = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Features:
-    """All features of an example as `features.json` describes them, and the classes' names of those that are labels.
+    """All features of an example in the format of `features.json`, and the class names of those that are labels.
 
-    There, `-` stands for the `/` in a name, as in `objects-label`, a label inside another feature.
+    In the keys of `names`, `-` replaces the `/` of a nested feature, as in `objects-label`.
     """
 
     descriptions: Descriptions
@@ -42,17 +42,17 @@ class Features:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """How an example is taken apart.
+    """The role of each feature of an example.
 
     Attributes:
-        image: The image's feature.
-        label: The label's feature.
-        label_is: What the label is stored as: the number of a class, any integer, or text.
-        names: The names of the classes by number, where the label is one.
-        key: The feature that is the key, where one is.
-        further: The other features, by the name that they get, as `features.json` describes them.
-        renamed: The names that differ from those in the source, by these.
-        class_names: The classes' names of the further features that are labels.
+        image: The name of the image feature.
+        label: The name of the label feature.
+        label_is: The label's type: a class index, any integer, or text.
+        names: The class names by index, if the label is a class index.
+        key: The name of the key feature, if there is one.
+        further: The additional features by stored name, in the format of `features.json`.
+        renamed: Stored names of renamed features, by their names in the source.
+        class_names: The class names of the additional features that are labels.
     """
 
     image: str
@@ -65,10 +65,10 @@ class RecordLayout:
     class_names: dict[str, list[str]]
 
     def image_of(self, features: Mapping[bytes, bytes]) -> bytes:
-        """The encoded image.
+        """Return the encoded image.
 
         Raises:
-            Unusable: There is none.
+            Unusable: The example has no image.
         """
         found = values(features.get(self.image.encode(), b""))
         if len(found) != 1 or not isinstance(found[0], bytes):
@@ -76,10 +76,10 @@ class RecordLayout:
         return found[0]
 
     def label_of(self, features: Mapping[bytes, bytes]) -> str:
-        """The class.
+        """Return the class.
 
         Raises:
-            Unusable: There is none, or it is not one of the classes.
+            Unusable: The label is missing or is not one of the classes.
         """
         found = values(features.get(self.label.encode(), b""))
         if len(found) != 1:
@@ -88,21 +88,21 @@ class RecordLayout:
         if self.label_is == "text" and isinstance(label, bytes):
             text = label.decode("utf-8", "replace")
             if not text or not text.isprintable():
-                raise Unusable(f"its label {text!r} cannot be printed")
+                raise Unusable(f"its label {text!r} is empty or unprintable")
             return text
         if self.label_is == "text" or not isinstance(label, int):
-            raise Unusable(f"its label {label!r} is {'no text' if self.label_is == 'text' else 'no integer'}")
+            raise Unusable(f"its label {label!r} is {'not text' if self.label_is == 'text' else 'not an integer'}")
         if self.names is None:
             return str(label)
         if not 0 <= label < len(self.names):
-            raise Unusable(f"its label is {label}, of {len(self.names)} classes from 0 on")
+            raise Unusable(f"its label is {label}, not in 0 to {len(self.names) - 1}")
         return self.names[label]
 
     def key_of(self, features: Mapping[bytes, bytes]) -> bytes | None:
-        """The key, where the records have one.
+        """Return the key, or None if the records have no key feature.
 
         Raises:
-            Unusable: This one has none.
+            Unusable: The example has no key.
         """
         if self.key is None:
             return None
@@ -112,7 +112,7 @@ class RecordLayout:
         return found[0]
 
     def further_of(self, features: Mapping[bytes, bytes]) -> Iterable[tuple[bytes, bytes]]:
-        """The other features as they are stored, under the names that they get."""
+        """Yield the additional features under their stored names."""
         taken = {self.image, self.label, self.key}
         for stored, feature in features.items():
             name = stored.decode("utf-8", "replace")
@@ -124,17 +124,17 @@ class RecordLayout:
                 yield (new + name[len(top) :]).encode(), feature
 
     def classes(self, found: Iterable[str]) -> list[str]:
-        """All classes in their order."""
+        """Return all classes in the order of their labels."""
         if self.names is not None:
             return self.names
         return sorted(found, key=int) if self.label_is == "integer" else sorted(found)
 
 
 def read_features(settings: DataSettings, beside: Path | None) -> Features:
-    """The features that data.features describes, else those of `features.json` in the folder `beside`.
+    """Return the features from data.features, else from `features.json` in the folder `beside`.
 
     Raises:
-        UserError: There is no description, or it cannot be read.
+        UserError: The description is missing or cannot be read.
     """
     if isinstance(settings.features, Mapping):
         return _ours(settings.features, "data.features")
@@ -143,7 +143,7 @@ def read_features(settings: DataSettings, beside: Path | None) -> Features:
         path = beside / "features.json"
     if path is None or not path.is_file():
         raise UserError(
-            f"There is no features file {path}." if path else "Nothing describes the features.",
+            f"There is no features file {path}." if path else "The source requires data.features.",
             setting="data.features",
             value=settings.features,
             allowed=FORM,
@@ -156,11 +156,11 @@ def read_features(settings: DataSettings, beside: Path | None) -> Features:
     except (UnicodeDecodeError, OSError) as error:
         raise _unreadable(path, str(error).splitlines()[0], settings) from None
     if not isinstance(content, dict) or not content:
-        raise _unreadable(path, "it holds no features", settings)
+        raise _unreadable(path, "it contains no features", settings)
     features = content.get("featuresDict", {}).get("features") if "featuresDict" in content else None
     if features is None:
         return _ours(content, str(path))
-    # TFDS keeps the names in files beside it.
+    # TFDS stores the class names in separate files in the same folder.
     names = {
         file.name.removesuffix(NAMES): file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
         for file in path.parent.glob(f"*{NAMES}")
@@ -169,7 +169,7 @@ def read_features(settings: DataSettings, beside: Path | None) -> Features:
 
 
 def _ours(content: Mapping[str, Any], where: str) -> Features:
-    """Features that are described by kinds."""
+    """Return the features of a mapping from names to kinds."""
     descriptions: Descriptions = {}
     names: dict[str, list[str]] = {}
     for name, kind in content.items():
@@ -177,9 +177,7 @@ def _ours(content: Mapping[str, Any], where: str) -> Features:
             classes = kind["classes"]
             found = [str(number) for number in range(classes)] if isinstance(classes, int) else list(map(str, classes))
             if len(set(found)) < len(found) or not found:
-                raise UserError(
-                    f"The classes of {name} in {where} are not all different, or none.", setting="data.features"
-                )
+                raise UserError(f"The classes of {name} in {where} are empty or not unique.", setting="data.features")
             names[str(name).replace("/", "-")] = found
             descriptions[str(name)] = class_label(len(found))
             continue
@@ -188,7 +186,7 @@ def _ours(content: Mapping[str, Any], where: str) -> Features:
         except ValueError as error:
             text = str(error)
             raise UserError(
-                f"{where} describes {name} wrongly: {text}.",
+                f"The kind of {name} in {where} is invalid: {text}.",
                 setting=f"data.features.{name}",
                 value=kind,
                 allowed=f"{kinds.ALLOWED}; {{classes: [NAME, …]}} or {{classes: COUNT}}",
@@ -198,7 +196,7 @@ def _ours(content: Mapping[str, Any], where: str) -> Features:
 
 
 def class_label(count: int) -> dict[str, Any]:
-    """A label of `count` classes as `features.json` has it."""
+    """Return a label of `count` classes in the format of `features.json`."""
     return {
         "pythonClassName": "tensorflow_datasets.core.features.class_label_feature.ClassLabel",
         "classLabel": {"numClasses": str(count)},
@@ -215,10 +213,10 @@ def _unreadable(path: Path, reason: str, settings: DataSettings) -> UserError:
 
 
 def record_layout(features: Features, settings: DataSettings) -> RecordLayout:
-    """Which feature is which.
+    """Determine the role of each feature.
 
     Raises:
-        UserError: It is not clear which one is the image or the label, or the one that is named is not possible.
+        UserError: The image or label feature is ambiguous, or the configured one is unsuitable.
     """
     kinds_found = {name: described(value) for name, value in features.descriptions.items()}
     image = _choose("image", settings.image, kinds_found, ("image",), ("image",))
@@ -252,7 +250,7 @@ def _choose(
     usual: tuple[str, ...],
     possible: tuple[str, ...],
 ) -> str:
-    """The feature that is the image or the label: the one that the setting names, else so called, else the only one."""
+    """Return the image or label feature: the configured one, else the one of that name, else the only candidate."""
     candidates = [name for name, kind in kinds_found.items() if kind in possible]
     if named is None:
         if use in candidates:
@@ -264,12 +262,12 @@ def _choose(
         return named
     listed = ", ".join(f"{name}: {kind}" for name, kind in list(kinds_found.items())[:12])
     raise UserError(
-        f"The feature {named!r} cannot be the {use}: the features are {listed}."
+        f"The feature {named!r} cannot be the {use}; the features are {listed}."
         if named
-        else f"Which feature is the {use} is not clear: the features are {listed}.",
+        else f"Cannot tell which feature is the {use}; the features are {listed}.",
         setting=f"data.{use}",
         value=named,
-        allowed=" or ".join(candidates) or f"a feature of the kind {' or '.join(possible)}, of which there is none",
+        allowed=" or ".join(candidates) or f"a feature of the kind {' or '.join(possible)}, but there is none",
         nearest=nearest(named, candidates) if named else None,
         fix=f"--set data.{use}={candidates[0]}" if candidates else None,
     )

@@ -1,4 +1,4 @@
-"""What a source of examples is: listed by parts, in any order, and read example by example in worker processes."""
+"""The interface of data sources: listed part by part, in any order, and read by example in worker processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-# The examples that a source gives under one split of its own (None where it has none) and one class.
+# A source's split (None if it defines none) and class.
 Group = tuple[str | None, str]
 
 SPLITS = ("train", "validation", "test")
@@ -18,24 +18,24 @@ MOST_IGNORED = 20
 MOST_UNUSABLE_NAMED = 100
 
 
-# One example as it is listed: its key (its name in the source, unique), its class, the source's own split (None where
-# it has none), its bytes, a stamp that changes when the content does (a file's modification time in nanoseconds), the
-# place where the source's reader finds it, where the key alone does not say, and what the source says of its group
-# (data.group_by). A plain tuple, as there are many.
+# A listed example: its key (its unique name in the source), its class, the source's split (None if it defines none),
+# its size in bytes, a stamp that changes with the content (for files, the modification time in nanoseconds), the
+# position for the source's reader (unused if the key suffices), and its group in the source (data.group_by). A plain
+# tuple, because there are many.
 Entry = tuple[bytes, str, str | None, int, int, int, bytes]
 
 
 @dataclass
 class Ignored:
-    """What a source passes over while it is listed.
+    """What was ignored while listing a source.
 
     Attributes:
-        count: How many files are no examples.
-        names: The names of the first of them.
-        unusable_count: How many examples are so damaged that nothing of them can be listed; they count for
-            data.skip_corrupt, as those do that cannot be used for what is found when they are read.
-        unusable: The keys of the first of them, and why.
-        unusable_digest: Follows from all of them.
+        count: The number of files that are not examples.
+        names: The names of the first of these files.
+        unusable_count: The number of examples that are too damaged to be listed. They count towards
+            data.skip_corrupt, like those that turn out to be unusable when they are read.
+        unusable: The keys of the first of these examples, with reasons.
+        unusable_digest: A digest of all their keys and reasons.
     """
 
     count: int = 0
@@ -49,7 +49,7 @@ class Ignored:
         self.names = sorted((*self.names, readable(key)))[:MOST_IGNORED]
 
     def leave_out(self, key: bytes, reason: str) -> None:
-        """Note an example of which nothing can be listed."""
+        """Record an example that cannot be listed."""
         self.unusable_count += 1
         if len(self.unusable) < MOST_UNUSABLE_NAMED:
             self.unusable.append((key, reason))
@@ -64,7 +64,7 @@ class Ignored:
 
 
 def readable(key: bytes) -> str:
-    """A key as text that can be shown and stored, whatever its bytes."""
+    """Decode a key to text; bytes that are not UTF-8 are escaped."""
     return key.decode("utf-8", "backslashreplace")
 
 
@@ -72,27 +72,27 @@ class Reader(Protocol):
     """Reads examples in one process."""
 
     def read(self, key: bytes, place: int, size: int) -> bytes:
-        """The example's encoded image.
+        """Return the example's encoded image.
 
         Raises:
-            Unusable: It cannot be read.
+            Unusable: The image cannot be read.
             UserError: The source changed since it was listed.
         """
         ...
 
     def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:
-        """The further features of the example that was read last: names and serialized tf.train.Features."""
+        """Yield the additional features of the last example read: names and serialized tf.train.Features."""
         ...
 
 
 class Source(Protocol):
-    """Where examples come from.
+    """A source of examples.
 
     Attributes:
-        name: What a data set of this source is called, unless the settings say otherwise.
+        name: The default name of a data set from this source.
         reference: The source as the user wrote it.
-        features: The further features of each example, by name, as `features.json` describes them; {} without any.
-        class_names: The classes' names of those that are labels, by name.
+        features: The additional features by name, in the format of `features.json`.
+        class_names: The class names of the additional features that are labels, by feature name.
     """
 
     name: str
@@ -101,35 +101,35 @@ class Source(Protocol):
     class_names: dict[str, list[str]]
 
     def classes(self, found: Iterable[str]) -> list[str]:
-        """All classes in the order of their labels, where those of the listed examples are `found`."""
+        """Return all classes in the order of their labels; `found` are the classes of the listed examples."""
         ...
 
     def parts(self) -> list[Any]:
-        """The pieces that are listed apart from each other, by any process, in a fixed order. Each can be pickled."""
+        """Return the parts, in a fixed order. Each can be pickled and is listed independently, in any process."""
         ...
 
     def entries(self, part: Any, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
-        """The examples of one part, in any order, never all in memory; notes what is no example in `ignored`.
+        """Yield the examples of one part in any order, without holding all in memory; record others in `ignored`.
 
-        What can be read once only, in its own order, is kept in the folder `scratch` for the readers.
+        Sources that can only be read sequentially spool their content to the folder `scratch` for the readers.
         """
         ...
 
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
-        """The split and class of each group as it was listed, where only all of them together say so."""
+        """Map the listed groups to their final split and class, which may depend on all listed groups."""
         ...
 
     def stamp(self) -> str | None:
-        """What changes whenever anything in the source does, where that can be told without listing it."""
+        """Return a value that changes with the content of the source, or None if that requires listing it."""
         ...
 
     def reader(self, scratch: Path) -> Reader:
-        """A reader for the process that calls."""
+        """Return a reader for the calling process."""
         ...
 
 
 class Plain:
-    """What a source is that has nothing but images and labels, which are sorted by name."""
+    """Base class of sources with only images and labels; classes are sorted by name."""
 
     features: dict[str, dict[str, Any]] = {}  # noqa: RUF012
     class_names: dict[str, list[str]] = {}  # noqa: RUF012
@@ -139,7 +139,7 @@ class Plain:
 
 
 class PlainReader:
-    """What a reader is of a source without further features."""
+    """Base class of readers without additional features."""
 
     def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
         return ()

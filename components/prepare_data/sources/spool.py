@@ -1,4 +1,4 @@
-"""What a source gives once only, kept in a file while it is listed, for the processes that write shards."""
+"""Spool file for sources that can only be read sequentially: written while listing, read by the shard writers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUFFER_BYTES = 1 << 20
 
 
 class Spool:
-    """The file, while it grows."""
+    """Appends examples to the spool file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class Spool:
         self._file.close()
 
     def add(self, data: bytes, further: Iterable[tuple[bytes, bytes]] | None = None) -> int:
-        """Append an example's bytes and its further features; the place where they begin."""
+        """Append an example's bytes and additional features; return their offset."""
         place = self._place
         self._place += self._file.write(data)
         if further is not None:
@@ -40,17 +40,17 @@ class Spool:
 
 
 class SpoolReader:
-    """Reads what a `Spool` holds."""
+    """Reads a file written by `Spool`."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def data(self, place: int, size: int) -> bytes:
-        """The bytes of an example."""
+        """Return the bytes of an example."""
         return os.pread(self._descriptor, size, place)
 
     def further(self, place: int) -> list[tuple[bytes, bytes]]:
-        """The further features that begin at `place`, behind the example's bytes."""
+        """Return the additional features at offset `place`, after the example's bytes."""
         (length,) = LENGTH.unpack(os.pread(self._descriptor, LENGTH.size, place))
         found: list[tuple[bytes, bytes]] = marshal.loads(os.pread(self._descriptor, length, place + LENGTH.size))
         return found

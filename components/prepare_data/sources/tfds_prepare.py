@@ -1,7 +1,7 @@
-"""Lets TensorFlow Datasets prepare one of its sets: `python -m …sources.tfds_prepare NAME DATA_DIR`.
+"""Prepare a data set with TensorFlow Datasets: `python -m …sources.tfds_prepare NAME DATA_DIR`.
 
-Its last line on stdout is the set's folder. Run in a process of its own, as it imports TensorFlow and changes how
-TensorFlow Datasets downloads: by itself that waits for an unreachable server for minutes, and says nothing.
+The last line on stdout is the data set's folder. It runs in a separate process because it imports TensorFlow and
+patches the downloads of TensorFlow Datasets, which otherwise wait silently for minutes if a server is unreachable.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from slipway.core.errors import ERROR_PREFIX, UserError, nearest
 
 CONNECT_SECONDS = 5.0
 CONNECT_RETRIES = 2
-# A server may need long to answer.
+# Some servers respond slowly.
 READ_SECONDS = 60.0
 
 
 def prepare(reference: str, data_dir: str, *, try_gcs: bool) -> str:
-    """Prepare the set where it is not prepared yet; its folder.
+    """Prepare the data set unless it exists; return its folder.
 
     Raises:
-        UserError: TensorFlow Datasets has no set, config or version of that name, or the set cannot be downloaded.
+        UserError: TensorFlow Datasets has no such data set, config or version, or the download failed.
     """
     import requests
     import tensorflow_datasets as tfds
@@ -37,15 +37,15 @@ def prepare(reference: str, data_dir: str, *, try_gcs: bool) -> str:
     except tfds.core.registered.DatasetNotFoundError:
         near = nearest(reference.partition("/")[0].partition(":")[0], tfds.list_builders(with_community_datasets=False))
         raise UserError(
-            f"TensorFlow Datasets {tfds.__version__} has no set {reference}.",
+            f"TensorFlow Datasets {tfds.__version__} has no data set {reference}.",
             setting="data.source",
             value=f"tfds:{reference}",
-            allowed="a set of https://www.tensorflow.org/datasets/catalog, or one that is there in data.tfds.data_dir",
+            allowed="a data set in https://www.tensorflow.org/datasets/catalog or in data.tfds.data_dir",
             nearest=f"tfds:{near}" if near else None,
         ) from None
     except (ValueError, AssertionError) as error:
         raise UserError(
-            f"TensorFlow Datasets refuses {reference}: {str(error).splitlines()[0]}",
+            f"TensorFlow Datasets rejected {reference}: {str(error).splitlines()[0]}",
             setting="data.source",
             value=f"tfds:{reference}",
         ) from None
@@ -59,25 +59,25 @@ def prepare(reference: str, data_dir: str, *, try_gcs: bool) -> str:
             f"Could not download {reference} from {host}: {_first_cause(error)}.",
             setting="data.source",
             value=f"tfds:{reference}",
-            fix=f"check the network, or, on a machine that has one: slipway data get {reference}\n"
+            fix=f"check the network, or, on a connected machine: slipway data get {reference}\n"
             f"    then copy the folder {name} here: --set data.source=images:{name}",
         ) from None
     return str(builder.data_dir)
 
 
 def _first_cause(error: BaseException) -> str:
-    """What the operating system said, where libraries raised one error after the other."""
+    """Return the operating system's message from the first error of a chain."""
     while error.__context__ is not None:
         error = error.__context__
     return getattr(error, "strerror", None) or str(error)
 
 
 def connect_promptly() -> None:
-    """Make this process's downloads name what they download, and fail soon where a server is not reachable."""
+    """Make downloads in this process log their URLs and fail fast if a server is unreachable."""
     import requests
 
     class Adapter(requests.adapters.HTTPAdapter):
-        """Gives every request timeouts, and a connection fewer retries than an answer."""
+        """Adds a timeout to every request and reduces the retries of connections."""
 
         def __init__(self, max_retries: Any = 0, **more: Any) -> None:
             fewer = max_retries.new(connect=CONNECT_RETRIES) if hasattr(max_retries, "new") else max_retries
@@ -94,7 +94,7 @@ def connect_promptly() -> None:
         if not str(record.msg).startswith("Retrying"):
             return True
         if next(retries) == 0:
-            _tell("the server does not answer, trying again")
+            _tell("the server does not respond; retrying")
         return False
 
     logging.getLogger("urllib3.connectionpool").addFilter(is_no_retry)
@@ -102,7 +102,7 @@ def connect_promptly() -> None:
 
 def _tell(text: str) -> None:
     events.message(text)
-    print(f"\n{text}", file=sys.stderr, flush=True)  # the line before may be a progress bar, which has no end
+    print(f"\n{text}", file=sys.stderr, flush=True)  # a progress bar may be on the current line
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""A set of TensorFlow Datasets: its own files are read as they lie, so images, labels and classes stay what they are.
+"""The source `tfds:`: reads the files of a TFDS data set directly; images, labels and classes are unchanged.
 
-A set that TFDS has prepared is found by its folder, `<data_dir>/<name>/[<config>/]<version>`; TensorFlow Datasets
-itself, which takes seconds to import, is only asked, in a process of its own, for a set that is not there.
+A prepared data set is found by its folder, `<data_dir>/<name>/[<config>/]<version>`. Only if it is missing is
+TensorFlow Datasets, which takes seconds to import, started in a separate process.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ CURSOR_UP = "\x1b[A"
 
 
 def open_tfds(reference: str, settings: DataSettings, group_column: str | None) -> TfrecordSource:
-    """The source `tfds:NAME[/CONFIG][:VERSION]`, prepared by TFDS now if it is not there.
+    """Open the source `tfds:NAME[/CONFIG][:VERSION]`; prepare it with TFDS if it is missing.
 
     Raises:
-        UserError: There is no such set, or it cannot be prepared, or has other splits than are wanted.
+        UserError: The data set does not exist, cannot be prepared or lacks a requested split.
     """
     root = data_dir(settings)
     folder = find_set(reference, settings)
     if folder is None:
-        events.message(f"TensorFlow Datasets prepares {reference} in {root}.")
+        events.message(f"TensorFlow Datasets is preparing {reference} in {root}.")
         folder = local_path(prepare_with_tfds(reference, root, settings))
-    events.message(f"{settings.source} is read from {folder}.")
+    events.message(f"Reading {settings.source} from {folder}.")
     info = json.loads((folder / INFO).read_text(encoding="utf-8"))
     files = list(_files(folder, info, settings))
     layout = record_layout(read_features(settings, folder), settings)
@@ -53,15 +53,15 @@ def open_tfds(reference: str, settings: DataSettings, group_column: str | None) 
 
 
 def find_set(reference: str, settings: DataSettings) -> Path | None:
-    """The folder of the set where it is prepared already.
+    """Return the data set's folder, or None if it is not prepared yet.
 
     Raises:
-        UserError: The reference is not written as one.
+        UserError: The reference is malformed.
     """
     found = REFERENCE.match(reference)
     if found is None:
         raise UserError(
-            f"{reference!r} names no set of TensorFlow Datasets.",
+            f"{reference!r} is not a valid name of a TFDS data set.",
             setting="data.source",
             value=settings.source,
             allowed=FORM,
@@ -71,13 +71,13 @@ def find_set(reference: str, settings: DataSettings) -> Path | None:
 
 
 def data_dir(settings: DataSettings) -> str:
-    """The folder (or URI) of the sets that TFDS prepared."""
+    """Return the folder (or URI) of the data sets that TFDS prepared."""
     root = settings.tfds.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     return root if is_remote(root) else str(Path(root).expanduser())
 
 
 def prepared_folder(sets: Path, config: str | None, version: str | None) -> Path | None:
-    """The folder of the one prepared set below `sets` that is meant; None where there is none, or several are."""
+    """Return the folder of the only matching prepared data set below `sets`; None if none or several match."""
     if not sets.is_dir():
         return None
     configs = [sets / config] if config else [sets, *(path for path in sets.iterdir() if path.is_dir())]
@@ -92,10 +92,10 @@ def prepared_folder(sets: Path, config: str | None, version: str | None) -> Path
 
 
 def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
-    """Let TensorFlow Datasets prepare the set; its folder or gs:// URI.
+    """Prepare the data set with TensorFlow Datasets; return its folder or gs:// URI.
 
     Raises:
-        UserError: It cannot.
+        UserError: TensorFlow Datasets failed.
     """
     command = [sys.executable, "-m", "slipway.components.prepare_data.sources.tfds_prepare", reference, root]
     command += ["--try-gcs"] if settings.tfds.try_gcs else []
@@ -106,7 +106,7 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
         subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment) as process,
     ):
         try:
-            for line in process.stderr or ():  # tqdm's bars end with \r, which ends a line here
+            for line in process.stderr or ():  # tqdm's bars end with \r, which text mode treats as a line end
                 if bar := BAR.search(line):
                     if bar["total"]:
                         events.progress(int(bar["done"]), int(bar["total"]), "MiB" if "Dl Size" in line else "examples")
@@ -126,24 +126,24 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
     if told:
         raise UserError.from_dict(json.loads(told.removeprefix(ERROR_PREFIX)))
     raise UserError(
-        f"TensorFlow Datasets cannot prepare {reference}: {last or f'exit code {process.returncode}'}",
+        f"TensorFlow Datasets could not prepare {reference}: {last or f'exit code {process.returncode}'}",
         setting="data.source",
         value=settings.source,
-        fix="read what it printed, above"
-        + ("" if settings.tfds.try_gcs else ", or try the bucket of prepared sets: --set data.tfds.try_gcs=true"),
+        fix="see its output above"
+        + ("" if settings.tfds.try_gcs else ", or try the bucket of prepared data sets: --set data.tfds.try_gcs=true"),
     )
 
 
 def _files(folder: Path, info: dict[str, Any], settings: DataSettings) -> Iterator[RecordFile]:
-    """The files of the splits that are wanted."""
+    """Yield the files of the requested splits."""
     if info.get("fileFormat", "tfrecord") != "tfrecord":
         raise UserError(
-            f"The set in {folder} is stored as {info['fileFormat']}, not as tfrecord.",
+            f"The data set in {folder} is stored as {info['fileFormat']}, not as tfrecord.",
             setting="data.source",
             value=settings.source,
-            allowed="sets in TFDS's file format tfrecord",
-            fix="prepare it with tfds.builder(…, file_format='tfrecord') in another data_dir, and name that in "
-            "data.tfds.data_dir",
+            allowed="data sets in TFDS's file format tfrecord",
+            fix="prepare it with tfds.builder(…, file_format='tfrecord') in another folder, and set data.tfds.data_dir "
+            "to that folder",
         )
     wanted = _wanted_splits([split["name"] for split in info["splits"]], settings)
     for split in info["splits"]:
@@ -163,16 +163,16 @@ def _files(folder: Path, info: dict[str, Any], settings: DataSettings) -> Iterat
                 name = name.replace("{" + field + "}", value)
             if not (folder / name).is_file():
                 raise UserError(
-                    f"The set in {folder} is not complete: {name} is missing.",
+                    f"The data set in {folder} is incomplete: {name} is missing.",
                     setting="data.source",
                     value=settings.source,
-                    fix=f"rm -r {folder}, then run again: TensorFlow Datasets prepares it anew",
+                    fix=f"rm -r {folder}, then run again; TensorFlow Datasets prepares it again",
                 )
             yield RecordFile(folder / name, f"{split['name']}/{number:05d}", wanted[split["name"]], length)
 
 
 def _wanted_splits(there: list[str], settings: DataSettings) -> dict[str, str]:
-    """What each of the set's splits that is taken is here."""
+    """Map the data set's requested splits to train, validation and test."""
     if settings.tfds.splits is not None:
         for name in settings.tfds.splits:
             if name not in there:
@@ -188,10 +188,10 @@ def _wanted_splits(there: list[str], settings: DataSettings) -> dict[str, str]:
     if strange:
         known = ", ".join(f"{name}: {SPLIT_FOLDERS[name]}" for name in there if name in SPLIT_FOLDERS)
         raise UserError(
-            f"{settings.source} has splits that are neither train, validation nor test: {', '.join(strange)}.",
+            f"{settings.source} has splits other than train, validation and test: {', '.join(strange)}.",
             setting="data.tfds.splits",
             value=None,
-            allowed="which splits to take, and what each is: train, validation or test",
+            allowed="a mapping from the splits to use to train, validation or test",
             fix=f"--set 'data.tfds.splits={{{known or f'{strange[0]}: train'}}}'",
         )
     return {name: SPLIT_FOLDERS[name] for name in there}

@@ -1,4 +1,4 @@
-"""Existing TFRecord files of tf.train.Example, described by a features file; what that does not name is not taken."""
+"""The source `tfrecord:`: TFRecord files of tf.train.Example. Features missing from the features file are dropped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GZIP_START = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class RecordFile:
-    """One file: its path, what its examples' keys begin with, its split, and how many records it should have."""
+    """One file: its path, the prefix of its examples' keys, its split, and its expected number of records."""
 
     path: Path
     prefix: str
@@ -40,14 +40,14 @@ class RecordFile:
 
 
 class TfrecordSource:
-    """Examples in files of records.
+    """Examples in TFRecord files.
 
     Args:
-        name: What the set is called.
+        name: The data set's name.
         reference: The source as the user wrote it.
         files: The files, in a fixed order.
-        layout: How an example is taken apart.
-        group_column: The feature that says which examples have to stay together.
+        layout: The role of each feature.
+        group_column: The feature of the group, if data.group_by is set.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TfrecordSource:
             with file.path.open("rb") as opened:
                 if opened.read(2) == GZIP_START:
                     raise UserError(
-                        f"{file.path} is compressed as a whole: records in it cannot be read one by one.",
+                        f"{file.path} is compressed as a whole; its records cannot be read individually.",
                         setting="data.source",
                         value=reference,
                         fix=f"unpack it: gzip -dc {file.path} > {file.path}.unpacked",
@@ -74,7 +74,7 @@ class TfrecordSource:
         return self._layout.classes(found)
 
     def parts(self) -> list[list[int]]:
-        """The files, one by one; where records have keys of their own, all in one part, which sees if one is twice."""
+        """Return one part per file, or one part of all files if records have keys, to check that they are unique."""
         numbers = list(range(len(self._files)))
         return [numbers] if self._layout.key else [[number] for number in numbers]
 
@@ -90,10 +90,10 @@ class TfrecordSource:
                     yield entry
             if keys is not None and (twice := keys.twice()):
                 raise UserError(
-                    f"The key {readable(twice[0])} is there twice: examples {twice[1]:,} and {twice[2]:,}.",
+                    f"The key {readable(twice[0])} is not unique: examples {twice[1]:,} and {twice[2]:,} have it.",
                     setting="data.source",
                     value=self.reference,
-                    fix=f"make every {self._layout.key} different, or leave it out of the features file",
+                    fix=f"make every {self._layout.key} unique, or remove {self._layout.key} from the features file",
                 )
 
     def _of_file(self, number: int, ignored: Ignored) -> Iterator[Entry]:
@@ -123,7 +123,7 @@ class TfrecordSource:
         sources = {new: name for name, new in self._layout.renamed.items()}
         found = values(features.get(sources.get(self._group, self._group).encode(), b""))
         if len(found) != 1:
-            raise Unusable(f"it has {len(found)} values of {self._group}, by which examples are grouped")
+            raise Unusable(f"it has {len(found)} values of {self._group}; data.group_by requires one")
         return found[0] if isinstance(found[0], bytes) else str(found[0]).encode()
 
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
@@ -131,12 +131,12 @@ class TfrecordSource:
         present = {split for split, _ in found}
         for split in {file.split for file in self._files} - present:
             raise UserError(
-                f"The split {split} is empty: its files hold no usable example."
+                f"The split {split} is empty: its files contain no usable example."
                 if split
-                else "The files hold no usable example.",
+                else "The files contain no usable example.",
                 setting="data.source",
                 value=self.reference,
-                fix="add records to the files, or leave them out",
+                fix="add records to the files, or exclude the files",
             )
         if present != {None} and "train" not in present:
             raise UserError(
@@ -155,7 +155,7 @@ class TfrecordSource:
 
 
 class TfrecordReader:
-    """Reads examples by their places."""
+    """Reads examples by file and offset."""
 
     def __init__(self, paths: Sequence[Path], layout: RecordLayout) -> None:
         self._files = RecordFiles(paths)
@@ -172,10 +172,10 @@ class TfrecordReader:
 
 
 def open_tfrecord(pattern: str, settings: DataSettings, group_column: str | None) -> TfrecordSource:
-    """The source `tfrecord:PATTERN`: a path or a gs:// URI with * and ?; splits stand in the files' or folders' names.
+    """Open the source `tfrecord:PATTERN`, a path or gs:// URI with * and ?; file or folder names contain the split.
 
     Raises:
-        UserError: No file matches, or some are of splits and others of none, or nothing describes their features.
+        UserError: No file matches, only some of the files name a split, or there is no features description.
     """
     place = local_path(pattern).expanduser().absolute()
     if place.is_dir():
@@ -188,17 +188,17 @@ def open_tfrecord(pattern: str, settings: DataSettings, group_column: str | None
             f"No file matches {place}.",
             setting="data.source",
             value=settings.source,
-            allowed="the path of TFRecord files, with * for any characters, or their folder",
+            allowed="a path pattern of TFRecord files, where * matches any characters, or their folder",
             nearest=f"tfrecord:{folder / there[0]}" if there else None,
         )
     splits = {path: _split_of(path) for path in paths}
     without = [path.name for path, split in splits.items() if split is None]
     if without and len(without) < len(paths):
         raise UserError(
-            f"Some files name a split, others do not, as {without[0]}.",
+            f"Some files name a split, others do not, such as {without[0]}.",
             setting="data.source",
             value=settings.source,
-            allowed="files that all have train, validation or test in their names, or none",
+            allowed="train, validation or test in the names of all files or of none",
         )
     root = Path(os.path.commonpath([path.parent for path in paths]))
     files = [RecordFile(path, path.relative_to(root).as_posix(), splits[path]) for path in paths]
@@ -212,16 +212,16 @@ def _split_of(path: Path) -> str | None:
 
 
 def _name(path: Path, root: Path) -> str:
-    """A name for the set: what stands before the split in the first file's name, else the folder's."""
+    """Return a name for the data set: the part of the first file's name before the split, else the folder's name."""
     found = SPLIT_TOKEN.search(path.name)
     return path.name[: found.start()] if found and found.start() else root.name
 
 
 def require_feature(name: str | None, features: Iterable[str]) -> str | None:
-    """The feature that data.group_by names.
+    """Return the feature that data.group_by names.
 
     Raises:
-        UserError: There is none of that name.
+        UserError: The feature does not exist.
     """
     features = list(features)
     if name is None or name in features:
@@ -230,6 +230,6 @@ def require_feature(name: str | None, features: Iterable[str]) -> str | None:
         f"There is no feature {name} to group by.",
         setting="data.group_by",
         value=f"column:{name}",
-        allowed="column: and one of " + ", ".join(features) if features else "a regular expression: there are none",
+        allowed="column:NAME, where NAME is one of " + ", ".join(features) if features else "a regular expression",
         nearest=nearest(name, features),
     )

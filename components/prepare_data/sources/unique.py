@@ -1,4 +1,4 @@
-"""Whether keys are unique, found out on disk: sorted runs of them, merged at the end."""
+"""Check that keys are unique with an external merge sort."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = tuple[bytes, int]
 
 
 class UniqueKeys:
-    """Keys and the lines that they stand in, kept in the file `path`, which is gone afterwards."""
+    """Keys and their line numbers, stored in the temporary file `path`, which is deleted at the end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -34,13 +34,13 @@ class UniqueKeys:
         self._path.unlink()
 
     def add(self, key: bytes, line: int) -> None:
-        """Note that `key` stands in `line`."""
+        """Add a key and its line number."""
         self._rows.append((key, line))
         if len(self._rows) == MOST_ROWS:
             self._write_run()
 
     def twice(self) -> tuple[bytes, int, int] | None:
-        """The first key, in their order, that is there twice, and its first two lines."""
+        """Return the first duplicate key in sort order, with its first two lines, or None."""
         self._write_run()
         merged = heapq.merge(*(self._read_run(places) for places in self._runs))
         for (key, line), (other, other_line) in itertools.pairwise(merged):

@@ -1,4 +1,4 @@
-"""What a user's function gives for an example, as it is stored."""
+"""Convert the examples that a user's function yields to their stored form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipway.core.paths import local_path
 
 
 class Taken(NamedTuple):
-    """An example as it is stored: key, class, split, encoded image, and the further features."""
+    """An example in its stored form: key, class, split, encoded image and additional features."""
 
     key: bytes
     label: str
@@ -28,7 +28,7 @@ class Taken(NamedTuple):
 
 
 def digest(taken: Taken | None) -> bytes:
-    """What tells one example from others."""
+    """Return a digest of an example."""
     hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
     if taken is not None:
         hashed.update(marshal.dumps((taken.key, taken.label, taken.split, len(taken.image), taken.further), 2))
@@ -37,10 +37,10 @@ def digest(taken: Taken | None) -> bytes:
 
 
 def encoded_image(value: Any) -> bytes:
-    """The encoded bytes of what a user gives as an image; they are checked when they are written.
+    """Return the encoded bytes of a user's image, which are validated when they are written.
 
     Raises:
-        Unusable: It is no image, or too large, or its file cannot be read.
+        Unusable: It is not an image, is too large, or its file cannot be read.
     """
     if isinstance(value, bytes):
         check_bytes(len(value))
@@ -62,7 +62,7 @@ def _content(path: str) -> bytes:
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise Unusable(f"its image {path} is no file")
+            raise Unusable(f"its image {path} is not a file")
         check_bytes(status.st_size)
         return file.read_bytes()
     except OSError as error:
@@ -75,7 +75,7 @@ def label_of(value: Any) -> str:
         raise Unusable("it has no label" if value is None else f"its label {value!r} is neither text nor an integer")
     text = str(value)
     if not text or not text.isprintable():
-        raise Unusable(f"its label {text!r} cannot be printed")
+        raise Unusable(f"its label {text!r} is empty or unprintable")
     return text
 
 
@@ -84,7 +84,7 @@ def split_of(value: Any) -> str | None:
         return None
     found = SPLIT_FOLDERS.get(value.lower()) if isinstance(value, str) else None
     if found is None:
-        raise Unusable(f"its split {value!r} is none of train, validation and test")
+        raise Unusable(f"its split {value!r} is not train, validation or test")
     return found
 
 

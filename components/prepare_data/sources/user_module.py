@@ -1,8 +1,8 @@
-"""A user's own function that gives examples, `module:function`: dicts of an image, a label and whatever else there is.
+"""The source `module:function`: a user's function that yields dicts of an image, a label and additional features.
 
-It is called twice at the same time: here, where its examples are kept in a file for the writers, and in a process of
-its own with other hashes of strings, whose examples have to be the same. One that gives others is refused: a data set
-could not be made again, nor a run be gone on with.
+The function is called twice, concurrently: in this process, where its examples are spooled to a file for the writers,
+and in a separate process with another hash seed, whose examples must be identical. Functions that are not deterministic
+are rejected, because the data set could not be reproduced and interrupted runs could not resume.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from slipway.trainer.engines.builder import load, origin, user_code, what_happen
 
 REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 CONTRACT = (
-    '"module:function" without arguments that gives dicts: image (encoded bytes, a path, or an array uint8 [height, '
-    "width(, channels)]), label (text or integer), perhaps key, split, and further features"
+    "a function module:function without arguments that yields dicts with image (encoded bytes, a path, or a uint8 "
+    "array [height, width(, channels)]), label (text or integer), and optionally key, split and additional features"
 )
 SPOOL = "examples"
-# What an iterator gives at its end.
+# Sentinel for the end of an iterator.
 END = object()
 WHOLE_NUMBER = re.compile(r"^-?\d+$")
 
@@ -56,7 +56,7 @@ class ModuleSource:
     """The source `module:function`.
 
     Raises:
-        UserError: There is no such function, or it gives nothing, or its first example is none.
+        UserError: The function does not exist, yields nothing, or its first example is invalid.
     """
 
     def __init__(self, reference: str, settings: DataSettings, group_column: str | None) -> None:
@@ -65,8 +65,8 @@ class ModuleSource:
         self._settings = settings
         self._image = settings.image or "image"
         self._label = settings.label or "label"
-        # Not in this process: what the user's module starts (TensorFlow's threads, say) would not survive in the
-        # processes that are forked from it later.
+        # In a separate process: threads that the user's module starts (TensorFlow's, for example) would not survive in
+        # processes forked later.
         with Workers(self._find_kinds, 1) as workers:
             ((_, self._kinds),) = workers.run([reference])
         self.features: Descriptions = {stored_name(name): kind.description for name, kind in self._kinds.items()}
@@ -100,11 +100,11 @@ class ModuleSource:
             if twice := keys.twice():
                 key, one, other = twice
                 raise self._mistake(
-                    f"{self.reference} gives the key {readable(key)} twice: examples {one:,} and {other:,}."
+                    f"{self.reference} yields the key {readable(key)} twice: examples {one:,} and {other:,}."
                 )
 
     def digests(self) -> Iterator[bytes]:
-        """What tells each example from others, in their order."""
+        """Yield the digest of each example, in order."""
         for number, example in enumerate(self._examples()):
             try:
                 yield digest(self._take(example, number))
@@ -115,11 +115,11 @@ class ModuleSource:
         found = list(found)
         splits = {split for split, _ in found}
         if not found:
-            raise self._mistake(f"{self.reference} gives no usable example.")
+            raise self._mistake(f"{self.reference} yields no usable example.")
         if splits != {None} and None in splits:
-            raise self._mistake(f"Some examples of {self.reference} have a split, others have none.")
+            raise self._mistake(f"Some examples of {self.reference} have a split, others do not.")
         if splits != {None} and "train" not in splits:
-            raise self._mistake(f"{self.reference} gives no example of the split train.")
+            raise self._mistake(f"{self.reference} yields no example of the split train.")
         return {group: group for group in found}
 
     def stamp(self) -> None:
@@ -129,7 +129,7 @@ class ModuleSource:
         return ModuleReader(scratch / SPOOL)
 
     def _examples(self) -> Iterator[Any]:
-        """What the function gives; what it raises becomes a mistake with the place in the user's file."""
+        """Yield the function's examples; convert its exceptions to a UserError with the line in the user's file."""
         function = self._function()
         try:
             with user_code():
@@ -156,19 +156,20 @@ class ModuleSource:
             raise
 
     def _find_kinds(self, task: str, tick: Tick) -> dict[str, Kind]:  # noqa: ARG002
-        """The kinds of the further features: as the settings describe them, else as the first example has them."""
+        """Return the kinds of the additional features: from the settings, else inferred from the first example."""
         described = further_kinds(self._settings)
         examples = self._examples()
         first = next(examples, None)
         del examples
         if first is None:
-            raise self._mistake(f"{self.reference} gives no examples.")
+            raise self._mistake(f"{self.reference} yields no examples.")
         if not isinstance(first, Mapping) or self._image not in first or self._label not in first:
             has = isinstance(first, Mapping)
             found = f"has {', '.join(map(str, first))}" if has else f"is a {type(first).__name__}"
             raise self._mistake(
-                f"The first example of {self.reference} is no dict with {self._image} and {self._label}: it {found}.",
-                fix="set data.image and data.label if the two are called otherwise",
+                f"The first example of {self.reference} is not a dict with {self._image} and {self._label}; "
+                f"it {found}.",
+                fix="set data.image and data.label if the two have other names",
             )
         found_kinds: dict[str, Kind] = {}
         for name, value in first.items():
@@ -178,8 +179,8 @@ class ModuleSource:
                 found_kinds[name] = described.pop(name) if name in described else Kind.of(value)
             except Unusable as reason:
                 raise self._mistake(
-                    f"The feature {name} of the first example has no kind: {reason}.",
-                    fix=f"leave it out, or describe it: --set data.features.{name}=KIND",
+                    f"Cannot infer the kind of the feature {name} from the first example: {reason}.",
+                    fix=f"remove the feature, or specify its kind: --set data.features.{name}=KIND",
                 ) from None
         if described:
             missing = next(iter(described))
@@ -192,20 +193,20 @@ class ModuleSource:
         return found_kinds
 
     def _take(self, example: Any, number: int) -> Taken:
-        """The example as it is stored.
+        """Convert an example to its stored form.
 
         Raises:
-            Unusable: Something in it is not as it must be.
+            Unusable: The example is invalid.
         """
         if not isinstance(example, Mapping):
             raise Unusable(f"it is a {type(example).__name__}, not a dict")
         key = example.get("key", f"{number:08d}")
         if not isinstance(key, str | bytes) or not key:
-            raise Unusable("its key is no text")
+            raise Unusable("its key is not text")
         further = {name: example[name] for name in example if name not in (self._image, self._label, "key", "split")}
         if further.keys() != self._kinds.keys():
             odd = sorted(further.keys() ^ self._kinds.keys(), key=str)
-            raise Unusable(f"other than the first example, it has {'no ' if odd[0] in self._kinds else ''}{odd[0]}")
+            raise Unusable(f"unlike the first example, it has {'no ' if odd[0] in self._kinds else ''}{odd[0]}")
         return Taken(
             key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key,
             label_of(example.get(self._label)),
@@ -229,7 +230,7 @@ class ModuleSource:
 
 
 class ModuleReader:
-    """Reads what was kept of the examples."""
+    """Reads the spooled examples."""
 
     def __init__(self, path: Path) -> None:
         self._spool = SpoolReader(path)
@@ -244,7 +245,7 @@ class ModuleReader:
 
 
 def main() -> NoReturn:
-    """Write the digests of all examples to stdout, what the function prints elsewhere, and end this process."""
+    """Write the digests of all examples to stdout, redirect the function's output to stderr, and exit."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     settings = DataSettings.model_validate_json(sys.argv[1])
@@ -259,6 +260,6 @@ def main() -> NoReturn:
         traceback.print_exc()
         status = FAILED
     sys.stderr.flush()
-    with contextlib.suppress(OSError):  # who compares may have seen enough
+    with contextlib.suppress(OSError):  # the reader may have stopped early
         output.close()
-    os._exit(status)  # not sys.exit, which would wait for threads that the function left running
+    os._exit(status)  # unlike sys.exit, does not wait for threads that the function left running

@@ -1,10 +1,11 @@
-"""Whether an image's bytes are a PNG or JPEG that a reader can decode, and how large it is.
+"""Validate that an image is a PNG or JPEG that readers can decode, and read its size.
 
-Two depths: the header (and that the file has its end), or all of it. A PNG is decoded by its own chunks and zlib,
-which finds all that libpng would (checksums, cut or surplus data, filters) several times faster than making pixels;
-what is interlaced, which is rare, goes through Pillow. A JPEG's segments are followed to its end, which Pillow does
-without and TensorFlow does not; then its entropy-coded data is decoded whole by libjpeg, through Pillow, as a gray
-image of an eighth of the size: only the arithmetic that makes pixels of coefficients, which cannot fail, is saved.
+There are two levels: the header (and the end of the file), or a full decode. PNG chunks are checked and inflated with
+zlib, which finds every error that libpng would (checksums, truncated or surplus data, filters) several times faster
+than decoding pixels; interlaced PNGs, which are rare, are decoded with Pillow. A JPEG's segments are followed to the
+end marker, which TensorFlow requires and Pillow does not. Its entropy-coded data is then decoded in full by libjpeg,
+through Pillow, as a grayscale image of an eighth of the size; this only saves the arithmetic from coefficients to
+pixels, which cannot fail.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import NamedTuple
 
 from slipway.components.prepare_data.encoding.unusable import Undecodable, Unusable
 
-# As Pillow's limit: more would be a decompression bomb.
+# Pillow's limit, above which it assumes a decompression bomb.
 MOST_PIXELS = 89_478_485
-# No image of a size that is accepted takes more.
+# No image within the limit of pixels needs more.
 MOST_IMAGE_BYTES = 1 << 29
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -38,13 +39,13 @@ JPEG_BARE = frozenset((0x01, *range(0xD0, 0xD8)))
 JPEG_LAST, JPEG_FIRST_SEGMENT, JPEG_APP1 = 0xD9, 0xC0, 0xE1
 EXIF = b"Exif\0\0"
 EXIF_ORIENTATION, EXIF_SHORT = 0x0112, 3
-# What follows an 0xFF: in entropy-coded data a zero where it begins no marker, a restart marker, or a fill byte.
+# A marker: 0xFF not followed by zero (an escaped 0xFF in entropy-coded data), a restart marker or a fill byte.
 JPEG_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])", re.DOTALL)
 MOST_KEPT = 4096
 
 
 class Look(NamedTuple):
-    """What an image is: its encoding (png, jpeg), pixels as stored, whether it is gray, and whether EXIF turns it."""
+    """Properties of an image: encoding (png, jpeg), stored size, grayscale or not, and whether EXIF rotates it."""
 
     encoding: str
     height: int
@@ -54,7 +55,7 @@ class Look(NamedTuple):
 
 
 def check_bytes(size: int) -> None:
-    """Refuse an encoded image that is too large to be read, before any of it is.
+    """Reject an encoded image that is too large, before it is read.
 
     Raises:
         Unusable: It has more bytes than `MOST_IMAGE_BYTES`.
@@ -64,28 +65,28 @@ def check_bytes(size: int) -> None:
 
 
 def check_pixels(height: int, width: int) -> None:
-    """Refuse an image of more pixels than `MOST_PIXELS`.
+    """Reject an image that has too many pixels.
 
     Raises:
-        Unusable: It has more.
+        Unusable: It has more pixels than `MOST_PIXELS`.
     """
     if height * width > MOST_PIXELS:
         raise Unusable(f"it has {width}x{height} pixels, more than {MOST_PIXELS:,}")
 
 
 class Inspector:
-    """Looks at images; one for each process. `whole` decodes each, otherwise its header is read."""
+    """Validates images; create one per process. With `whole`, decodes them in full, otherwise checks the headers."""
 
     def __init__(self, *, whole: bool) -> None:
         self._whole = whole
         self._png_headers: dict[bytes, Look] = {}
 
     def look(self, data: bytes) -> Look:
-        """What the image is.
+        """Validate the image and return its properties.
 
         Raises:
-            Unusable: It is no image that a reader can decode; the text says why.
-            Undecodable: It is none, and its header and its end do not show it.
+            Unusable: Readers cannot decode the image; the text is the reason.
+            Undecodable: The same, for an image whose header and end are valid.
         """
         known = self._png_headers.get(data[:PNG_HEADER_END])
         if known is None:
@@ -108,7 +109,7 @@ class Inspector:
             raise Unusable("it is empty" if not data else "it is neither PNG nor JPEG")
         check_pixels(look.height, look.width)
         if look.encoding == "png":
-            # The first bytes of most PNG files of one set are the same.
+            # Most PNG files of a data set start with the same bytes.
             if len(self._png_headers) >= MOST_KEPT:
                 self._png_headers.clear()
             self._png_headers[data[:PNG_HEADER_END]] = look
@@ -116,10 +117,10 @@ class Inspector:
 
 
 def png_header(data: bytes) -> Look:
-    """What a PNG's first chunk says.
+    """Read the first chunk of a PNG.
 
     Raises:
-        Unusable: The chunk is cut short, damaged or says what no PNG has.
+        Unusable: The chunk is truncated, damaged or invalid.
     """
     if len(data) < PNG_HEADER_END:
         raise Unusable("it is cut short")
@@ -132,10 +133,10 @@ def png_header(data: bytes) -> Look:
 
 
 def jpeg_header(data: bytes) -> Look:
-    """What a JPEG's frame header says.
+    """Read the frame header of a JPEG.
 
     Raises:
-        Unusable: There is none, or it is of a kind that readers do not decode.
+        Unusable: The frame header is missing, or readers do not support it.
     """
     position, turned = 2, False
     while position + 4 <= len(data):
@@ -151,7 +152,7 @@ def jpeg_header(data: bytes) -> Look:
                 break
             depth, height, width, samples = struct.unpack_from(">BHHB", data, position + 4)
             if depth != 8 or samples not in (1, 3, 4) or not height or not width:
-                raise Unusable(f"it is a JPEG of a kind that is not supported ({depth} bits, {samples} components)")
+                raise Unusable(f"it is an unsupported kind of JPEG ({depth} bits, {samples} components)")
             return Look("jpeg", height, width, samples == 1, turned)
         if marker in (0xD9, 0xDA) or length < 2:
             raise Unusable("its JPEG header is damaged")
@@ -162,7 +163,7 @@ def jpeg_header(data: bytes) -> Look:
 
 
 def _is_turned(exif: bytes) -> bool:
-    """Whether EXIF data (a TIFF file) asks viewers to rotate or mirror the image: an orientation other than 1."""
+    """Whether EXIF data (a TIFF file) has an orientation other than 1, so that viewers rotate or mirror the image."""
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None:
         return False
@@ -173,7 +174,7 @@ def _is_turned(exif: bytes) -> bool:
             tag, kind, _, value = struct.unpack_from(f"{order}HHIH", exif, place)
             if tag == EXIF_ORIENTATION and kind == EXIF_SHORT:
                 return 2 <= value <= 8
-    except struct.error:  # cut short, which no decoder minds
+    except struct.error:  # truncated EXIF data, which decoders ignore
         pass
     return False
 
@@ -196,24 +197,24 @@ def decode(data: bytes, look: Look) -> None:
 
 
 def _follow_segments(data: bytes) -> None:
-    """Go from a JPEG's first segment to its end marker, over the entropy-coded data of its scans.
+    """Follow a JPEG's segments to its end marker, over the entropy-coded data of its scans.
 
     Raises:
-        Unusable: It ends before; damaged data can hold what looks like a segment that is longer than the rest.
+        Unusable: There is no end marker, or damaged data looks like a segment that is longer than the rest of the file.
     """
     position = 2
     while marker := JPEG_MARKER.search(data, position):
         kind, position = marker[1][0], marker.end()
         if kind == JPEG_LAST:
             return
-        if kind < JPEG_FIRST_SEGMENT:  # libjpeg refuses it, or skips it
+        if kind < JPEG_FIRST_SEGMENT:  # libjpeg rejects or skips it
             continue
         position += int.from_bytes(data[position : position + 2])
     raise Unusable("it is damaged or cut short")
 
 
 def _png_pixels(data: bytes) -> bytes | memoryview:
-    """The compressed pixels, every critical chunk's checksum verified, up to the end that a PNG must have."""
+    """Return the compressed pixels; verify the checksums of all critical chunks and the end of the file."""
     view = memoryview(data)
     parts: list[memoryview] = []
     position, palette = PNG_HEADER_END, data[25] != PNG_PALETTE
@@ -222,7 +223,7 @@ def _png_pixels(data: bytes) -> bytes | memoryview:
         if end > len(data):
             raise Unusable("it is cut short")
         kind = data[position + 4 : position + 8]
-        # A lower-case first letter marks what a decoder may skip.
+        # A lower-case first letter marks ancillary chunks, which decoders may skip.
         if kind[0] & 0x20 == 0 and zlib.crc32(view[position + 4 : end - 4]).to_bytes(4) != data[end - 4 : end]:
             raise Unusable(f"the checksum of its PNG chunk {kind.decode('latin-1')} is wrong")
         if kind == b"IDAT":
@@ -238,11 +239,11 @@ def _png_pixels(data: bytes) -> bytes | memoryview:
 
 
 def _check_rows(compressed: bytes | memoryview, row: int, height: int) -> None:
-    """Inflate `height` rows of `row` bytes, the first of which names the row's filter."""
+    """Inflate `height` rows of `row` bytes; the first byte of each row is its filter type."""
     inflater = zlib.decompressobj()
     try:
         rows = inflater.decompress(compressed, row * height)
-        # The stream's own end, with its checksum, comes after the last row.
+        # The end of the zlib stream, with its checksum, follows the last row.
         surplus = inflater.decompress(inflater.unconsumed_tail, 1)
     except zlib.error:
         raise Unusable("its pixels cannot be inflated") from None

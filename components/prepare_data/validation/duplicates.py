@@ -1,10 +1,9 @@
-"""Images that are in more than one split: found by their bytes, refused or dropped.
+"""Find images that are in more than one split by their bytes; reject or drop them.
 
-The writer of a shard leaves a hash of each of its images (checksum and length), its record's place and its key in a
-file, dealt to buckets by the hash's first bits. All files have the same buckets, so that one bucket at a time is enough
-to find what may be in several splits: the memory that it takes does not grow with the number of images, only with the
-number of copies that are found. Images whose hashes are equal are read again, and compared by the SHA-256 of their
-bytes: to compute that for every image would take as long as to write it.
+The writer of a shard stores a hash of each image (checksum and length), the offset of its record and its key in a file,
+partitioned into buckets by the first bits of the hash. All files have the same buckets, so candidates are found one
+bucket at a time, and memory use grows only with the number of copies found. Images with equal hashes are read again and
+compared by the SHA-256 of their bytes; computing the SHA-256 of every image would take as long as writing it.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from slipway.components.prepare_data.sources.source import SPLITS, readable
 from slipway.core.errors import UserError
 from slipway.core.manifest import Shard
 
-# An image's CRC-32C and length, and where its record begins in the shard; the key follows.
+# An image's CRC-32C, its length, and the offset of its record in the shard; the key follows.
 ROW = struct.Struct(">IIQ")
 HASH_BYTES = 8
 BUCKET_ROWS = 8192
-# Which split's copy stays: what a model is judged by is as it was, what it learns from does without.
+# Splits in the order in which their copies are kept: evaluation data stays complete, training data loses the copy.
 KEEPERS = tuple(reversed(SPLITS))
 MOST_NAMED = 5
 
 
 class Copy(NamedTuple):
-    """An image that another split has too: its key, its split, and the key and the split of what stays."""
+    """An image that is also in another split: its key and split, and the key and split of the copy that is kept."""
 
     key: bytes
     split: str
@@ -43,22 +42,22 @@ class Copy(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it is left out."""
+        """The reason for skipping it."""
         return f"it is the same image as {readable(self.kept)} in the split {self.keeper}"
 
 
 def bucket_count(examples: int) -> int:
-    """How many buckets hold the hashes of so many images."""
+    """Return the number of buckets for the hashes of `examples` images."""
     return max(-(-examples // BUCKET_ROWS), 1)
 
 
 def hash_row(image: bytes, place: int, key: bytes) -> bytes:
-    """What is kept of an image whose record begins at `place` in its shard."""
+    """Return the row of an image whose record is at offset `place` in its shard."""
     return ROW.pack(google_crc32c.value(image), len(image), place) + key
 
 
 def write_hashes(path: Path, rows: Iterable[bytes], buckets: int) -> Shard:
-    """Write the `rows` of one shard's images; the record of the file."""
+    """Write the `rows` of one shard's images; return the file's name, size and digest."""
     dealt: list[list[bytes]] = [[] for _ in range(buckets)]
     for row in rows:
         dealt[int.from_bytes(row[:4]) * buckets >> 32].append(row)
@@ -73,7 +72,7 @@ def write_hashes(path: Path, rows: Iterable[bytes], buckets: int) -> Shard:
 
 
 class HashedShard:
-    """A shard whose images' hashes were written to `hashes`: they are read bucket by bucket."""
+    """Reads the hashes of a shard's images from the file `hashes`, bucket by bucket."""
 
     def __init__(self, shard: Path, hashes: Path) -> None:
         self._shard = shard
@@ -81,7 +80,7 @@ class HashedShard:
         self._place = 0
 
     def next_bucket(self) -> list[bytes]:
-        """The rows of the next bucket."""
+        """Return the rows of the next bucket."""
         with self._hashes.open("rb") as file:
             file.seek(self._place)
             rows: list[bytes] = marshal.load(file)
@@ -89,7 +88,7 @@ class HashedShard:
         return rows
 
     def digest(self, row: bytes) -> bytes:
-        """The SHA-256 of a row's image."""
+        """Return the SHA-256 of a row's image."""
         with self._shard.open("rb") as file:
             file.seek(ROW.unpack_from(row)[2])
             image, _, _ = example_parts(next(read_records(file)))
@@ -97,13 +96,13 @@ class HashedShard:
 
 
 def find_copies(shards: Mapping[str, list[HashedShard]], buckets: int) -> Iterator[Copy]:
-    """The images that another split has too, whose copy there stays: the test split's, else validation's.
+    """Yield the images whose copy in another split is kept: the test split's, else validation's.
 
-    What is several times in one split, and in no other, is no copy.
+    Several copies in one split, and in no other, do not count.
 
     Args:
-        shards: Each split's.
-        buckets: As the hashes were written.
+        shards: The shards of each split.
+        buckets: The number of buckets with which the hashes were written.
     """
     for _ in range(buckets):
         rows = {split: [(shard, shard.next_bucket()) for shard in found] for split, found in shards.items()}
@@ -119,10 +118,10 @@ def find_copies(shards: Mapping[str, list[HashedShard]], buckets: int) -> Iterat
 
 
 def refuse_copies(copies: Iterable[Copy]) -> None:
-    """Refuse images that are in several splits.
+    """Check that no image is in several splits.
 
     Raises:
-        UserError: There are some; it names the first, by key.
+        UserError: There are copies; the message names the first by key.
     """
     first: list[Copy] = []
     count = 0
@@ -135,9 +134,9 @@ def refuse_copies(copies: Iterable[Copy]) -> None:
     more = [f"and {count - len(named):,} more"] if count > len(named) else []
     many = "1 image is" if count == 1 else f"{count:,} images are"
     raise UserError(
-        f"{many} in another split too: {'; '.join(named + more)}.",
+        f"{many} also in another split: {'; '.join(named + more)}.",
         setting="data.duplicates",
         value="refuse",
-        allowed="refuse: no image in two splits; drop: one split's copy stays, test's first; keep: all stay",
+        allowed="refuse: reject copies; drop: keep one split's copy, preferably test's; keep: keep all copies",
         fix="remove the copies, or set data.duplicates to drop",
     )

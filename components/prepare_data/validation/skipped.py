@@ -1,4 +1,4 @@
-"""The images that are left out: those that cannot be used, of which there is a limit, and copies."""
+"""Skipped images: unusable images, up to data.skip_corrupt, and copies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MOST_NAMED = 5
 
 
 class LeftOutImages:
-    """Keys and reasons, kept in a file so that a run that is killed and goes on leaves out the same.
+    """Keys of skipped images and reasons, stored in a file so that a resumed run skips the same images.
 
     Attributes:
-        decoded: How many images were decoded in full before some were left out, as what stays is not decoded again.
-        undecodable: For how many of them only that showed that they cannot be used.
-        reasons: Why each is left out, by key.
-        copies: Of those, the ones that are usable, but in another split too: the split that does without.
+        decoded: The number of images decoded in full in earlier rounds; later rounds do not decode them again.
+        undecodable: The number of them that only a full decode showed to be unusable.
+        reasons: The reason for each skipped image, by key.
+        copies: The split of each skipped image that is usable but a copy, by key.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,16 +45,16 @@ class LeftOutImages:
 
     @property
     def unusable(self) -> frozenset[bytes]:
-        """The keys of the images that cannot be used."""
+        """The keys of the unusable images."""
         return frozenset(self.reasons.keys() - self.copies.keys())
 
     def count(self, tally: Tally) -> None:
-        """Count what was decoded in full. It is kept when images are left out: only then it is not seen again."""
+        """Add the tally's counts of decoded images. They are stored by the next `add` or `add_copies`."""
         self.decoded += tally.decoded
         self.undecodable += tally.undecodable
 
     def add(self, found: list[tuple[bytes, str]]) -> None:
-        """Leave out more images that cannot be used. As they change the splits, copies are to be found anew."""
+        """Skip more unusable images. This changes the splits, so the copies are cleared and searched again."""
         for key in self.copies:
             del self.reasons[key]
         self.copies.clear()
@@ -62,14 +62,14 @@ class LeftOutImages:
         self._store()
 
     def add_copies(self, found: Iterable[Copy]) -> None:
-        """Leave out images that another split has too."""
+        """Skip images that are also in another split."""
         for copy in found:
             self.reasons[copy.key] = copy.reason
             self.copies[copy.key] = copy.split
         self._store()
 
     def listed(self) -> list[tuple[bytes, str]]:
-        """Keys and reasons, in the keys' order."""
+        """Return keys and reasons, sorted by key."""
         return sorted(self.reasons.items())
 
     def _store(self) -> None:
@@ -79,16 +79,16 @@ class LeftOutImages:
 
 
 def refuse_too_many(count: int, total: int, found: list[tuple[bytes, str]], settings: DataSettings) -> None:
-    """Refuse when a larger share of the images cannot be used than the settings allow.
+    """Check that the fraction of unusable images does not exceed data.skip_corrupt.
 
     Args:
-        count: How many cannot be used.
-        total: How many there are.
-        found: Keys and reasons of some of them.
-        settings: As the user gave them.
+        count: The number of unusable images.
+        total: The number of all images.
+        found: Keys and reasons of some of the unusable images.
+        settings: The user's settings.
 
     Raises:
-        UserError: It names the first of them, and the share that would allow it.
+        UserError: Names the first unusable images and the fraction that would allow them.
     """
     if count <= settings.skip_corrupt * total:
         return
@@ -99,7 +99,7 @@ def refuse_too_many(count: int, total: int, found: list[tuple[bytes, str]], sett
         f"{count:,} of {total:,} images cannot be used: {'; '.join(named + more)}.",
         setting="data.skip_corrupt",
         value=settings.skip_corrupt,
-        allowed=f"at most {settings.skip_corrupt:.4g} of the images may be left out",
+        allowed=f"at most a fraction of {settings.skip_corrupt:.4g} of the images may be skipped",
         fix="fix or remove the images"
-        + (f", or set data.skip_corrupt to {enough:.4g} to leave them out" if enough < 1 else ""),
+        + (f", or set data.skip_corrupt to {enough:.4g} to skip them" if enough < 1 else ""),
     )

@@ -1,4 +1,4 @@
-"""What was seen in images: classes, sizes, encodings, and what was left out; counted by shard, then put together."""
+"""Image counts by class, size and encoding, and skipped images; counted per shard, then combined."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from slipway.components.prepare_data.validation.check import Look
 from slipway.core.errors import UserError
 
 MOST_SIZES = 32
-# Keys are bytes of any kind.
+# Keys are arbitrary bytes.
 KEYS_IN_JSON = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
 
 class Size(BaseModel):
-    """Images of one size, in pixels: how many, and the key of the first."""
+    """The number of images of one size, in pixels, and the key of the first."""
 
     model_config = KEYS_IN_JSON
     height: int
@@ -29,13 +29,13 @@ class Size(BaseModel):
 
 
 class Tally(BaseModel):
-    """Counts of images.
+    """Image counts.
 
-    `classes` counts by label. `sizes` holds the first sizes met, `other_sizes` counts images of further ones;
-    `smallest` and `largest` are [height, width] by number of pixels. `left_out` holds (key, reason) of images that
-    cannot be used, `left_out_count` counts them: they count nowhere else but in `decoded`, the images that were
-    decoded in full, and `undecodable`, those of them for which only that showed that they cannot be used. `turned`
-    counts images whose EXIF data asks viewers to rotate or mirror them.
+    `classes` counts by label. `sizes` contains the first sizes found, `other_sizes` counts images of other sizes;
+    `smallest` and `largest` are [height, width] by number of pixels. `left_out` contains (key, reason) of unusable
+    images and `left_out_count` is their number. `decoded` counts the images decoded in full, `undecodable` those that
+    only this showed to be unusable; all other fields exclude unusable images. `turned` counts images whose EXIF data
+    tells viewers to rotate or mirror them.
     """
 
     model_config = KEYS_IN_JSON
@@ -54,14 +54,14 @@ class Tally(BaseModel):
 
     @property
     def examples(self) -> int:
-        """How many images are counted, without those that were left out."""
+        """The number of images, excluding skipped ones."""
         return sum(self.classes.values())
 
     def same_size(self, source: str) -> tuple[int, int]:
-        """The size, [height, width], that all images have.
+        """Return the size, [height, width], of all images.
 
         Raises:
-            UserError: They have several.
+            UserError: The images have several sizes.
         """
         if len(self.sizes) > 1:
             raise sizes_differ(self.sizes[0], self.sizes[1], source)
@@ -69,9 +69,9 @@ class Tally(BaseModel):
 
 
 class TallyCounter:
-    """Makes the tally of one shard. With `one_size`, an image of a second size ends it.
+    """Counts the images of one shard. With `one_size`, an image of a second size is an error.
 
-    `most_left_out` is how many images that were left out are named; the others are only counted.
+    At most `most_left_out` skipped images are named; the others are only counted.
     """
 
     def __init__(self, *, one_size: bool, most_left_out: int, source: str) -> None:
@@ -91,7 +91,7 @@ class TallyCounter:
         """Count one image, and whether it was decoded in full.
 
         Raises:
-            UserError: It has another size than those before, and all should have one.
+            UserError: Its size differs from that of earlier images although `one_size` is set.
         """
         self._classes[label] = self._classes.get(label, 0) + 1
         self._decoded += decoded
@@ -101,7 +101,7 @@ class TallyCounter:
             self._add_new(key, look)
 
     def leave_out(self, key: bytes, reason: Unusable) -> None:
-        """Note an image that cannot be used."""
+        """Count an unusable image."""
         self._left_out_count += 1
         self._undecodable += isinstance(reason, Undecodable)
         if len(self._left_out) < self._most_left_out:
@@ -125,7 +125,7 @@ class TallyCounter:
         other.largest = max(other.largest or pair, pair, key=_pixels)
 
     def tally(self) -> Tally:
-        """What was counted."""
+        """Return the counts."""
         encodings = Counter(self._other.encodings)
         for look, count in self._looks.items():
             encodings[look.encoding] += count
@@ -148,7 +148,7 @@ class TallyCounter:
 
 
 def combine(tallies: Iterable[Tally]) -> Tally:
-    """The tallies of several shards as one; they are taken in their order."""
+    """Combine the tallies of several shards, in order."""
     classes: Counter[int] = Counter()
     encodings: Counter[str] = Counter()
     sizes: dict[tuple[int, int], Size] = {}
@@ -182,31 +182,31 @@ def combine(tallies: Iterable[Tally]) -> Tally:
 
 
 def notes(classes: Iterable[str], tally: Tally) -> list[str]:
-    """What the user should know of a set that is usable: classes with nearly equal names, EXIF orientations."""
+    """Return notes on a usable data set: classes with nearly equal names, images with EXIF orientations."""
     alike: dict[str, list[str]] = {}
     for name in classes:
         alike.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
     found = []
     for names in alike.values():
         if len(names) > 1:
-            # Names that are equal but for their Unicode form look the same unless they are escaped.
+            # Names that differ only in their Unicode form look identical unless they are escaped.
             same = len({unicodedata.normalize("NFC", name) for name in names}) < len(names)
             listed = ", ".join(map(ascii if same else repr, names))
             found.append(
-                f"Classes whose names differ only in case, spaces or Unicode form: {listed}. They are kept apart. "
-                "If they are one class, give it one name in the source."
+                f"The names of some classes differ only in case, spaces or Unicode form: {listed}. They are treated as "
+                "different classes. If they are the same class, rename them in the source."
             )
     if tally.turned:
         found.append(
             f"{tally.turned:,} of {tally.examples:,} images have an EXIF orientation. Neither training nor the "
-            "exported model applies it: both see the pixels as stored. To train on upright images, rotate the files "
-            "and serve rotated ones too, for instance with: mogrify -auto-orient FILES."
+            "exported model applies it; both use the pixels as stored. To train on upright images, rotate the files, "
+            "for instance with mogrify -auto-orient FILES, and send rotated images to the model as well."
         )
     return found
 
 
 def sizes_differ(one: Size, other: Size, source: str) -> UserError:
-    """The error that names two images of different sizes."""
+    """Return the error that names two images of different sizes."""
     first, second = (
         f"{readable(size.first)} has {size.height}x{size.width} pixels (height x width)" for size in (one, other)
     )
@@ -214,7 +214,7 @@ def sizes_differ(one: Size, other: Size, source: str) -> UserError:
         f"The images have several sizes: {first}, {second}.",
         setting="data.image_size",
         value=None,
-        allowed=f"[height, width] to which all images of {source} are resized when they are read",
+        allowed=f"the [height, width] to which all images of {source} are resized",
         fix=f"set data.image_size, for instance to [{one.height}, {one.width}]",
     )
 

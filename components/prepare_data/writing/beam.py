@@ -1,8 +1,8 @@
-"""Shards written by an Apache Beam pipeline, for sets that one machine is too slow for.
+"""Write shards with an Apache Beam pipeline, for data sets that are too large for one machine.
 
-The source is listed, divided and dealt as always, on the machine that starts the pipeline, as that takes little; what a
-worker process does with a shard a Beam worker does, so the shards' bytes are the same. A shard is written to the
-worker's own disk, then copied to its place, with its result last.
+Listing, dividing and dealing are cheap and stay on the machine that starts the pipeline. Beam workers write shards with
+the same code as local worker processes, so the bytes are identical. A shard is written to the worker's local disk and
+then copied to its destination, followed by its result.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from slipway.core.errors import UserError, nearest
 # Runners whose workers see this machine's files.
 LOCAL_RUNNERS = ("DirectRunner", "BundleBasedDirectRunner", "FnApiRunner", "PrismRunner")
 BUCKET = "gs://"
-# Sources whose examples a worker elsewhere can read, one file or one record at a time.
+# Sources whose examples remote workers can read, one file or one record at a time.
 REMOTE_SOURCES = ("images", "csv", "tfds", "tfrecord")
 SECONDS_BETWEEN_LOOKS = 5.0
 
 
 def beam_for(settings: DataSettings, source: Source, size: int) -> BeamSettings | None:
-    """The settings by which Beam writes a set of `size` bytes; None where it does not.
+    """Return the Beam settings if Beam writes a data set of `size` bytes, else None.
 
     Raises:
-        UserError: It should, and cannot.
+        UserError: Beam is configured but cannot be used.
     """
     beam = settings.beam
     if beam is None or size < beam.from_gigabytes * 1e9:
@@ -48,7 +48,7 @@ def beam_for(settings: DataSettings, source: Source, size: int) -> BeamSettings 
             "Apache Beam is not installed.",
             setting="data.beam",
             value=beam.runner,
-            fix="pip install 'apache-beam[gcp]', or remove data.beam: processes of this machine write the set",
+            fix="pip install 'apache-beam[gcp]', or remove data.beam to prepare the data set on this machine",
         )
     if is_elsewhere(beam):
         _check_reachable(settings, beam)
@@ -64,7 +64,7 @@ def is_elsewhere(beam: BeamSettings) -> bool:
 
 
 def _check_reachable(settings: DataSettings, beam: BeamSettings) -> None:
-    """Refuse what workers on other machines cannot read or write."""
+    """Check that workers on other machines can access the source and the store."""
     kind, _, place = settings.source.partition(":")
     place = (settings.tfds.data_dir or "") if kind == "tfds" else place
     reachable = kind in REMOTE_SOURCES and place.startswith(BUCKET)
@@ -76,31 +76,31 @@ def _check_reachable(settings: DataSettings, beam: BeamSettings) -> None:
     for setting, value, fine in wrong:
         if not fine:
             raise UserError(
-                f"The workers of {beam.runner} cannot reach {value!r}: they are on other machines.",
+                f"The workers of {beam.runner} run on other machines and cannot access {value!r}.",
                 setting=setting,
                 value=value,
                 allowed="files in a bucket, gs://…: a folder of images, a CSV file, or TFRecord files",
-                fix=f"gcloud storage cp -r … gs://BUCKET/…, then set {setting} to that; or remove data.beam",
+                fix=f"gcloud storage cp -r … gs://BUCKET/…, then set {setting} to that URI; or remove data.beam",
             )
 
 
 def _check_columns(settings: DataSettings, source: Source) -> None:
-    """Refuse columns that are kept in a file of this machine while the list is read."""
+    """Reject additional columns of a CSV file, which are spooled to a file on this machine."""
     if settings.source.startswith("csv:") and source.features:
         raise UserError(
-            f"Workers on other machines cannot read the further columns of {settings.source}: "
+            f"Workers on other machines cannot read the additional columns of {settings.source}: "
             f"{', '.join(source.features)}.",
             setting="data.beam",
             value=settings.beam.runner if settings.beam else None,
-            fix="leave the columns out, or write the examples to TFRecord files, or remove data.beam",
+            fix="remove the columns, or write the examples to TFRecord files, or remove data.beam",
         )
 
 
 def _check_cloud(beam: BeamSettings) -> None:
-    """Refuse Dataflow without the packages that it takes."""
+    """Check that the packages required by Dataflow are installed."""
     if "Dataflow" in beam.runner and importlib.util.find_spec("apitools") is None:
         raise UserError(
-            "Apache Beam is installed without what Google Cloud takes.",
+            "Apache Beam is installed without its Google Cloud dependencies.",
             setting="data.beam.runner",
             value=beam.runner,
             fix="pip install 'apache-beam[gcp]'",
@@ -108,17 +108,17 @@ def _check_cloud(beam: BeamSettings) -> None:
 
 
 def written_by(beam: BeamSettings) -> str:
-    """How the manifest names the writer."""
+    """Return the name of the writer for the manifest."""
     return f"Apache Beam {importlib.metadata.version('apache-beam')}, {beam.runner}"
 
 
 def write_by_beam(
     beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask], tick: Tick
 ) -> Iterator[tuple[int, ShardResult]]:
-    """Write all shards in one pipeline, giving each one's index and result.
+    """Write all shards in one pipeline; yield each shard's index and result.
 
     Raises:
-        UserError: As a shard's writer raised it, or the runner failed elsewhere.
+        UserError: A shard's writer raised it, or a remote runner failed.
     """
     import apache_beam
 
@@ -136,7 +136,7 @@ def write_by_beam(
             f"The Beam pipeline failed: {str(error).strip().splitlines()[0] if str(error).strip() else type(error)}",
             setting="data.beam",
             value=beam.runner,
-            fix="read the job's log; run again: the shards that are finished are kept",
+            fix="check the job's log and run again; finished shards are kept",
         ) from error
     for task in tasks:
         if _error_path(task).exists():
@@ -148,7 +148,7 @@ def write_by_beam(
 
 
 def write_shard(writer: ShardWriter, task: ShardTask) -> None:
-    """What a Beam worker does: write one shard on its own disk, and copy it to its place."""
+    """Write one shard to the Beam worker's local disk and copy it to its destination."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         here = dataclasses.replace(
@@ -162,7 +162,7 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
         try:
             writer(here, _untold)
         except UserError as error:
-            # Beam would turn it into an error of its own.
+            # Beam would wrap it in another exception.
             here.result.write_text(json.dumps(error.as_dict()))
             remote.store(here.result, _error_path(task))
             return
@@ -173,11 +173,11 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
 
 
 def _untold(count: int) -> None:
-    """Nobody watches a worker's progress."""
+    """Ignore progress, which Beam workers do not report."""
 
 
 def share_lists(lists: Path, shared: Path) -> None:
-    """Copy the lists of the shards' examples to where workers elsewhere can read them."""
+    """Copy the lists of the shards' examples to a folder that remote workers can read."""
     shutil.rmtree(shared, ignore_errors=True)
     shutil.copytree(lists, shared)
 
@@ -187,7 +187,7 @@ def _error_path(task: ShardTask) -> Path:
 
 
 def _watch(running: Any) -> None:
-    """Wait for the end of the pipeline."""
+    """Wait for the pipeline to finish."""
     from apache_beam.runners.runner import PipelineState
 
     while not PipelineState.is_terminal(running.state):
@@ -196,10 +196,10 @@ def _watch(running: Any) -> None:
 
 
 def _options(beam: BeamSettings) -> Any:
-    """The pipeline's options.
+    """Return the pipeline options.
 
     Raises:
-        UserError: There is none of that name.
+        UserError: An option does not exist.
     """
     from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -207,13 +207,13 @@ def _options(beam: BeamSettings) -> Any:
     for name in beam.options:
         if name not in known or name == "runner":
             raise UserError(
-                f"Apache Beam has no option {name!r}." if name != "runner" else "The runner is a setting of its own.",
+                f"Apache Beam has no option {name!r}." if name != "runner" else "The runner is a separate setting.",
                 setting=f"data.beam.options.{name}",
                 value=beam.options[name],
                 nearest=nearest(name, known) if name != "runner" else "data.beam.runner",
             )
     options = {"runner": beam.runner, "save_main_session": False, **beam.options}
     if beam.runner == "DirectRunner":
-        # Otherwise it looks for another runner's program on the internet first; there are no triggers here.
+        # Otherwise it first tries to download the Prism runner. The pipeline has no triggers.
         options["allow_unsafe_triggers"] = True
     return PipelineOptions([], **options)

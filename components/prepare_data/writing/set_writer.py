@@ -1,4 +1,4 @@
-"""Writes one set: its shards, what stands beside them, and its manifest; goes on with what a killed run left."""
+"""Write one data set: its shards, metadata files and manifest; resume after a killed run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SECONDS_BETWEEN_EVENTS = 0.3
 
 @dataclass
 class Progress:
-    """Tells who watches how many images are done, a few times a second at most."""
+    """Emits progress events, at most a few per second."""
 
     total: int
     done: int = 0
@@ -60,17 +60,17 @@ class Progress:
 
 
 class SetWriter:
-    """Writes one set into a work folder, going on with what a killed run left in it.
+    """Writes one data set into a work folder; resumes from finished shards of a killed run.
 
     Args:
-        source: Where the examples come from.
-        settings: As the user gave them.
+        source: The source of the examples.
+        settings: The user's settings.
         listing: The source's examples.
-        plan: How they are divided.
-        scratch: Where the source was listed.
-        work: The work folder: the set grows in its folder `SET`, the finished shards' results lie in `RESULTS`,
-            their images' hashes in `HASHES`.
-        beam: How Apache Beam writes the shards, where it does.
+        plan: Their division among splits and shards.
+        scratch: The folder in which the source was listed.
+        work: The work folder, with the data set in its folder `SET`, the results of finished shards in `RESULTS` and
+            the hashes of their images in `HASHES`.
+        beam: The Beam settings, if Apache Beam writes the shards.
     """
 
     SET = "set"
@@ -94,7 +94,7 @@ class SetWriter:
         self._scratch = scratch
         self._beam = beam
         self._lists = scratch / "lists"
-        # Where workers find the lists.
+        # The lists as the workers read them.
         self._read_lists = work / "lists" if beam and is_elsewhere(beam) else self._lists
         self._set = work / self.SET
         self._results = work / self.RESULTS
@@ -104,15 +104,14 @@ class SetWriter:
         self._left_out = LeftOutImages(work / "left_out.json")
 
     def write(self, name: str, fingerprint: str) -> Manifest:
-        """Write the whole set; its manifest.
+        """Write the data set; return its manifest.
 
-        Images that cannot be used are found while shards are written. When some are left out, all is written again
-        without them, so that splits and shards are exactly those of a source that never had them. Copies in other
-        splits are found when all is written; where they are dropped, all is written again, each split without its.
+        Unusable images are found while shards are written. If some are skipped, all shards are written again without
+        them, so that splits and shards are the same as for a source without these images. Copies in other splits are
+        found after all shards are written; if they are dropped, all shards are written again without them.
 
         Raises:
-            UserError: More images cannot be used than the settings allow, or they have several sizes, or are in
-                several splits.
+            UserError: There are too many unusable images, images of several sizes, or images in several splits.
         """
         unlisted = self._listing.ignored
         total = self._plan.examples() + unlisted.unusable_count
@@ -123,7 +122,7 @@ class SetWriter:
             self._left_out.count(tally)
             if not told and (checked := self._checked()).check == "sample":
                 events.message(sentence(checked))
-            told = True  # what stays when images are left out is not decoded again
+            told = True  # later rounds, without the skipped images, do not decode again
             if tally.left_out_count:
                 count = tally.left_out_count + len(self._left_out.unusable) + unlisted.unusable_count
                 found = [*unlisted.unusable, *self._left_out.listed(), *tally.left_out]
@@ -139,18 +138,18 @@ class SetWriter:
         return self._finish(name, fingerprint, results, tally)
 
     def _check_classes(self, results: Mapping[str, list[ShardResult]]) -> None:
-        """Refuse a set in which dropped copies were all that a split had of a class."""
+        """Check that every split still has every class after copies were dropped."""
         classes = self._plan.classes
         listed = {label for _, label in self._plan.divided}
         present = {
             split: {classes[label] for result in found for label in result.tally.classes}
             for split, found in results.items()
         }
-        fix = "all that {split} had of {label} are copies of what another split has: remove the wrong ones"
+        fix = "remove the wrong copies: all images of {label} in the split {split} are also in another split"
         splitting.check_every_class([label for label in classes if label in listed], present, fix)
 
     def _checked(self) -> Checked:
-        """How far the images were looked at, when all shards have been written once."""
+        """Return how the images were validated; valid after all shards were written once."""
         images, found = self._plan.examples(), self._left_out
         check = check_for(self._settings, images)
         return Checked(check=check, images=images, decoded=found.decoded, undecodable=found.undecodable)
@@ -160,10 +159,10 @@ class SetWriter:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _copies(self, results: Mapping[str, list[ShardResult]]) -> list[Copy]:
-        """The images that are to be dropped as another split has them too.
+        """Return the images to drop because they are also in another split.
 
         Raises:
-            UserError: There are some, and they are to be refused.
+            UserError: There are copies, and data.duplicates is `refuse`.
         """
         if not self._looks_for_copies:
             return []
@@ -183,11 +182,11 @@ class SetWriter:
 
     @property
     def _looks_for_copies(self) -> bool:
-        """Whether images' hashes are wanted: not when copies were dropped, as then there are none."""
+        """Whether to search for copies; False once copies were dropped, because none remain."""
         return self._settings.duplicates != "keep" and not self._left_out.copies
 
     def _write_shards(self, name: str) -> dict[str, list[ShardResult]]:
-        """Write all shards that are not there yet; each split's, in order."""
+        """Write all shards that are not finished yet; return the results of each split, in order."""
         for folder in (self._set, self._results, self._hashes):
             folder.mkdir(exist_ok=True)
         plan = self._current_plan()
@@ -208,7 +207,7 @@ class SetWriter:
         return by_split
 
     def _run(self, tasks: list[ShardTask], tick: Tick) -> Iterator[tuple[int, ShardResult]]:
-        """Write these shards, giving each one's index and result as it is there."""
+        """Write these shards; yield each one's index and result as it completes."""
         writer = ShardWriter(self._source, self._scratch)
         if self._beam is None:
             with Workers(writer, worker_count(self._settings.workers)) as workers:
@@ -219,7 +218,7 @@ class SetWriter:
             yield from write_by_beam(self._beam, writer, tasks, tick)
 
     def _current_plan(self) -> Plan:
-        """The plan without what is left out by now, and with bundles in one split each."""
+        """Return the plan without the images skipped so far, and with each bundle in one split."""
         left_out, settings = self._left_out, self._settings
         if settings.group_by is not None:
             self._bundles = Bundles(self._listing, settings, left_out.unusable, self._scratch)
@@ -235,7 +234,7 @@ class SetWriter:
             path=self._set / file,
             examples=list_path(self._read_lists, split, number),
             result=self._results / f"{file}.json",
-            # What stays after a first round was decoded in it.
+            # The remaining images were already decoded in the first round.
             decoded_below=0 if self._left_out.reasons else decoded_below(self._settings, self._plan.examples()),
             one_size=self._settings.image_size is None,
             images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
@@ -254,9 +253,9 @@ class SetWriter:
         Dealer(self._listing, plan.divided, plan.shards, unusable, plan.classes, copies, split_of).deal(self._lists)
 
     def _finish(self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally) -> Manifest:
-        """Write what stands beside the shards, the manifest last."""
+        """Write the metadata files, the manifest last."""
         events.phase("writing the statistics")
-        for stray in self._set.glob(".*"):  # what a killed worker was writing
+        for stray in self._set.glob(".*"):  # unfinished files of killed workers
             stray.unlink()
         about = self._manifest(name, fingerprint, results, tally)
         write_dataset_info(self._set, about, self._source)
@@ -293,7 +292,7 @@ class SetWriter:
 
 
 def finished(task: ShardTask) -> ShardResult | None:
-    """The result of a shard that an earlier run finished before it was killed, or None where it must be written."""
+    """Return the result of a shard finished by an earlier, killed run, or None if it must be written."""
     try:
         result = ShardResult.model_validate_json(task.result.read_bytes())
         manifest.verify_shard(task.path, result.shard)

@@ -1,4 +1,4 @@
-"""One shard, written by one process: its examples read, checked, counted, framed and written."""
+"""Write one shard in one process: read, validate, count, encode and write its examples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECONDS_BETWEEN_TICKS = 0.2
 
 
 class ShardResult(BaseModel):
-    """A shard that is written, what is in it, and the file of its images' hashes (None where none was wanted)."""
+    """A written shard, its tally, and the file of its images' hashes (None if duplicates are not checked)."""
 
     shard: Shard
     tally: Tally
@@ -39,19 +39,19 @@ class ShardResult(BaseModel):
 
 @dataclass(frozen=True)
 class ShardTask:
-    """What a worker is told.
+    """A worker's task: one shard.
 
     Attributes:
         path: The shard's file.
         examples: The list of its examples; see `index.read_list`.
-        result: Where the `ShardResult` is kept, as the sign that the shard is finished.
-        decoded_below: Which images to decode in full, see `sampling`; of the others the header is looked at.
-        one_size: Refuse images of several sizes.
-        images: The further features that are images.
-        most_left_out: How many unusable images to name.
-        source: The source, as the user wrote it.
-        hashes: Where the images' hashes are kept; None where nobody looks for duplicates.
-        buckets: To how many buckets they are dealt; see `duplicates`.
+        result: The file for the `ShardResult`, which marks the shard as finished.
+        decoded_below: The threshold for images to decode in full, see `sampling`; only headers of others are checked.
+        one_size: Whether to reject images of several sizes.
+        images: The additional features that are images.
+        most_left_out: The maximum number of unusable images to name.
+        source: The source as the user wrote it.
+        hashes: The file for the images' hashes; None if duplicates are not checked.
+        buckets: The number of buckets of the hashes; see `duplicates`.
     """
 
     path: Path
@@ -67,7 +67,7 @@ class ShardTask:
 
 
 class ShardWriter:
-    """Writes shards in one process: calling it with a task writes one and its result."""
+    """Writes shards in one process; each call writes one shard and its result."""
 
     def __init__(self, source: Source, scratch: Path) -> None:
         self._source = source
@@ -76,7 +76,7 @@ class ShardWriter:
         self._encoder = RecordEncoder()
 
     def __call__(self, task: ShardTask, tick: Tick) -> ShardResult:
-        """Write one shard. The file has its name only when it is complete and on the disk.
+        """Write one shard. The file is renamed to its final name when it is complete and synced to disk.
 
         Raises:
             UserError: Images have several sizes, or the source changed.
@@ -107,7 +107,7 @@ class ShardWriter:
         hashed: list[bytes] | None,
         tick: Tick,
     ) -> tuple[int, str]:
-        """Write the records to `path`; the bytes written and their SHA-256. Images' hashes and keys go to `hashed`."""
+        """Write the records to `path`; return their size and SHA-256. Appends the images' hash rows to `hashed`."""
         read, below = reader.read, task.decoded_below
         look_at_header, look_at_all = Inspector(whole=False).look, Inspector(whole=True).look
         encode, encode_with, count = self._encoder.encode, self._encoder.encode_with, counter.add
@@ -151,10 +151,10 @@ class ShardWriter:
 
 
 def look_at_further(further: list[tuple[bytes, bytes]], images: list[bytes], look: Callable[[bytes], Look]) -> None:
-    """Look at the images among an example's further features.
+    """Validate the images among an example's additional features.
 
     Raises:
-        Unusable: One is no image that a reader can decode.
+        Unusable: Readers cannot decode one of them.
     """
     for name, feature in further:
         if name in images:
@@ -166,7 +166,7 @@ def look_at_further(further: list[tuple[bytes, bytes]], images: list[bytes], loo
 
 
 def _flush(records: list[bytes], file: BinaryIO, digest: hashlib._Hash) -> int:
-    """Write the records and forget them; their bytes."""
+    """Write the records and clear the list; return the number of bytes written."""
     data = b"".join(records)
     records.clear()
     file.write(data)

@@ -1,7 +1,7 @@
-"""Worker processes that a parent hands one task at a time.
+"""Worker processes that receive one task at a time from their parent.
 
-A worker holds what its tasks share (an open source, kept headers), ends when its parent is gone, and never outlives
-`Workers`. What a task raises is raised in the parent.
+A worker keeps state that its tasks share (an open source, cached headers), exits when its parent has died, and never
+outlives `Workers`. Exceptions raised by a task are raised in the parent.
 """
 
 from __future__ import annotations
@@ -24,54 +24,54 @@ Tick = Callable[[int], None]
 
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_END = 5.0
-# What workers hear in their own way.
+# Signals that workers handle differently from their parent.
 OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class WorkerDied(UserError):
-    """A worker process ended in the middle of a task, with the exit code that `multiprocessing` tells of.
+    """A worker process ended during a task; `code` is its exit code as reported by `multiprocessing`.
 
-    None of ours does that: it was killed, or user code or a library that it uses ended it.
+    Workers do not exit by themselves: it was killed, or user code or a library ended it.
     """
 
     def __init__(self, code: int) -> None:
         super().__init__(
             f"A process that prepares the data {how_it_ended(code)}.",
-            fix="read its log; if this machine's memory ran out, use fewer processes: --set data.workers=1"
+            fix="check the log; if the machine ran out of memory, use fewer processes: --set data.workers=1"
             if code < 0
-            else "read its log; look for os._exit in your own code",
+            else "check the log, and your code for calls of os._exit",
         )
 
 
 def how_it_ended(code: int) -> str:
-    """A sentence's end about a process by its exit code, which is negative where a signal ended it."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended itself with exit status {code}"
+    """Describe how a process ended by its exit code, which is negative if a signal ended it."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
 
 
 class WorkerFailed(Exception):
-    """A task raised what is no mistake of the user's; the text holds the worker's traceback."""
+    """A task raised an exception that is not a user error; the text is the worker's traceback."""
 
 
 def available_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def worker_count(wanted: int | None) -> int:
-    """How many processes work: as many as there are cores, unless it is said how many are wanted."""
+    """Return the number of worker processes: `wanted`, or by default one per core."""
     return wanted or available_cores()
 
 
 class Workers(Generic[Task, Result]):
-    """Up to `count` processes that call `work(task, tick)`, started when there is something to do.
+    """Up to `count` processes that call `work(task, tick)`; started on demand.
 
     Args:
-        work: What a worker does with a task. It may call `tick` with the number of examples that are done.
-        count: How many processes at most.
+        work: The function that processes a task. It may call `tick` with the number of examples completed.
+        count: The maximum number of processes.
     """
 
     def __init__(self, work: Callable[[Task, Tick], Result], count: int) -> None:
-        # A forked process starts in a few milliseconds and needs no import; elsewhere the platform's own way is taken.
+        # Forked processes start in milliseconds without imports; other platforms use their default start method.
         self._context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
         self._work = work
         self._count = count
@@ -86,12 +86,12 @@ class Workers(Generic[Task, Result]):
         self.close()
 
     def run(self, tasks: Sequence[Task], tick: Tick | None = None) -> Iterator[tuple[int, Result]]:
-        """Do all tasks, giving each one's index and result as it is done; `tick` hears of their progress.
+        """Run all tasks and yield each one's index and result as it completes; `tick` is called with their progress.
 
         Raises:
-            UserError, OSError: As the task raised it.
-            WorkerFailed: A task raised anything else.
-            WorkerDied: A process ended in the middle of a task, as one does that is killed for its memory.
+            UserError, OSError: Raised by a task.
+            WorkerFailed: A task raised another exception.
+            WorkerDied: A process ended during a task, for example killed for lack of memory.
         """
         self._start(min(self._count, len(tasks)))
         waiting = iter(range(len(tasks)))
@@ -126,7 +126,7 @@ class Workers(Generic[Task, Result]):
         while len(self._processes) < count:
             here, there = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(there, self._work, os.getpid()), daemon=True)
-            # A signal must not meet the new process while it has its parent's handlers still.
+            # Block signals until the new process has replaced its parent's handlers.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, OWN_SIGNALS)
             try:
                 process.start()
@@ -136,7 +136,7 @@ class Workers(Generic[Task, Result]):
             there.close()
 
     def _hand_out(self, connection: Connection, tasks: Sequence[Task], waiting: Iterator[int]) -> bool:
-        """Hand the next task to a worker; whether there was one."""
+        """Send the next task to a worker; return whether there was one."""
         index = next(waiting, None)
         if index is None:
             return False
@@ -154,8 +154,8 @@ class Workers(Generic[Task, Result]):
 
 
 def _serve(connection: Connection, work: Callable[[Any, Tick], Any], parent: int) -> None:
-    """A worker's life: tasks until the parent ends it or is gone."""
-    # The parent hears Ctrl-C, SIGTERM and a terminal that closes, and ends its workers.
+    """Run tasks until the parent terminates the worker or has died."""
+    # The parent handles Ctrl-C, SIGTERM and SIGHUP, and terminates its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -14,7 +14,7 @@ from slipway.components.prepare_data.settings import DataSettings
 
 
 def encoded_image(seed: int, size: tuple[int, int] = (6, 5), mode: str = "L", encoding: str = "PNG") -> bytes:
-    """An image of random pixels; `size` is (height, width)."""
+    """Return an encoded image of random pixels; `size` is (height, width)."""
     height, width = size
     bands = len(Image.new(mode, (1, 1)).getbands())
     pixels = random.Random(seed).randbytes(height * width * bands)
@@ -25,13 +25,13 @@ def encoded_image(seed: int, size: tuple[int, int] = (6, 5), mode: str = "L", en
 
 @pytest.fixture(scope="session")
 def encoded() -> Callable[..., bytes]:
-    """Makes an image's bytes; see `encoded_image`."""
+    """The function `encoded_image`."""
     return encoded_image
 
 
 @pytest.fixture
 def make_folder(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a source: folders, relative to it, with so many images each."""
+    """Creates a source folder with the given number of images in each subfolder."""
 
     def make(folders: Mapping[str, int], name: str = "pictures", **image: object) -> Path:
         root = tmp_path / name
@@ -46,7 +46,7 @@ def make_folder(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def make_settings(tmp_path: Path) -> Callable[..., DataSettings]:
-    """Makes settings for a folder of images, with a store of the test's own."""
+    """Creates settings for a folder of images, with a store in the test's folder."""
 
     def make(source: Path | str, **settings: object) -> DataSettings:
         reference = source if isinstance(source, str) else f"images:{source}"

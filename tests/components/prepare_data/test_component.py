@@ -1,4 +1,4 @@
-"""The step as a pipeline runs it."""
+"""The pipeline step prepare_data."""
 
 from __future__ import annotations
 

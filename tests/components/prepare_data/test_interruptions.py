@@ -1,4 +1,4 @@
-"""Runs that are killed, stopped, or meet: one good set at the end, and no process left."""
+"""Killed, stopped and concurrent runs end with one valid data set and no leftover processes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 
 ROOT = Path(__file__).parents[3]
-# How often one run is killed; more when it is asked for.
+# How often one run is killed.
 KILLS = int(os.environ.get("SLIPWAY_KILLS", "6"))
-# Slowed down, so that a signal meets every stage of the work.
+# Slowed down, so that signals can arrive at every stage of the work.
 SCRIPT = """
 import signal, sys, time
 from slipway.components.prepare_data.writing import shards
@@ -30,7 +30,7 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.step import step
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background, it is ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by default if the tests run in the background
 look, pause = shards.Inspector.look, float(sys.argv[2])
 shards.Inspector.look = lambda self, data: (time.sleep(pause), look(self, data))[1]
 with step("prepare_data"):
@@ -90,7 +90,7 @@ def test_a_run_that_is_stopped_leaves_nothing(
     wait_for(lambda: gone(workers), 5)
 
 
-def test_a_run_that_is_killed_is_gone_on_with(
+def test_a_run_that_is_killed_is_resumed(
     folder: Path, make_settings: Callable[..., DataSettings], tmp_path: Path
 ) -> None:
     undisturbed = prepare(make_settings(folder, store=str(tmp_path / "undisturbed")), 4)
@@ -133,8 +133,8 @@ def test_killed_at_random_moments_the_result_is_the_same(
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     generator = random.Random(seed)
-    (folder / "a" / "bad.png").write_bytes(encoded(1)[:-15])  # all is written twice, the second time without it
-    for number in range(5):  # all is written a third time, without copies
+    (folder / "a" / "bad.png").write_bytes(encoded(1)[:-15])  # all shards are written again without it
+    for number in range(5):  # all shards are written a third time, without copies
         (folder / "b" / f"copy {number}.png").write_bytes((folder / "a" / f"image {number}.png").read_bytes())
     choices = {"skip_corrupt": 0.1, "duplicates": "drop"}
     undisturbed = prepare(make_settings(folder, store=str(tmp_path / "undisturbed"), **choices), 4)
@@ -151,7 +151,7 @@ def test_killed_at_random_moments_the_result_is_the_same(
             run.wait()
         for complete in Path(settings.store).glob("*/*/manifest.json"):
             assert contents(complete.parent) == contents(undisturbed.folder)
-    wait_for(lambda: gone(workers), 10)  # who may hold locks still
+    wait_for(lambda: gone(workers), 10)  # they may still hold locks
     prepared = prepare(settings, 4)
     assert contents(prepared.folder) == contents(undisturbed.folder)
     assert [path.name for path in prepared.folder.parent.iterdir()] == [prepared.folder.name]

@@ -1,4 +1,4 @@
-"""What a user can get wrong: each an error that says what is wrong and what fixes it, with nothing left behind."""
+"""User errors: each one is reported with its fix and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MakeSettings = Callable[..., DataSettings]
 
 
 def refused(settings: DataSettings, replicas: int = 1) -> UserError:
-    """The error; nothing may be left in the store."""
+    """Return the error; check that nothing is left in the store."""
     with pytest.raises(UserError) as error:
         prepare(settings, replicas)
     assert not Path(settings.store).exists() or not list(Path(settings.store).iterdir())
@@ -86,9 +86,9 @@ def test_a_class_that_is_only_in_test_is_named(make_folder: MakeFolder, make_set
 @pytest.mark.parametrize(
     ("folders", "message"),
     [
-        (["train/a", "extra/a"], "beside others (extra)"),
+        (["train/a", "extra/a"], "mixes split folders (train) with other folders (extra)"),
         (["train/a", "val/a", "validation/a"], "several folders for one split: val, validation"),
-        (["test/a"], "none for the split train"),
+        (["test/a"], "no folder for the split train"),
         (["a/deeper"], "contains a folder, deeper"),
         (["train/a", "test"], "The split test of"),
     ],
@@ -114,7 +114,7 @@ def test_images_of_several_sizes_are_both_named(
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG file that says to be so large, and holds next to nothing."""
+    """Return a PNG file with this size in its header and almost no data."""
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     content = b"IDAT" + zlib.compress(b"\0")
     chunks = (
@@ -125,16 +125,14 @@ def png_header(width: int, height: int) -> bytes:
 
 
 def damaged(root: Path, encoded: Callable[..., bytes]) -> dict[str, str]:
-    """Make some images of a folder unusable; their keys and what is said of each."""
+    """Make some images of a folder unusable; return their keys with the expected reasons."""
     image = encoded(1)
     (root / "a" / "image 0.png").write_bytes(image[:-15])
     (root / "a" / "image 1.png").write_bytes(b"")
     (root / "b" / "image 2.png").write_bytes(b"no image")
     (root / "b" / "loop.png").symlink_to("loop.png")
     (root / "b" / "gone.png").symlink_to("nowhere.png")
-    (root / "b" / "disk.png").symlink_to(
-        "/proc/self/mem"
-    )  # reading its beginning fails, as on a bad disk, for root too
+    (root / "b" / "disk.png").symlink_to("/proc/self/mem")  # reading it fails as on a bad disk, even for root
     (root / "b" / "bomb.png").write_bytes(png_header(10_000, 10_000))
     (root / "b" / "photo.gif").write_bytes(b"GIF89a")
     return {
@@ -164,7 +162,7 @@ def test_images_that_cannot_be_used_are_named(
 
 
 @pytest.mark.parametrize("check", ["header", "decode"])
-def test_images_within_the_allowed_share_are_left_out_as_if_they_had_never_been(
+def test_images_within_the_allowed_share_are_skipped_without_a_trace(
     make_folder: MakeFolder, make_settings: MakeSettings, encoded: Callable[..., bytes], check: str
 ) -> None:
     root = make_folder({"a": 49, "b": 46})
@@ -232,7 +230,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
 
     monkeypatch.setattr(store_module.shutil, "disk_usage", lambda path: Usage)
     error = refused(make_settings(make_folder({"a": 9})))
-    assert "There is no room for the data set" in error.message
+    assert "Not enough disk space for the data set" in error.message
     assert "0.0 MB are free" in error.message
 
 
@@ -254,10 +252,10 @@ def test_a_disk_that_fills_up_while_shards_are_written_is_named(
 ) -> None:
     root = make_folder({"a": 40, "b": 40}, size=(100, 100))  # 800 kB
     store = small_disk / "store"
-    assert "takes about 0.8 MB, 0.4 MB are free" in refused(make_settings(root, store=str(store))).message
-    # As if the room had been there when it was looked for.
+    assert "needs about 0.8 MB, 0.4 MB are free" in refused(make_settings(root, store=str(store))).message
+    # As if there had been enough space at the check.
     monkeypatch.setattr("slipway.components.prepare_data.prepare.require_room", lambda *arguments: None)
     error = refused(make_settings(root, store=str(store)), replicas=6)
-    assert f"no room for the data set in {store}" in error.message
-    assert "takes about 0.8 MB" in error.message
+    assert f"Not enough disk space for the data set in {store}" in error.message
+    assert "needs about 0.8 MB" in error.message
     assert list(small_disk.iterdir()) == []

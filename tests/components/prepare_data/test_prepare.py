@@ -1,4 +1,4 @@
-"""Whole data sets: what is written, what other readers make of it, and when it is reused."""
+"""Complete data sets: the files written, how other readers see them, and reuse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slipway.core.errors import UserError
 
 
 def records(prepared: Prepared, split: str) -> list[tuple[bytes, bytes, int]]:
-    """The (image, key, label) of a split, shard by shard."""
+    """Return the (image, key, label) of a split, shard by shard."""
     found = []
     for shard in prepared.manifest.splits[split].shards:
         with (prepared.folder / shard.file).open("rb") as file:
@@ -180,7 +180,7 @@ def test_the_bytes_depend_on_nothing_but_source_settings_and_seed(
     assert len(first) == 3 * 4 + 5
     assert contents(sets[1].folder) == first
     other = contents(sets[2].folder)
-    for name in ("manifest.json", "statistics.html"):  # they name the source
+    for name in ("manifest.json", "statistics.html"):  # they contain the source
         other[name] = other[name].replace(str(again).encode(), str(root).encode())
     assert other == first
 
@@ -348,7 +348,7 @@ def test_a_set_in_a_bucket_is_copied_there_with_its_manifest_last(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The bucket's mount can neither rename folders nor lock files, so only whole files are copied into it."""
+    """A mounted bucket supports neither renaming folders nor locking files, so whole files are copied into it."""
     mount, local = tmp_path / "gcs", tmp_path / "local"
     local.mkdir()
     monkeypatch.setattr(remote, "CLOUD_MOUNT", str(mount))
@@ -365,14 +365,14 @@ def test_a_set_in_a_bucket_is_copied_there_with_its_manifest_last(
     assert sorted(copied) == sorted(contents(prepared.folder))
     assert prepare(settings, 2).reused
     assert list(local.iterdir()) == []
-    # What a run left that was killed while it copied is no set, and is replaced.
+    # The incomplete copy of a killed run is replaced.
     (prepared.folder / manifest.FILE_NAME).unlink()
     assert not prepare(settings, 2).reused
     assert manifest.read(prepared.folder) == prepared.manifest
 
 
 def test_preparing_imports_nothing_heavy(tmp_path: Path) -> None:
-    """Not even when a set is written: neither TensorFlow nor scikit-learn nor kfp."""
+    """Writing a data set imports neither TensorFlow nor scikit-learn nor kfp."""
     script = (
         "import sys\n"
         "from slipway.components.prepare_data.prepare import prepare\n"

@@ -1,4 +1,4 @@
-"""Further features: what is written is what TensorFlow Datasets writes, and what is none is refused."""
+"""Additional features are encoded like TensorFlow Datasets does; invalid values are rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tfds():  # type: ignore[no-untyped-def]
 
 
 def theirs(tfds: Any) -> dict[str, tuple[Any, Any]]:
-    """The feature of TensorFlow Datasets for each kind, and a value."""
+    """The TFDS feature for each kind, and a value."""
     features, box = tfds.features, tfds.features.BBox(0.25, 0.0, 1.0, 0.5)
     return {
         "text": (features.Text(), "ö\n"),
@@ -111,16 +111,16 @@ def test_other_kinds_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "value", "reason"),
     [
-        ("integer", 1.0, "1.0 is no integer"),
-        ("integer", 2**63, "is no integer"),
-        ("integer", [1], "is no integer"),
-        ("number", "1", "'1' is no number"),
-        ("number", 1e39, "is no number"),
-        ("number[3]", [1, 2], "has 2 values, number.3. has 3"),
-        ("text", 5, "5 is no text"),
-        ("text[]", ["a", None], "None is no text"),
-        ("bounding_box", [0, 0, 1], "is no bounding box: that has four"),
-        ("bounding_box", [0, 0.6, 1, 0.5], "each minimum below its maximum"),
+        ("integer", 1.0, "1.0 is not a valid integer"),
+        ("integer", 2**63, "is not a valid integer"),
+        ("integer", [1], "is not a valid integer"),
+        ("number", "1", "'1' is not a valid number"),
+        ("number", 1e39, "is not a valid number"),
+        ("number[3]", [1, 2], "has 2 values; number.3. has 3"),
+        ("text", 5, "5 is not a valid text"),
+        ("text[]", ["a", None], "None is not a valid text"),
+        ("bounding_box", [0, 0, 1], "is not a bounding box: a box has four"),
+        ("bounding_box", [0, 0.6, 1, 0.5], "no minimum above its maximum"),
         ("bounding_box[]", [[0, 0, 1, 1], [0, 0, 1, 1.5]], "from 0 to 1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The hand-written records are TensorFlow's, byte for byte."""
+"""The encoded records are byte-identical to TensorFlow's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slipway.components.prepare_data.encoding.records import DamagedRecord, RecordEncoder, example_parts, read_records
 
-# Lengths around the places where a length takes one more byte.
+# Lengths around the values at which a varint needs one more byte.
 contents = st.one_of(st.binary(max_size=300), st.integers(16_000, 17_000).map(lambda size: b"\x01" * size))
 labels = st.one_of(st.integers(0, 300), st.integers(0, 2**31))
 

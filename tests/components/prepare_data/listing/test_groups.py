@@ -1,4 +1,4 @@
-"""Examples that have to stay together are in one split."""
+"""data.group_by: all examples of a group are in one split."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FakeSource:
 
 
 def divided(folder: Path, bundles: list[dict[str, int]], seed: int = 0) -> dict[str, list[str]]:
-    """The keys of each split, when each bundle has so many examples of each class."""
+    """Return the keys of each split, given each bundle's number of examples of each class."""
     entries: list[Entry] = [
         (f"{label}/p{number}_{place}".encode(), label, None, 1, 1, 0, b"")
         for number, counts in enumerate(bundles)
@@ -81,10 +81,10 @@ mixed = st.dictionaries(st.sampled_from("abc"), st.integers(1, 9), min_size=1)
 )
 @hypothesis_settings(max_examples=60)
 def test_no_bundle_is_in_two_splits(tmp_path_factory, bundles: list[dict[str, int]], seed: int) -> None:
-    """Nothing is lost, every class is in every split, and the same again is the same."""
+    """No example is lost, every class is in every split, and the result is reproducible."""
     try:
         dealt = divided(tmp_path_factory.mktemp("one"), bundles, seed)
-    except UserError:  # the last bundles of two classes that are missing in different splits may be one and the same
+    except UserError:  # one bundle may be the last of two classes that are missing in different splits
         assume(all(len(counts) == 1 for counts in bundles))
         raise
     again = divided(tmp_path_factory.mktemp("two"), bundles, seed)
@@ -146,7 +146,7 @@ def patients(make_folder: MakeFolder, folders: dict[str, range]) -> Path:
 
 def test_a_set_has_each_group_in_one_split(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
     root = patients(make_folder, {"a": range(40), "b": range(30, 60)})
-    (root / "a" / "p7_2.png").write_bytes(b"")  # is left out, and all is written again
+    (root / "a" / "p7_2.png").write_bytes(b"")  # skipped; all shards are written again
     (root / "b" / "p44_1.png").write_bytes((root / "a" / "p3_3.png").read_bytes())
     settings = make_settings(root, group_by=PATTERN, skip_corrupt=0.01, duplicates="drop")
     prepared = prepare(settings, 3)
@@ -184,7 +184,7 @@ def test_a_class_with_too_few_groups_is_named(make_folder: MakeFolder, make_sett
 
 
 def test_a_key_without_a_group_is_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
-    with pytest.raises(UserError, match=r"does not tell the group of a/image \d\.png"):
+    with pytest.raises(UserError, match=r"data.group_by does not match a/image \d\.png"):
         prepare(make_settings(make_folder({"a": 9}), group_by=PATTERN), 1)
 
 

@@ -1,4 +1,4 @@
-"""The list of examples on disk: its order, its digest, and how it is dealt to shards."""
+"""The on-disk list of examples: order, digest, and dealing to shards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def listing(folder: Path, *parts: list[Entry], seed: int = 0) -> Listing:
 
 
 def deal(folder: Path, found: Listing, counts: dict[str, int], shards: dict[str, int]) -> dict[str, list[list[bytes]]]:
-    """The keys of each split's shards, when each group is divided by `counts` (0: the rest)."""
+    """Return the keys of each split's shards, with each group divided by `counts` (0: the rest)."""
     divided = {}
     for group, amount in found.groups.items():
         rest = amount.examples - sum(counts.values())
@@ -64,7 +64,7 @@ def deal(folder: Path, found: Listing, counts: dict[str, int], shards: dict[str,
 
 @pytest.fixture(params=[8192, 7], ids=["in memory", "in pieces"])
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same with everything on disk in many pieces."""
+    """Repeat the tests with small pieces on disk."""
     monkeypatch.setattr(index, "MOST_ROWS_LISTED", request.param)
     monkeypatch.setattr(index, "MOST_ROWS_DEALT", request.param)
     monkeypatch.setattr(index, "PIECE_ROWS", min(request.param, 3))
@@ -123,7 +123,7 @@ def test_the_seed_changes_the_order_and_the_split(tmp_path: Path) -> None:
 
 
 def test_a_shard_is_shuffled(tmp_path: Path) -> None:
-    """Neither the classes nor the keys stand in their order, nor is one the other's rotation."""
+    """Neither classes nor keys are sorted, nor is one a rotation of the other."""
     (keys,) = deal(tmp_path, listing(tmp_path, entries(3000)), {"train": 0}, {"train": 1})["train"]
     numbers = [int(key.split()[1]) for key in keys]
     rising = sum(one < two for one, two in itertools.pairwise(numbers))

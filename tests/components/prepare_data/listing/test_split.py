@@ -1,4 +1,4 @@
-"""How examples are divided among splits and shards."""
+"""Division of examples among splits and shards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_portions_are_as_near_as_whole_numbers_come(shares: dict[str, float], co
     whole = sum(shares.values())
     for name, share in shares.items():
         exact = count * share / whole
-        # A portion is only further than one from its share where another portion would have been empty.
+        # A portion differs from its share by more than one only if another portion would be empty otherwise.
         assert abs(result[name] - exact) < 1 or exact < 1 or any(count * s / whole < 1 for s in shares.values())
 
 

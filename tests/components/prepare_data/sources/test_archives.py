@@ -1,4 +1,4 @@
-"""Archives are read as they lie: the same set as from the folder that they hold, whatever kind they are."""
+"""An archive of any kind yields the same data set as the folder that it contains."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = ("tar", "tar.gz", "tgz", "zip", "stored.zip")
 
 
 def pack(root: Path, kind: str, inside: str = "") -> Path:
-    """An archive of the folder `root`, whose entries lie in the folder `inside`."""
+    """Create an archive of the folder `root`, with its entries in the folder `inside`."""
     path = root.with_name(f"{root.name}.{kind}")
     files = sorted(root.rglob("*"), reverse=True)
     if kind.endswith("zip"):
@@ -60,7 +60,7 @@ def test_an_archive_gives_the_set_that_its_folder_gives(
     settings = make_settings(pack(folder, kind, inside), name="pictures")
     prepared = prepare(settings, 2)
     assert prepared.manifest.splits.keys() == expected.manifest.splits.keys()
-    if inside != "around it/and more":  # there the keys are longer
+    if inside != "around it/and more":  # with longer keys
         assert shards(prepared.folder) == shards(expected.folder)
     assert {name: split.classes for name, split in prepared.manifest.splits.items()} == {
         name: {"cat": split.classes["cat"], "dög house": split.classes["dög house"]}
@@ -81,7 +81,7 @@ def test_an_archive_that_was_prepared_is_not_listed_again(
     assert prepare(make_settings(path), 1).reused
     monkeypatch.undo()
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
-    assert prepare(make_settings(path), 1).reused  # its members are the same
+    assert prepare(make_settings(path), 1).reused  # its members have not changed
     assert not prepare(make_settings(path, seed=1), 1).reused
 
 
@@ -118,7 +118,7 @@ def test_entries_that_climb_out_are_refused(
             entry = tarfile.TarInfo(name)
             entry.size = image.stat().st_size
             archive.addfile(entry, file)
-    with pytest.raises(UserError, match="leads out of the archive"):
+    with pytest.raises(UserError, match="points outside the archive"):
         prepare(make_settings(path), 1)
 
 
@@ -149,12 +149,12 @@ def test_links_and_damaged_members_are_named(
 def test_a_sparse_member_is_named_and_takes_no_space(
     folder: Path, make_settings: Callable[..., DataSettings], kind: str
 ) -> None:
-    """It claims to have 1 GB, in an archive of a few kilobytes."""
+    """The file claims to have 1 GB, in an archive of a few kilobytes."""
     path, size = pack(folder, "tar"), 10**9
     entry = tarfile.TarInfo("train/cat/sparse.png")
     entry.type = tarfile.GNUTYPE_SPARSE
     header = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
-    # The map of an old GNU header: one piece without bytes, at the end.
+    # The sparse map of an old GNU header: one empty piece at the end.
     header[386:410] = b"%011o\0%011o\0" % (size, 0)
     header[483:495] = b"%011o\0" % size
     header[148:156] = b"%06o\0 " % tarfile.calc_chksums(header)[0]
@@ -191,7 +191,7 @@ def test_a_member_that_is_too_large_is_named_and_not_kept(
 def test_a_zip_of_more_than_the_old_format_holds(
     make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings], tmp_path: Path
 ) -> None:
-    """The number of members stands in the record of zip64."""
+    """The number of members is in the zip64 record."""
     image = (make_folder({"a": 1}) / "a" / "image 0.png").read_bytes()
     path = tmp_path / "large.zip"
     with zipfile.ZipFile(path, "w") as archive:

@@ -1,4 +1,4 @@
-"""The source csv: a list of images, and what can be wrong with it."""
+"""The source csv: a list of images, and its errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def path_of(number: int) -> str:
 
 
 def found(prepared: Prepared) -> dict[str, tuple[str, str]]:
-    """The split and the class of each key."""
+    """Return the split and class of each key."""
     result = {}
     for split, about in prepared.manifest.splits.items():
         for shard in about.shards:
@@ -84,22 +84,22 @@ ROWS = [f"{path_of(number)},{'ab'[number % 2]}" for number in range(40)]
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([], "Line 1 of .* names no column image or path or file"),
-        (["image;label"], "Line 1 of .* names no column image"),
-        (["image,labels", *ROWS], "Line 1 of .* names no column label or class"),
+        ([], "Line 1 of .* has no column image or path or file"),
+        (["image;label"], "Line 1 of .* has no column image"),
+        (["image,labels", *ROWS], "Line 1 of .* has no column label or class"),
         (["image,path,label"], "Line 1 of .* has several columns for the image: image, path"),
-        (["image,label,splits", *ROWS], "Line 1 of .* a column that is not known: 'splits'"),
+        (["image,label,splits", *ROWS], "Line 1 of .* an unknown column 'splits'"),
         ([HEADER], "lists no images"),
-        ([HEADER, *ROWS, "a.png"], "Line 42 of .* has 1 columns, the first line has 2"),
+        ([HEADER, *ROWS, "a.png"], "Line 42 of .* has 1 columns; line 1 has 2"),
         ([HEADER, *ROWS, '"a\nb.png",'], "Line 43 of .* has no label"),
         ([HEADER, *ROWS, ",a"], "Line 42 of .* has no image"),
         (
             [HEADER, *ROWS, "none.png,a", ".,b"],
-            r"2 of the .* none\.png \(line 42: No such file.*; \. \(line 43: it is no",
+            r"2 of the .* none\.png \(line 42: No such file.*; \. \(line 43: it is not a file",
         ),
-        ([HEADER, *ROWS, "x/../../outside.png,a"], r"outside\.png is listed twice in .*: in the lines 41 and 42"),
+        ([HEADER, *ROWS, "x/../../outside.png,a"], r"outside\.png is listed twice in .*: on lines 41 and 42"),
         ([HEADER, *ROWS, '"a.png,b'], "Line 42 of .* is not CSV: unexpected end"),
-        ([HEADER, *ROWS, "a\0.png,b"], "Line 42 of .* holds a zero byte"),
+        ([HEADER, *ROWS, "a\0.png,b"], "Line 42 of .* contains a zero byte"),
         (["image,label,split", f"{path_of(1)},a,tset"], "Line 2 of .* has an unknown split: 'tset'"),
         (["image,label,split", f"{path_of(1)},a,"], "Line 2 of .* has no split"),
         (["image,label,split", f"{path_of(1)},a,test"], "no image in the split train"),
@@ -157,7 +157,12 @@ def test_further_columns_are_features(images: Path, make_settings: MakeSettings)
 @pytest.mark.parametrize(
     ("lines", "features", "setting", "message"),
     [
-        (["image,label,age", f"{path_of(1)},a,x"], {"age": "integer"}, "data.source", "Line 2 .* 'x' is no integer"),
+        (
+            ["image,label,age", f"{path_of(1)},a,x"],
+            {"age": "integer"},
+            "data.source",
+            "Line 2 .* 'x' is not a valid integer",
+        ),
         (["image,label,mask", f"{path_of(1)},a,none.png"], {"mask": "image"}, "data.source", r"Line 2 .* none.png can"),
         (["image,label,age", f"{path_of(1)},a,1"], {"ages": "integer"}, "data.features.ages", "no column ages"),
         (["image,label,age", f"{path_of(1)},a,1"], {"age": "int"}, "data.features.age", "kind of feature 'int'"),
@@ -177,7 +182,7 @@ def test_features_that_are_not_as_described_are_named(
 
 
 def test_the_work_grows_linearly_with_the_number_of_columns(images: Path, make_settings: MakeSettings) -> None:
-    """Counts calls, not seconds: four times the columns make four times the calls."""
+    """Counts calls instead of time: four times the columns need four times the calls."""
     calls = {}
     for columns in (100, 400):
         header = ",".join(["image", "label", *(f"c{column}/x" for column in range(columns))])
@@ -222,7 +227,7 @@ def test_images_and_labels_may_be_other_columns(images: Path, make_settings: Mak
 
 def test_other_encodings_are_named_with_the_line(images: Path, make_settings: MakeSettings) -> None:
     (images / "all.csv").write_bytes("\n".join([HEADER, "a.png,caf\xe9"]).encode("latin-1"))
-    with pytest.raises(UserError, match=r"Line 2 of .* is not text in UTF-8"):
+    with pytest.raises(UserError, match=r"Line 2 of .* is not valid UTF-8"):
         prepare(make_settings(f"csv:{images / 'all.csv'}"), 1)
 
 
@@ -230,7 +235,7 @@ def test_a_missing_list_and_a_missing_column_are_named(images: Path, make_settin
     with pytest.raises(UserError, match="cannot be read: No such file"):
         prepare(make_settings(f"csv:{images / 'none.csv'}"), 1)
     (images / "all.csv").write_text("\n".join([HEADER, *ROWS]))
-    with pytest.raises(UserError, match="names no column patient") as error:
+    with pytest.raises(UserError, match="has no column patient") as error:
         prepare(make_settings(f"csv:{images / 'all.csv'}", group_by="column:patient"), 1)
     assert error.value.setting == "data.group_by"
     with pytest.raises(UserError, match="has no columns"):

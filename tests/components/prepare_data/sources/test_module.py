@@ -1,4 +1,4 @@
-"""A user's own function as a source: what it gives comes through, and it gives the same whenever it is called."""
+"""The source module:function: its examples are stored unchanged, and the function must be deterministic."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def image(number, *shape):
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Writes a module with a function `examples` of this body into the working directory; the source."""
+    """Writes a module with a function `examples` of this body to the working directory; returns the source."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -48,7 +48,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
 
 
 def stored(prepared: Prepared) -> dict[str, dict[str, object]]:
-    """All examples' features, one value each, by key; with the split."""
+    """Return the features of all examples, one value each, and the split, by key."""
     result: dict[str, dict[str, object]] = {}
     for split, about in prepared.manifest.splits.items():
         for shard in about.shards:
@@ -123,7 +123,7 @@ def test_splits_and_keys_are_its_own(write: Callable[[str], str], make_settings:
 
 
 def test_a_function_may_start_threads_of_its_own(write: Callable[[str], str], make_settings: MakeSettings) -> None:
-    """A forked process has none of its parent's threads: what the function starts is not to be started before that.
+    """Forked processes do not have their parent's threads, so the function must not start threads before the fork.
 
     Nor is a thread that runs on waited for.
     """
@@ -132,7 +132,7 @@ def test_a_function_may_start_threads_of_its_own(write: Callable[[str], str], ma
         if pool is None:
             from concurrent.futures import ThreadPoolExecutor
             pool = ThreadPoolExecutor(1)
-            threading.Thread(target=threading.Event().wait).start()  # is never done
+            threading.Thread(target=threading.Event().wait).start()  # never ends
         for n in range(30):
             yield {"image": pool.submit(image, n).result(timeout=20), "label": "a"}
     """)
@@ -188,15 +188,15 @@ def test_what_cannot_be_used_is_counted_and_named(
         "example 91": "its image is an array float64 [6, 5], not uint8 [height, width(, channels)]",
         "example 92": "its label 1.5 is neither text nor an integer",
         "example 93": "it has no label",
-        "example 94": "its age: 'one' is no integer",
-        "example 95": "other than the first example, it has no age",
+        "example 94": "its age: 'one' is not a valid integer",
+        "example 95": "unlike the first example, it has no age",
         "00000096": "it is empty",
-        "example 97": "its split 'tset' is none of train, validation and test",
+        "example 97": "its split 'tset' is not train, validation or test",
         "example 98": "it is a int, not a dict",
         "example 99": "its image is a NoneType, not encoded bytes, a path or an array",
         "example 100": "it has 30000x30000 pixels, more than 89,478,485",
         "example 101": "it has 10,000,000,000 bytes, more than 536,870,912",
-        "example 102": "its image /dev/zero is no file",
+        "example 102": "its image /dev/zero is not a file",
     }
     with pytest.raises(UserError, match="12 of 103 images cannot be used") as error:
         prepare(make_settings(source), 1)
@@ -215,9 +215,9 @@ def test_what_cannot_be_used_is_counted_and_named(
         ("for n in {'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}: yield {'image': image(1), 'label': n}",
          "is not deterministic: example"),
         ("for n in range(9 + AGAIN): yield {'image': image(n), 'label': 'a'}",
-         "is not deterministic: it gives more examples"),
+         "is not deterministic: it yields more examples"),
         ("for n in range(9 - AGAIN): yield {'image': image(n), 'label': 'a'}",
-         "is not deterministic: it gives fewer examples"),
+         "is not deterministic: it yields fewer examples"),
         ("for n in range(5): yield {'image': image(n), 'label': 'a'}\nif AGAIN: 1/0",
          "failed when it was called a second time, in another process: .* raised ZeroDivisionError"),
     ],
@@ -229,7 +229,7 @@ def test_what_is_not_the_same_twice_is_refused(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("PYTHONHASHSEED", "7")  # ours is what it is, the other process is given 1
+    monkeypatch.setenv("PYTHONHASHSEED", "7")  # does not affect this process; the other process gets 1
     settings = make_settings(write(body))
     with pytest.raises(UserError, match=message) as error:
         prepare(settings, 1)
@@ -240,23 +240,23 @@ def test_what_is_not_the_same_twice_is_refused(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return []", "gives no examples"),
+        ("return []", "yields no examples"),
         ("return 5", "raised TypeError"),
         ("raise SystemExit('enough')", r"raised SystemExit: enough \(own_data_\d+\.py, line 8\)"),
         ("raise KeyboardInterrupt", r"raised KeyboardInterrupt \(own_data_\d+\.py, line 8\)"),
         ("os._exit(0)", r"called os\._exit\(0\) \(own_data_\d+\.py, line 8\)"),
         ("for n in range(30): yield {'image': image(n), 'label': 'a', 'key': str(n) if n < 20 else os._exit(7)}",
          r"^own_data_\d+:examples called os\._exit\(7\) \(own_data_\d+\.py, line 8\)"),
-        ("yield 5", "is no dict with image and label: it is a int"),
-        ("yield {'picture': image(1), 'label': 'a'}", "is no dict with image and label: it has picture, label"),
-        ("yield {'image': image(1), 'label': 'a', 'x': None}", "The feature x of the first example has no kind"),
+        ("yield 5", "is not a dict with image and label; it is a int"),
+        ("yield {'picture': image(1), 'label': 'a'}", "is not a dict with image and label; it has picture, label"),
+        ("yield {'image': image(1), 'label': 'a', 'x': None}", "Cannot infer the kind of the feature x"),
         ("for n in range(9): yield {'image': image(n), 'label': 'a', 'key': str(n % 8)}",
-         "gives the key 0 twice: examples 0 and 8"),
+         "yields the key 0 twice: examples 0 and 8"),
         ("for n in range(9): yield {'image': image(n), 'label': 'a'} | ({'split': 'test'} if n % 2 else {})",
-         "others have none"),
+         "others do not"),
         ("for n in range(9): yield {'image': image(n), 'label': 'a', 'split': 'test'}",
          "no example of the split train"),
-        ("for n in range(9): yield {'image': 'none.png', 'label': 'a'}", "gives no usable example"),
+        ("for n in range(9): yield {'image': 'none.png', 'label': 'a'}", "yields no usable example"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(write: Callable[[str], str], make_settings: MakeSettings, body: str, message: str) -> None:
@@ -271,7 +271,7 @@ def test_mistakes_are_named(write: Callable[[str], str], make_settings: MakeSett
 @pytest.mark.parametrize(
     ("end", "message"),
     [
-        ("thread = threading.Thread(target=os._exit, args=(3,))", "ended itself with exit status 3"),
+        ("thread = threading.Thread(target=os._exit, args=(3,))", "exited with status 3"),
         ("thread = threading.Thread(target=os.kill, args=(os.getpid(), 9))", "was killed by SIGKILL"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Sets of TensorFlow Datasets pass through: the same images, labels, classes and other features, in the same splits."""
+"""The source tfds: images, labels, classes, other features and splits are unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipway.components.prepare_data.sources import look_at_source, tfds_prepare
 from slipway.core.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
-CLASSES = ["tulip", "daisy", "rose"]  # not sorted, and one of them is never there
+CLASSES = ["tulip", "daisy", "rose"]  # not sorted; one of them has no examples
 SIZES = {"train": 40, "test": 9, "extra": 12}
 
 
@@ -31,7 +31,7 @@ def tfds():  # type: ignore[no-untyped-def]
 
 @pytest.fixture(scope="module")
 def data_dir(tfds: Any, tmp_path_factory: pytest.TempPathFactory, encoded: Callable[..., bytes]) -> Path:
-    """What TFDS prepared of a set with objects, in several shards."""
+    """A data set with objects, prepared by TFDS in several shards."""
     features = tfds.features
 
     class MockFlowers(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]
@@ -148,11 +148,11 @@ def refused(settings: DataSettings) -> UserError:
 def test_mistakes_are_named(data_dir: Path, make_settings: MakeSettings) -> None:
     own = {"data_dir": str(data_dir)}
     error = refused(make_settings("tfds:mock_flowers", tfds=own))
-    assert "neither train, validation nor test: extra" in error.message
+    assert "other than train, validation and test: extra" in error.message
     assert error.fix == "--set 'data.tfds.splits={train: train, test: test}'"
     error = refused(make_settings("tfds:mock_flowers", tfds={**own, "splits": {"tests": "test"}}))
     assert (error.setting, error.nearest) == ("data.tfds.splits.tests", "test")
-    assert "names no set" in refused(make_settings("tfds:mock flowers", tfds=own)).message
+    assert "is not a valid name" in refused(make_settings("tfds:mock flowers", tfds=own)).message
 
 
 def test_a_shard_that_is_missing_or_short_is_named(data_dir: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_set_that_is_not_there_is_asked_of_tensorflow_datasets(
     settings = make_settings("tfds:mnst", tfds={"data_dir": str(tmp_path)})
     assert look_at_source(settings) == f"tfds:mnst, which TensorFlow Datasets prepares in {tmp_path} first"
     error = refused(settings)
-    assert "has no set mnst" in error.message
+    assert "has no data set mnst" in error.message
     assert (error.setting, error.nearest) == ("data.source", "tfds:mnist")
 
 
@@ -207,9 +207,9 @@ def test_a_set_that_cannot_be_downloaded_is_named_soon_with_the_manual_way(
 ) -> None:
     import requests
 
-    monkeypatch.setattr(requests.adapters, "HTTPAdapter", requests.adapters.HTTPAdapter)  # is put back
+    monkeypatch.setattr(requests.adapters, "HTTPAdapter", requests.adapters.HTTPAdapter)  # restored at the end
     monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
-    for name in ("HTTP_PROXY", "HTTPS_PROXY"):  # whatever network there is: nobody listens at this port
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):  # nothing listens on this port, even without a network
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     tfds_prepare.connect_promptly()
     with pytest.raises(UserError, match=r"Could not download mnist from .*: Connection refused") as error:
@@ -218,7 +218,7 @@ def test_a_set_that_cannot_be_downloaded_is_named_soon_with_the_manual_way(
     assert "--set data.source=images:mnist" in (error.value.fix or "")
     told = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert told[0].startswith("downloading https://")
-    assert told.count("the server does not answer, trying again") == 1
+    assert told.count("the server does not respond; retrying") == 1
 
 
 def test_a_download_shows_its_progress(

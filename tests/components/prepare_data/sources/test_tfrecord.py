@@ -1,4 +1,4 @@
-"""Existing TFRecord files: what they hold comes through, and what is damaged is counted and named."""
+"""The source tfrecord: examples are stored unchanged; damaged records are counted and named."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def record(image: bytes, label: Any, **further: Any) -> bytes:
 
 
 def stored(prepared: Prepared) -> dict[str, list[dict[str, list[Any]]]]:
-    """Each split's examples with all their features."""
+    """Return each split's examples with all their features."""
     result: dict[str, list[dict[str, list[Any]]]] = {}
     for split, about in prepared.manifest.splits.items():
         for shard in about.shards:
@@ -50,7 +50,7 @@ def stored(prepared: Prepared) -> dict[str, list[dict[str, list[Any]]]]:
 
 @pytest.fixture
 def write(tmp_path: Path, encoded: Callable[..., bytes]) -> Callable[..., Path]:
-    """Writes files of so many plain records; their folder."""
+    """Writes files with the given numbers of plain records; returns their folder."""
 
     def make(files: Mapping[str, int]) -> Path:
         folder = tmp_path / "flowers"
@@ -118,7 +118,7 @@ def test_splits_stand_in_the_names_of_files_or_folders(write: Callable[..., Path
 
 
 def damaged(path: Path) -> dict[str, str]:
-    """Damage four of a file's records; their keys and what is said of each."""
+    """Damage four of a file's records; return their keys with the expected reasons."""
     data = bytearray(path.read_bytes())
     places = [found.place for found in scan(path)]
     data[places[3] + 40] ^= 1  # a record's content
@@ -127,7 +127,7 @@ def damaged(path: Path) -> dict[str, str]:
     lost = places[9] - places[8]
     return {
         "a.tfrecord/3": "its checksum is wrong",
-        "a.tfrecord/8": f"{lost} bytes from byte {places[8]:,} on are damaged: the records in them are lost",
+        "a.tfrecord/8": f"{lost} bytes from byte {places[8]:,} on are damaged; the records in them are lost",
         f"a.tfrecord/{len(places) - 1}": "the file ends inside it",
     }
 
@@ -161,9 +161,9 @@ def test_damage_when_listed_and_when_read_is_counted_together(
         prepare(settings, 1)
     for reason in (
         "a.tfrecord/50 (it is neither PNG nor JPEG)",
-        "a.tfrecord/51 (its label is 5, of 2 classes from 0 on)",
-        "a.tfrecord/52 (its label 0.5 is no integer)",
-        "a.tfrecord/53 (its label b'cat' is no integer)",
+        "a.tfrecord/51 (its label is 5, not in 0 to 1)",
+        "a.tfrecord/52 (its label 0.5 is not an integer)",
+        "a.tfrecord/53 (its label b'cat' is not an integer)",
         "a.tfrecord/54 (it is",
     ):
         assert reason in error.value.message
@@ -222,4 +222,4 @@ def test_a_key_that_is_there_twice_is_refused(
         content = b"".join(record(encoded(number), 0, key=f"{name}{number}") for number in range(9))
         (tmp_path / f"{name}.tfrecord").write_bytes(content + record(encoded(9), 0, key="same"))
     settings = make_settings(f"tfrecord:{tmp_path}/*.tfrecord", features={**PLAIN, "key": "text"})
-    assert "The key same is there twice: examples 9 and 19" in refused(settings).message
+    assert "The key same is not unique: examples 9 and 19 have it" in refused(settings).message

@@ -1,4 +1,4 @@
-"""Which images are accepted, and why others are not."""
+"""Image validation: accepted images, and reasons for rejecting others."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_flipped_bit_in_a_png_is_found(name: str) -> None:
     for _ in range(50):
         place = generator.randrange(len(data) - 12)
         if 0 <= ancillary - 4 <= place < ancillary + 17:
-            continue  # what a decoder skips
+            continue  # decoders skip this chunk
         flipped = bytearray(data)
         flipped[place] ^= 1 << generator.randrange(8)
         with pytest.raises(Unusable):
@@ -135,15 +135,15 @@ def test_an_exif_orientation_is_found_and_changes_nothing_else(order: str, orien
     data = saved(noise("RGB", (23, 17)), "JPEG", exif=exif)
     look = Inspector(whole=True).look(data)
     assert look == Look("jpeg", 17, 23, False, turned=orientation in (3, 6, 8))
-    # What training and the exported model decode with does not turn it.
+    # The decoder of training and of the exported model does not apply the orientation.
     assert tensorflow.io.decode_image(data, channels=3).shape == (17, 23, 3)
     start = data.index(b"Exif") + 6
-    for place in range(start, start + len(exif.tobytes()) - 10):  # no decoder minds damage there
+    for place in range(start, start + len(exif.tobytes()) - 10):  # decoders ignore damage there
         Inspector(whole=False).look(data[:place] + b"\xff" * 4 + data[place + 4 :])
 
 
 def photograph(**options: object) -> bytes:
-    """A smooth picture of 96x96 pixels as a JPEG file."""
+    """A smooth image of 96x96 pixels as a JPEG file."""
     picture = noise("RGB", (6, 6)).resize((96, 96), Image.Resampling.BICUBIC)
     return saved(picture.convert(str(options.pop("mode", "RGB"))), "JPEG", **options)
 
@@ -182,7 +182,7 @@ def refused(data: bytes) -> bool:
 
 @pytest.mark.parametrize("name", JPEGS)
 def test_a_damaged_jpeg_is_refused_where_its_reader_would_refuse_it(name: str, refused_by_tensorflow) -> None:
-    """Bytes of the coded pixels are changed, some to what begins a marker; some files are cut."""
+    """Bytes of the coded pixels are changed, some to the start of a marker; some files are truncated."""
     data = JPEGS[name]
     assert not refused(data) and not refused_by_tensorflow(data)
     generator = random.Random(11)
@@ -196,6 +196,6 @@ def test_a_damaged_jpeg_is_refused_where_its_reader_would_refuse_it(name: str, r
             damaged[generator.randrange(scan, len(data)) :] = generator.choice((b"", b"\xff\xd9", b"\xff\xda"))
         refusals.append((refused(bytes(damaged)), refused_by_tensorflow(bytes(damaged))))
     assert (False, True) not in refusals
-    assert refusals.count((True, False)) <= 2  # a decoder may go on after damage that is plain
+    assert refusals.count((True, False)) <= 2  # a decoder may continue after obvious damage
     assert refusals.count((True, True)) > 20
     assert refusals.count((False, False)) > 20

@@ -1,4 +1,4 @@
-"""An image that is in two splits is refused, or dropped from one, by its bytes."""
+"""data.duplicates: images with identical bytes in two splits are rejected or dropped from one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MakeSettings = Callable[..., DataSettings]
 
 
 def split_images(prepared: Prepared) -> dict[str, dict[str, bytes]]:
-    """The images of each split by key."""
+    """Return the images of each split by key."""
     found: dict[str, dict[str, bytes]] = {}
     for split, about in prepared.manifest.splits.items():
         found[split] = {}
@@ -45,14 +45,14 @@ def split_images(prepared: Prepared) -> dict[str, dict[str, bytes]]:
 
 
 def shared(images: dict[str, dict[str, bytes]]) -> set[bytes]:
-    """The images that are in more than one split."""
+    """Return the images that are in more than one split."""
     train, validation, test = (set(images[split].values()) for split in SPLITS)
     return train & validation | train & test | validation & test
 
 
 @pytest.fixture
 def own_splits(make_folder: MakeFolder) -> Path:
-    """Splits of its own: one image in all three, one in train and validation, one twice in train only."""
+    """A source with splits: one image in all three, one in train and validation, one twice in train only."""
     root = make_folder({f"{split}/{label}": 12 for split in SPLITS for label in "ab"})
     test, validation, train = (root / split / "a" for split in reversed(SPLITS))
     for copy in (train / "x.png", train / "y.png", validation / "x.png"):
@@ -66,7 +66,7 @@ def test_copies_are_refused_by_name(own_splits: Path, make_settings: MakeSetting
     with pytest.raises(UserError) as error:
         prepare(make_settings(own_splits), 2)
     assert error.value.message == (
-        "4 images are in another split too: "
+        "4 images are also in another split: "
         "train/a/x.png (train) = test/a/image 0.png (test); train/a/y.png (train) = test/a/image 0.png (test); "
         "train/b/z.png (train) = validation/a/image 1.png (validation); "
         "validation/a/x.png (validation) = test/a/image 0.png (test)."
@@ -110,7 +110,7 @@ def test_the_test_splits_copy_stays(
 def test_what_is_dropped_does_not_depend_on_the_workers(
     make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    """A source without splits, half of it copies, and some of it damaged."""
+    """The source has no splits; half of its images are copies, and one is damaged."""
     root = make_folder({"a": 60, "b": 60})
     for number in range(60):
         (root / "b" / f"image {number}.png").write_bytes((root / "a" / f"image {number}.png").read_bytes())
@@ -121,7 +121,7 @@ def test_what_is_dropped_does_not_depend_on_the_workers(
     assert contents[0] == contents[1]
     images = split_images(sets[0])
     assert not shared(images)
-    assert len(set().union(*(found.values() for found in images.values()))) == 60  # one of each image at least
+    assert len(set().union(*(found.values() for found in images.values()))) == 60  # at least one copy of each image
     assert sum(map(len, images.values())) + sets[0].manifest.left_out_count == 120
     assert len(images["test"]) == 12  # nothing was dropped from it
 
@@ -144,9 +144,9 @@ shard_images = st.lists(st.integers(0, 12), max_size=12)
 def test_without_the_copies_no_image_is_in_two_splits(
     tmp_path_factory, checksums: int, splits: dict[str, list[list[int]]]
 ) -> None:
-    """Whatever is where: nothing is lost, test loses nothing, and what stays is in the first of its splits.
+    """No image is lost, test loses nothing, and each image stays in the preferred one of its splits.
 
-    Also where images that differ have the same checksum and length.
+    This also holds if different images have the same checksum and length.
     """
     folder = tmp_path_factory.mktemp("hashes")
     where: dict[bytes, tuple[str, int]] = {}

@@ -1,4 +1,4 @@
-"""Large sets, of which a sample is decoded in full: which images that are, and what is said of it."""
+"""data.check=sample: the images that are decoded in full, and how the sample is reported."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from slipway.core.manifest import Checked
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]
 SAMPLE = {"check_sample": 30}
-# 60 images; as many and more are all decoded.
+# 60 images; if the sample is at least as large, all are decoded.
 IMAGES = {"a": 30, "b": 30}
 
 
 def keys_of(root: Path, *, decoded: bool) -> list[str]:
-    """The keys in the sample, or those that are not."""
+    """Return the keys inside or outside the sample."""
     keys = sorted(str(path.relative_to(root)) for path in root.rglob("*.png"))
     below = decoded_below(DataSettings.model_validate({"source": "", **SAMPLE}), len(keys))
     return [key for key in keys if is_decoded(key.encode(), below) == decoded]
 
 
 def damage(path: Path) -> None:
-    """Spoil the pixels, which neither the header nor the end shows."""
+    """Damage the pixels, but neither the header nor the end of the file."""
     data = bytearray(path.read_bytes())
     data[50] ^= 1
     path.write_bytes(data)
@@ -57,7 +57,7 @@ def root(make_folder: MakeFolder) -> Path:
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """The sentences that were said since the last call."""
+    """Returns the messages since the last call."""
     path = tmp_path / "events"
     monkeypatch.setenv("SLIPWAY_EVENTS", str(path))
 
@@ -94,7 +94,7 @@ def test_a_sample_is_decoded_and_said_so(
     assert found[0].manifest.left_out_count == 0
     one, other = told()
     assert one == other
-    assert f"{len(inside)} of 60 images, a sample, were decoded in full, all of which can be" in one
+    assert f"A sample of {len(inside)} of 60 images was decoded in full, all of them successfully." in one
     assert "--set data.check=decode" in one
     assert one in (found[0].folder / "statistics.html").read_text()
     assert prepare(make_settings(root, **SAMPLE, store=str(tmp_path / "1")), 3).reused
@@ -108,7 +108,7 @@ def test_what_is_bad_in_the_sample_says_that_more_may_be(
     inside, outside = keys_of(root, decoded=True), keys_of(root, decoded=False)
     for key in (inside[0], inside[3], outside[1]):
         damage(root / key)
-    (root / inside[1]).write_bytes(b"")  # which is found in any image
+    (root / inside[1]).write_bytes(b"")  # detected without decoding
     (root / outside[2]).write_bytes(b"")
     settings = make_settings(root, **SAMPLE, skip_corrupt=0.1)
     with pytest.raises(UserError, match="4 of 60 images cannot be used"):
@@ -119,14 +119,14 @@ def test_what_is_bad_in_the_sample_says_that_more_may_be(
     assert about.checked == Checked(check="sample", images=60, decoded=len(inside) - 1, undecodable=2)
     refused, line = told()
     assert refused == line
-    assert f"2 of which ({200 / (len(inside) - 1):.3g} %) cannot be, though their headers are good" in line
+    assert f"2 of them ({200 / (len(inside) - 1):.3g} %) cannot be decoded although their headers are valid" in line
     for key in (inside[0], inside[1], inside[3], outside[2]):
         (root / key).unlink()
     clean = prepare(make_settings(root, check="header"), 1)
     assert shards(clean) == shards(prepared)
 
 
-def test_a_killed_run_that_is_gone_on_with_says_the_same(
+def test_a_resumed_run_reports_the_same(
     root: Path,
     make_settings: MakeSettings,
     told: Callable[[], list[str]],
@@ -147,8 +147,8 @@ def test_a_killed_run_that_is_gone_on_with_says_the_same(
 
             def interrupted(self: Any, name: str, rounds: list[str] = rounds, last: int = last) -> Any:
                 rounds.append(name)
-                if len(rounds) == last:  # something has been left out, and what stays is not decoded again
-                    # As a run leaves its work that is killed.
+                if len(rounds) == last:  # images were skipped; the others are not decoded again
+                    # The state that a killed run leaves.
                     patch.setattr(store.shutil, "rmtree", lambda *arguments, **options: None)
                     raise KeyboardInterrupt
                 return write(self, name)
@@ -170,7 +170,7 @@ def test_as_many_as_the_sample_are_all_decoded(
     assert prepared.manifest.checked == Checked(check="decode", images=60, decoded=60, undecodable=0)
     assert "Every image was decoded in full." in (prepared.folder / "statistics.html").read_text()
     assert told() == []
-    # However it is asked for, it is the same set; that of which a sample is decoded is another one, with the same data.
+    # All settings that decode every image lead to the same data set; a sample leads to another one with the same data.
     assert prepare(make_settings(root, check="decode"), 1).reused
     assert prepare(make_settings(root), 1).reused
     others = [prepare(make_settings(root, **change), 1) for change in ({"check_sample": 59}, {"check_sample": 58})]
@@ -179,7 +179,7 @@ def test_as_many_as_the_sample_are_all_decoded(
     assert len({found.manifest.fingerprint for found in [prepared, *others]}) == 4
     assert all(shards(found) == shards(prepared) for found in others)
     assert others[2].manifest.checked == Checked(check="header", images=60, decoded=0, undecodable=0)
-    assert "none was decoded in full" in (others[2].folder / "statistics.html").read_text()
+    assert "no image was decoded in full" in (others[2].folder / "statistics.html").read_text()
 
 
 @pytest.mark.parametrize("reason", [Unusable, Undecodable])
@@ -206,6 +206,6 @@ def test_beam_decodes_the_same_sample(root: Path, make_settings: MakeSettings, t
 
 
 def test_shares_are_readable() -> None:
-    assert "7 of which (100 %)" in sentence(Checked(check="sample", images=1_000, decoded=7, undecodable=7))
+    assert "7 of them (100 %)" in sentence(Checked(check="sample", images=1_000, decoded=7, undecodable=7))
     few = sentence(Checked(check="sample", images=5_000_000, decoded=1_000_420, undecodable=12))
-    assert "1,000,420 of 5,000,000 images" in few and "12 of which (0.0012 %)" in few
+    assert "1,000,420 of 5,000,000 images" in few and "12 of them (0.0012 %)" in few

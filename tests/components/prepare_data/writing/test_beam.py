@@ -1,4 +1,4 @@
-"""A set that Apache Beam writes is the set that processes of this machine write."""
+"""Apache Beam writes the same data set as local processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HERE = {"runner": "DirectRunner", "from_gigabytes": 0}
 
 
 def files(prepared: Prepared) -> dict[str, bytes]:
-    """All of a set but its manifest, which says what wrote it."""
+    """Return a data set's files except the manifest, which names the writer."""
     return {path.name: path.read_bytes() for path in prepared.folder.iterdir() if path.name != "manifest.json"}
 
 
@@ -36,7 +36,7 @@ def same(prepared: Prepared, other: Prepared) -> bool:
 
 @pytest.fixture
 def folder(make_folder: MakeFolder) -> Path:
-    """Images, two of which cannot be used, and one of which is in two splits."""
+    """Images, of which two are unusable and one is in two splits."""
     root = make_folder({"train/a": 50, "train/b": 40, "test/a": 9, "test/b": 9})
     (root / "train" / "a" / "image 3.png").write_bytes(b"no image")
     (root / "test" / "b" / "image 4.png").write_bytes(b"")
@@ -53,7 +53,7 @@ def test_the_set_is_the_same(folder: Path, make_settings: MakeSettings, tmp_path
     assert one.manifest.written_by == "processes of one machine"
     assert other.manifest.written_by.startswith("Apache Beam 2.")
     assert other.manifest.written_by.endswith(", DirectRunner")
-    # Whoever wrote it, it is the set that is wanted.
+    # The data set is reused regardless of the writer.
     assert prepare(make_settings(folder, **about, beam=HERE), 3).reused
     assert [path.name for path in other.folder.parent.iterdir()] == [other.folder.name]
 
@@ -92,7 +92,7 @@ def test_an_interrupted_run_is_gone_on_with(
         asked.append(len(tasks))
         yield from run(beam, writer, tasks[:5] if len(asked) == 1 else tasks, tick)
         if len(asked) == 1:
-            # As a run leaves its work that is killed.
+            # The state that a killed run leaves.
             monkeypatch.setattr(store.shutil, "rmtree", lambda *arguments, **options: None)
             raise KeyboardInterrupt
 
@@ -107,7 +107,7 @@ def test_an_interrupted_run_is_gone_on_with(
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Buckets as the workers of a runner elsewhere see them: through Beam only, while here they are mounted."""
+    """Buckets as remote workers see them, through Beam only; in this process they are mounted."""
     from apache_beam.io.localfilesystem import LocalFileSystem
 
     mount = tmp_path / "gcs"
@@ -115,7 +115,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     opened: list[str] = []
 
     class Buckets(LocalFileSystem):  # type: ignore[misc]
-        """Objects of gs:// that are files below the mount."""
+        """Serves gs:// objects from files below the mount."""
 
         @classmethod
         def scheme(cls) -> str:
@@ -180,7 +180,7 @@ def test_records_are_read_where_they_lie_in_a_bucket(
 def test_what_workers_elsewhere_cannot_reach_is_refused(change: dict[str, str], setting: str) -> None:
     about = {"source": "images:gs://bucket/pictures", "store": "gs://bucket/sets", **change}
     settings = DataSettings.model_validate({**about, "beam": {"from_gigabytes": 0}})
-    with pytest.raises(UserError, match="cannot reach") as error:
+    with pytest.raises(UserError, match="cannot access") as error:
         beam_module.beam_for(settings, images.Plain(), 1)  # type: ignore[arg-type]
     assert error.value.setting == setting
 
@@ -188,7 +188,7 @@ def test_what_workers_elsewhere_cannot_reach_is_refused(change: dict[str, str], 
 def test_options_that_are_not_there_are_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
     settings = make_settings(make_folder({"a": 1}), beam={**HERE, "options": {"machine_typ": "n2"}})
     with pytest.raises(UserError, match="no option 'machine_typ'") as error:
-        prepare(settings, 1)  # too few images, which is found when they are listed
+        prepare(settings, 1)  # reported before the listing, which would fail for lack of images
     assert (error.value.setting, error.value.nearest) == ("data.beam.options.machine_typ", "machine_type")
 
 

@@ -1,4 +1,4 @@
-"""The memory that preparing takes does not grow with the number of images."""
+"""Memory use does not grow with the number of images."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.validation import duplicates
 from slipway.components.prepare_data.writing import set_writer
 
-# A list of all examples would take 300 bytes for each, as the key alone has 192: 5.4 MB more for many than for few.
+# A list of all examples would need 300 bytes each (the key alone has 192): 5.4 MB more for many than for few.
 FEW, MANY = 2_000, 20_000
 MOST_MORE = 3_000_000
 
 
 class WorkersInThisProcess:
-    """Stands in for the worker processes, so that all that is allocated is seen."""
+    """Replaces the worker processes, so that all allocations are in this process."""
 
     def __init__(self, work: Callable[[Any, Callable[[int], None]], Any], count: int) -> None:
         self._work = work
@@ -41,14 +41,14 @@ class WorkersInThisProcess:
 
 
 def comment(number: int) -> bytes:
-    """A chunk by which one PNG file differs from the others."""
+    """Return a chunk that makes a PNG file unique."""
     content = b"tEXtComment\0%d" % number
     return struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, encoded: Callable[..., bytes]) -> dict[int, Path]:
-    """Sources of a few and of many images, of one class, with long names."""
+    """Sources of few and of many images, with long names."""
     root = tmp_path_factory.mktemp("memory")
     image = encoded(1)
     for count in (FEW, MANY):
@@ -56,14 +56,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory, encoded: Callable[..., byt
         for number in range(count):
             path = root / str(count) / "a" / f"{number:0186d}.png"
             path.write_bytes(image[:-12] + comment(number) + image[-12:])
-    prepare_module.prepare(DataSettings(source="digits", store=str(root)), 1)  # imports what is imported on the way
+    prepare_module.prepare(DataSettings(source="digits", store=str(root)), 1)  # triggers the lazy imports
     return {count: root / str(count) for count in (FEW, MANY)}
 
 
 def more_for_many(
     folders: dict[int, Path], store: Path, monkeypatch: pytest.MonkeyPatch, group_by: str | None = None
 ) -> int:
-    """How many bytes more are allocated at the peak for many images than for few."""
+    """Return the difference of peak memory, in bytes, between many and few images."""
     for module in (prepare_module, set_writer):
         monkeypatch.setattr(module, "Workers", WorkersInThisProcess)
     peaks = {}
