@@ -79,7 +79,7 @@ def test_a_mistake_is_the_one_that_processes_find(
     assert not Path(settings.store).exists()
 
 
-def test_an_interrupted_run_is_gone_on_with(
+def test_an_interrupted_run_is_resumed(
     make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_folder({"a": 60, "b": 60})
