@@ -202,3 +202,15 @@ def test_an_exploding_loss_is_found_at_its_very_step(tiny: Path, make_job: Any) 
     assert first_bad > 0
     with pytest.raises(UserError, match=f"at step {first_bad + 1} of 50"):
         failures.check_finite(one_call, 0, config)
+
+
+def test_a_replica_lost_while_the_builder_creates_variables_is_no_error_of_the_builder() -> None:
+    import tensorflow as tf
+
+    from slipway.trainer.engines.tensorflow import engine
+
+    lost = tf.errors.UnavailableError(None, None, "Collective ops is aborted by: failed to connect")
+    with pytest.raises(base.PeerLost, match=r"^failed to connect$"), engine._peers():
+        raise UserError("The builder raised UnavailableError.") from lost
+    with pytest.raises(UserError, match="ValueError"), engine._peers():
+        raise UserError("The builder raised ValueError.") from ValueError("x")

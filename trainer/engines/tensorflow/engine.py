@@ -110,7 +110,7 @@ class TensorFlowEngine:
         tf.config.experimental.enable_op_determinism()  # no measurable cost on a CPU
         # Outside of the scope, so that variables created on import are detected as foreign.
         builder.load(job.model.builder)
-        with self._strategy.scope():
+        with _peers(), self._strategy.scope():  # the first values of variables are sent to all replicas
             self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
             normalization.refuse(keras_model.batch_normalization(self._model), job.model, replicas)
             self._refuse_foreign_variables(job.model)
@@ -290,11 +290,17 @@ class TensorFlowEngine:
             raise OutOfMemory(cause[0] if cause else error.message.partition("\n")[0], fits) from error
 
 
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+
+
 @contextlib.contextmanager
 def _peers() -> Iterator[None]:
-    """Convert the errors of a lost replica to PeerLost."""
+    """Convert the errors of a lost replica to PeerLost, also where the model builder met one."""
     try:
         yield
-    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
-        cause = re.search(r"Collective ops is aborted by: (.*)", error.message)
-        raise PeerLost(cause[1] if cause else error.message.partition("\n")[0]) from error
+    except (*_LOST, UserError) as error:
+        lost = error.__cause__ if isinstance(error, UserError) else error
+        if not isinstance(lost, _LOST):
+            raise
+        cause = re.search(r"Collective ops is aborted by: (.*)", lost.message)
+        raise PeerLost(cause[1] if cause else lost.message.partition("\n")[0]) from error
