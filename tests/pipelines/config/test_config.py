@@ -110,7 +110,7 @@ def test_what_is_almost_right_is_refused_with_the_option_that_fixes_it(write, ov
         ("train.batch_size=many", "train.batch_size", "integer"),
         ("train.batch_size=0", "train.batch_size", "greater than 0"),
         ("train.learning_rate=-1", "train.learning_rate", "greater than 0"),
-        ("data.split.test=0.5", "data.split", "make 1"),
+        ("data.split.test=0.5", "data.split", "sum to 1"),
         ("model.builder=not-a-builder", "model.builder", "is not of the form module:function"),
         ("name=Digits 2", "name", "pattern"),
         ("data.skip_corrupt=1.5", "data.skip_corrupt", "less than 1"),
