@@ -73,9 +73,54 @@ class UserError(Exception):
         }
 
     @classmethod
+    def unknown(
+        cls, kind: str, value: str, known: Iterable[str], *, setting: str | None = None, fix: str | None = None
+    ) -> UserError:
+        """Return the error for a name that is not one of `known`.
+
+        Args:
+            kind: What the name names, such as "engine".
+            value: The name.
+            known: The valid names.
+            setting: The setting's dotted name, or an option such as ``--step``.
+            fix: Replaces the fix that is derived from `setting` and the closest name.
+        """
+        names = list(known)
+        near = nearest(value, names)
+        return cls(
+            f"There is no {kind} {value!r}.",
+            setting=setting,
+            value=value,
+            allowed=", ".join(names) or "none exists",
+            nearest=near,
+            fix=fix or (_assignment(setting, near) if setting and near else None),
+        )
+
+    @classmethod
+    def out_of_range(
+        cls, name: str, value: float, least: float, most: float | None = None, *, setting: str | None = None
+    ) -> UserError:
+        """Return the error for a number outside `least` to `most` (inclusive; None: no maximum)."""
+        limits = f"{least:,} or more" if most is None else f"between {least:,} and {most:,}"
+        near = least if value < least or most is None else most
+        return cls(
+            f"{name} must be {limits}; got {value:,}.",
+            setting=setting,
+            value=value,
+            allowed=limits,
+            nearest=str(near),
+            fix=_assignment(setting, str(near)) if setting else None,
+        )
+
+    @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> UserError:
         """Create an error from the result of `as_dict`."""
         return cls(**fields)
+
+
+def _assignment(setting: str, value: str) -> str:
+    """Return the command-line option that sets a setting; `setting` may itself be an option."""
+    return f"{setting} {value}" if setting.startswith("-") else f"--set {setting}={value}"
 
 
 # Fixes for operating system errors that the user can solve, by error number.
