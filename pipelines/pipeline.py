@@ -39,9 +39,7 @@ def training_steps(config: RunConfig, platform: Platform, run_id: Text, output: 
         memory=platform.memory,
         trainer_image=image,
     )
-    trained = platform.train(config, planned.output, dataset, output)
-    if access is not None:
-        trained.after(access)
+    trained = platform.train(config, planned.output, dataset, output, access)
     model = trained.outputs["model"]
     evaluation = platform.add(steps.evaluate, model, dataset, settings=config.evaluate, champion=champion.uri)
     if platform.registers:

@@ -80,6 +80,10 @@ class Platform(ABC):
         """Return the number of processes that read the data set."""
         return config.readers
 
+    def virtual_devices(self, config: RunConfig) -> int:  # noqa: ARG002
+        """Return the number of virtual devices per replica in place of accelerators."""
+        return 0
+
     def registry(self, config: RunConfig) -> RegisterSettings:
         """Return the registry's settings with its place on this platform."""
         return config.register_
@@ -90,9 +94,18 @@ class Platform(ABC):
         worker_pool_specs: PipelineParameterChannel,
         dataset: PipelineArtifactChannel,
         output: Text,
+        access: PipelineTask | None,
     ) -> PipelineTask:
-        """Add the training; the task has the outputs `model` and `metrics`."""
-        return self.add(steps.train, worker_pool_specs, dataset, output=output, restarts=config.train.restarts)
+        """Add the training, which starts after `access`; return the task with the outputs `model` and `metrics`."""
+        task = self.add(
+            steps.train,
+            worker_pool_specs,
+            dataset,
+            output=output,
+            restarts=config.train.restarts,
+            virtual_devices=self.virtual_devices(config),
+        )
+        return task if access is None else task.after(access)
 
     def register_model(
         self,

@@ -61,8 +61,9 @@ class KubeflowPlatform(Platform):
         worker_pool_specs: PipelineParameterChannel,
         dataset: PipelineArtifactChannel,
         output: str | PipelineParameterChannel,
+        access: dsl.PipelineTask | None,
     ) -> dsl.PipelineTask:
-        task = super().train(config, worker_pool_specs, dataset, output)
+        task = super().train(config, worker_pool_specs, dataset, output, access)
         devices = config.parsed_hardware.accelerators_per_replica
         if devices:
             task.set_accelerator_type(self.settings.accelerator).set_accelerator_limit(devices)

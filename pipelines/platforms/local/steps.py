@@ -8,9 +8,7 @@ import os
 import psutil
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
-from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterChannel
 
-from slipway import steps
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
@@ -43,21 +41,8 @@ class LocalPlatform(Platform):
         # The replicas share this machine's devices, which the configuration does not contain.
         return max(config.readers, table.readers(config.train.engine, 1, find(os.environ).count))
 
-    def train(
-        self,
-        config: RunConfig,
-        worker_pool_specs: PipelineParameterChannel,
-        dataset: PipelineArtifactChannel,
-        output: str | PipelineParameterChannel,
-    ) -> dsl.PipelineTask:
-        return self.add(
-            steps.train,
-            worker_pool_specs,
-            dataset,
-            output=output,
-            restarts=config.train.restarts,
-            virtual_devices=config.parsed_hardware.accelerators_per_replica if self.rehearsal else 0,
-        )
+    def virtual_devices(self, config: RunConfig) -> int:
+        return config.parsed_hardware.accelerators_per_replica if self.rehearsal else 0
 
 
 def pipeline(config: RunConfig, *, rehearsal: bool = False, image: str = "") -> BaseComponent:

@@ -65,6 +65,7 @@ class VertexPlatform(Platform):
         worker_pool_specs: PipelineParameterChannel,
         dataset: PipelineArtifactChannel,  # noqa: ARG002
         output: str | PipelineParameterChannel,
+        access: dsl.PipelineTask | None,
     ) -> dsl.PipelineTask:
         job = CustomTrainingJobOp(
             display_name=config.name,
@@ -81,6 +82,8 @@ class VertexPlatform(Platform):
             **config.parsed_hardware.scheduling(),
         ).set_display_name("train")
         self.configure(job, TASKS["custom-training-job"])
+        if access is not None:
+            job.after(access)
         return self.add(steps.collect_model, job.outputs["gcp_resources"], output)
 
     def find_champion(self, config: RunConfig) -> Champion:
