@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import Field, PositiveInt, ValidationError
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.config.config import RunConfig, load, no_place_on_vertex, read_yaml
+from slipway.pipelines.config.config import RunConfig, load, read_yaml
 from slipway.pipelines.config.errors import explain_validation
+from slipway.pipelines.platforms.vertex.submission import settings_of
 from slipway.pipelines.schedules.cron import Cron, parse
 from slipway.trainer.config import Settings
 
@@ -96,15 +96,8 @@ def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[ScheduleF
         )
     for name in names:
         if name not in paths:
-            near = nearest(name, paths)
-            raise UserError(
-                f"Schedule {name} does not exist: no file {folder}/{name}.yaml.",
-                setting="NAME",
-                value=name,
-                allowed=", ".join(paths),
-                nearest=near,
-                fix=f"slipway schedule diff {near}" if near else f"write {folder}/{name}.yaml",
-            )
+            fix = f"use one of these names, or write {folder}/{name}.yaml"
+            raise UserError.unknown("schedule", name, paths, setting="NAME", fix=fix)
     return [read(paths[name]) for name in names or paths]
 
 
@@ -140,13 +133,12 @@ def read(path: Path) -> ScheduleFile:
             fix=f"correct configuration in {path}",
         )
     config = load(settings.configuration, settings.set, settings.hardware)
-    if config.vertex is None:
-        raise no_place_on_vertex()
+    settings_of(config)  # raises without a vertex section
     return ScheduleFile(path, settings, config, cron, zone, start, end)
 
 
 def _settings(path: Path) -> ScheduleSettings:
-    values: dict[str, Any] = read_yaml(path)
+    values = read_yaml(path)
     try:
         return ScheduleSettings.model_validate(values)
     except ValidationError as error:
