@@ -31,7 +31,8 @@ from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.distributed.signals import EXIT_CODE, PEER_LOST_EXIT_CODE, Stopped, StopRequest
 from slipway.trainer.engines import installed
 from slipway.trainer.engines.base import Engine, PeerLost
-from slipway.trainer.engines.quick_import import LIBRARIES, import_tensorflow
+from slipway.trainer.engines.quick_import import import_tensorflow
+from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.export.export import export, exported
 from slipway.trainer.failures import bad_image, full_disk
 from slipway.trainer.metrics.history import Metrics
@@ -88,7 +89,7 @@ def _work(config: str, stop: StopRequest) -> None:
         return
     events.phase("checking the shards")
     verify(share)
-    events.phase(f"loading {LIBRARIES[job.train.engine]}")
+    events.phase(f"loading {ENGINES[job.train.engine].libraries}")
     import_tensorflow(job.train.engine)
     if cluster.replicas > 1:
         events.phase(f"waiting for all {cluster.replicas} replicas")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,12 @@ from pydantic import (
 )
 
 from slipway.core.errors import UserError
+from slipway.trainer.engines.table import ENGINES
+
+if TYPE_CHECKING:
+    EngineName = str
+else:  # at run time, the names in the table: for validation, the JSON Schema and error messages
+    EngineName = Literal[tuple(ENGINES)]
 
 # Keras's default for AdamW.
 ADAMW_WEIGHT_DECAY = 0.004
@@ -216,7 +222,7 @@ class TrainSettings(Settings):
         Of this section's other settings, only `arguments` and `restarts` may be set with it.
     """
 
-    engine: Literal["tensorflow", "jax", "pytorch"] = "tensorflow"
+    engine: EngineName = "tensorflow"
     epochs: PositiveFloat | None = None
     steps: PositiveInt | None = None
     examples: PositiveInt | None = None

@@ -24,7 +24,7 @@ from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
 from slipway.trainer.distributed.cluster import TORCHRUN, Cluster
 from slipway.trainer.distributed.ports import Ports
 from slipway.trainer.distributed.signals import EXIT_CODE, PEER_LOST_EXIT_CODE, StopRequest
-from slipway.trainer.engines.table import ONE_DEVICE_A_PROCESS
+from slipway.trainer.engines.table import ENGINES
 
 POLL_SECONDS = 0.05
 # A failing process often makes others fail too: the root cause is chosen among those that exit within this time.
@@ -44,7 +44,8 @@ def count(engine: str, cluster: Cluster) -> int:
     machine, each is one process.
     """
     here = cluster.accelerators
-    if engine not in ONE_DEVICE_A_PROCESS or (cluster.source == TORCHRUN and cluster.on_this_machine > 1):
+    launched = cluster.source == TORCHRUN and cluster.on_this_machine > 1
+    if launched or not ENGINES[engine].one_device_per_process:
         return 1
     if here.kind == "virtual":
         return here.count

@@ -148,8 +148,8 @@ class Engine(Protocol):
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
         """Write the model into `folder`, ready to serve, and model.keras for a Keras network. On the chief only.
 
-        A SavedModel at the root of `folder` (`slipway.trainer.export.saved_model`), or for pytorch model.pt2
-        (`slipway.trainer.engines.pytorch.export`).
+        A SavedModel at the root of `folder` (`slipway.trainer.export.saved_model`), or the engine's own format
+        (`EngineRow.model_file`).
         """
 
     def close(self, wait_for_others: Callable[[], None], /) -> None:

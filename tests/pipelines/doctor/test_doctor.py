@@ -118,7 +118,7 @@ def test_a_model_that_cannot_fit_is_refused_with_the_arithmetic(tmp_path, monkey
     }  # fmt: skip
     (tmp_path / "d" / "f").mkdir(parents=True)
     (tmp_path / "d" / "f" / "manifest.json").write_text(json.dumps(manifest))
-    monkeypatch.setattr(memory.networks.builder, "load", lambda _: wide)
+    monkeypatch.setattr(memory.builder, "load", lambda _: wide)
     monkeypatch.setattr("slipway.pipelines.hardware.memory.device_bytes", lambda _: 30_000_000)
     asked = subject(
         tmp_path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 import keras
@@ -90,6 +91,19 @@ def batch_normalization(model: Any) -> BatchNormalization:
 def size(model: Any) -> ModelSize:
     """Return the size of the model's variables and of the trainable ones."""
     return ModelSize(_bytes(model.variables), _bytes(model.trainable_variables))
+
+
+def output_elements(model: Any, _image_shape: tuple[int, int, int]) -> int:
+    """Return the number of elements in the outputs of all layers for one example."""
+    count = 0
+    for layer in model._flatten_layers(include_self=False):
+        try:
+            outputs = layer.output
+        except (AttributeError, ValueError):  # a layer outside of the functional graph
+            continue
+        for output in outputs if isinstance(outputs, list | tuple) else [outputs]:
+            count += math.prod(size for size in output.shape[1:] if size)
+    return count
 
 
 def _bytes(variables: list[Any]) -> int:

@@ -32,7 +32,7 @@ from slipway.trainer.engines.keras import normalization, states
 from slipway.trainer.engines.pytorch import export
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
-from slipway.trainer.engines.pytorch.step import Step, load_loss_scale, make_optimizer, optimizer_arrays, scaled
+from slipway.trainer.engines.pytorch.step import Step, load_loss_scale, make_optimizer, optimizer_arrays
 
 # The fraction of a device's memory that the training split may use.
 DEVICE_SHARE = 0.25
@@ -147,7 +147,7 @@ class PyTorchEngine:
         device = self._devices.device
         images, labels, weights = images.to(device), labels.long().to(device), weights.to(device)
         with self._step.autocast():
-            logits = self._network(scaled(images))
+            logits = self._network(export.scaled(images))
         losses = cross_entropy(logits, labels, reduction="none")
         correct = (logits.argmax(dim=-1) == labels).float()
         return torch.stack([(losses * weights).sum(), (correct * weights).sum(), weights.sum()]).double().cpu()

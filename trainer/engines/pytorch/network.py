@@ -129,7 +129,9 @@ def size(model: Any) -> ModelSize:
 
 
 def output_elements(model: torch.nn.Module, image_shape: tuple[int, int, int]) -> int:
-    """Return the number of elements in the outputs of all leaf modules for one example."""
+    """Return the number of elements in the outputs of all Keras layers or leaf modules for one example."""
+    if isinstance(model, keras.Model):
+        return keras_model.output_elements(model, image_shape)
     count = 0
 
     def add(_module: Any, _inputs: Any, output: Any) -> None:

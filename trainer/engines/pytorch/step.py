@@ -16,6 +16,7 @@ from slipway.trainer.config import TrainSettings
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.precision import Precision
 from slipway.trainer.engines.pytorch.devices import Devices
+from slipway.trainer.engines.pytorch.export import scaled
 from slipway.trainer.engines.pytorch.network import Network
 
 # Keras's defaults, so that the engines' results agree.
@@ -157,11 +158,6 @@ class Step:
 
         draws = augment.draw(self.train.augment, len(images), uniform, integers)
         return augment.change(images, self.train.augment, draws)
-
-
-def scaled(pixels: Any) -> Any:
-    """Convert uint8 pixels to the network's input, float32 in [0, 1]."""
-    return pixels.to(torch.float32) * np.float32(1.0 / 255.0).item()
 
 
 def optimizer_arrays(optimizer: Any, scaler: Any) -> dict[str, Any]:
