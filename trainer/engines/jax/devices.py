@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from slipway.core.cores import available_cores
 from slipway.trainer.distributed.accelerators import virtual_devices
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
@@ -40,7 +41,7 @@ class Devices:
             jax.config.update("jax_num_cpu_devices", virtual)
         if cluster.on_this_machine > 1:
             # Divide the cores, or the replicas would compete for them. NPROC sets XLA's number of threads.
-            os.environ["NPROC"] = str(max(1, _cores() // cluster.on_this_machine))
+            os.environ["NPROC"] = str(max(1, available_cores() // cluster.on_this_machine))
         self.cluster = cluster
         if cluster.replicas > 1:
             _join(cluster)
@@ -128,7 +129,3 @@ def errors_named(cluster: Cluster) -> Iterator[None]:
         if cluster.replicas > 1 and any(word in text.lower() for word in _LOST):
             raise PeerLost(first) from error
         raise
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

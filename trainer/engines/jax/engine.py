@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data import augment
 from slipway.trainer.data.batches import check_shared_evenly
 from slipway.trainer.data.class_weights import class_weights
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
@@ -30,8 +29,8 @@ from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, Ste
 from slipway.trainer.engines.jax.devices import Devices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
 from slipway.trainer.engines.jax.step import Step, Variables, has_convolutions
+from slipway.trainer.engines.keras import augment, optimizer, states
 from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.engines.keras import optimizer, states
 from slipway.trainer.export import saved_model
 
 
@@ -72,9 +71,11 @@ class JaxEngine:
         keras.config.set_dtype_policy(self._precision)
         builder.load(job.model.builder)
         self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
-        self._optimizer = optimizer.make(job.train, self._model, self._precision)
         scaled = self._precision == "mixed_float16"
-        inner = self._optimizer.inner_optimizer if scaled else self._optimizer
+        variables = self._model.trainable_variables
+        inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)
+        self._optimizer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
+        self._optimizer.build(variables)
         self._step = Step(
             model=self._model,
             optimizer=self._optimizer,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from slipway.trainer.config import AugmentSettings
 from slipway.trainer.engines.jax.devices import AXIS, Devices
-from slipway.trainer.engines.keras import augment as keras_augment
+from slipway.trainer.engines.keras import augment
 
 # Variables as arrays: the network's trainable ones, its others (random state, moving statistics), the optimizer's.
 Variables = tuple[list[Any], list[Any], list[Any]]
@@ -146,13 +146,13 @@ class Step:
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), step), jax.lax.axis_index(AXIS))
             # One key for each transformation, enabled or not, so that toggling one does not change the others' draws.
             keys = jax.random.split(key, 4)
-            draws = keras_augment.draw(
+            draws = augment.draw(
                 self.augment,
                 images.shape[0],
                 lambda change, shape, low, high: jax.random.uniform(keys[change], shape, minval=low, maxval=high),
                 lambda change, shape, low, high: jax.random.randint(keys[change], shape, low, high),
             )
-            images = keras_augment.change(images, self.augment, draws)
+            images = augment.change(images, self.augment, draws)
         share = images.shape[0] // self.accumulation
         return (
             images.reshape(self.accumulation, share, *images.shape[1:]),

@@ -21,14 +21,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data import augment
 from slipway.trainer.data.batches import check_shared_evenly
 from slipway.trainer.data.class_weights import class_weights
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import builder, precision
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work
-from slipway.trainer.engines.keras import normalization, states
+from slipway.trainer.engines.keras import augment, normalization, states
 from slipway.trainer.engines.pytorch import export
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,10 +18,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
-from slipway.trainer.data import augment
 from slipway.trainer.data.batches import check_shared_evenly
 from slipway.trainer.data.class_weights import class_weights
 from slipway.trainer.data.images import scale
@@ -31,8 +30,8 @@ from slipway.trainer.data.tracing import traced
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import builder, precision
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, OutOfMemory, PeerLost, State, StepFigures, Work
+from slipway.trainer.engines.keras import augment, normalization, states
 from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.engines.keras import normalization, states
 from slipway.trainer.engines.precision import Precision
 from slipway.trainer.engines.tensorflow import devices as tensorflow_devices
 from slipway.trainer.engines.tensorflow import optimizer, tpu, work, xla
@@ -75,8 +74,7 @@ class TensorFlowEngine:
         self._workers = cluster.replicas
         if cluster.on_this_machine > 1:
             # Divide the cores, since replicas that each use all of them compete: two on two cores were 25 % slower.
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // cluster.on_this_machine))
+            tf.config.threading.set_intra_op_parallelism_threads(max(1, available_cores() // cluster.on_this_machine))
         devices = tensorflow_devices.devices()
         if cluster.accelerators.kind == "tpu":
             self._strategy = tpu.tpu_strategy(cluster)

@@ -16,11 +16,10 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.data import augment
 from slipway.trainer.data.images import scale
 from slipway.trainer.data.inputs import MemoryTraining, StreamTraining, TrainingData
 from slipway.trainer.data.tracing import traced
-from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite
+from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite, augmented
 
 Rates = NDArray[np.float32]
 # Function (first step's number, learning rates) -> (float32 [steps, 2], seconds spent on input): each step's loss and
@@ -143,7 +142,7 @@ class StepLoop:
             replica = context.replica_id_in_sync_group
             with tf.device("CPU:0"):
                 images, labels = batch(replica % self._layout.devices, *fetched)
-            figures, gradients = self._step.gradients(self._pictures(images, step, replica), labels)
+            figures, gradients = self._step.gradients(self._images(images, step, replica), labels)
             if self._layout.replicas > 1:
                 gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
             if self._step.loss_scale:
@@ -226,7 +225,7 @@ class StepLoop:
         def one(number: Any, figures: Any, first: Any, rates: Any, handed: Any) -> Any:
             self._optimizer.learning_rate.assign(rates[number])
             images, labels = batch(*(part[number] for part in handed))
-            figure, gradients = self._step.gradients(self._pictures(images, first + number, 0), labels)
+            figure, gradients = self._step.gradients(self._images(images, first + number, 0), labels)
             if self._step.loss_scale is None:
                 self._step.update(gradients)
             else:
@@ -245,12 +244,10 @@ class StepLoop:
 
         return steps
 
-    def _pictures(self, images: Any, step: Any, replica: Any) -> Any:
+    def _images(self, pixels: Any, step: Any, replica: Any) -> Any:
         """Convert a device's uint8 pixels to the network's input, with augmentation."""
-        images = scale(images)
-        if self._train.augment.is_on:
-            images = augment.augment(images, self._train.augment, self._train.seed, step, replica)
-        return images
+        images = scale(pixels)
+        return augmented(images, self._train, step, replica) if self._train.augment.is_on else images
 
 
 def _in_parts(rows: int, fetch: Callable[[int, int], tuple[Any, ...]], steps: Callable[..., Any]) -> Call:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.tracing import traced
+from slipway.trainer.engines.keras import augment
 
 # Initial loss scale of mixed_float16, and the number of steps without overflow after which it doubles.
 FIRST_SCALE = 2.0**15
@@ -131,6 +132,28 @@ class TrainingStep:
         gradients = tape.gradient(minimized, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         accuracy = tf.reduce_sum(correct(logits, labels)) / examples
         return tf.stack([loss, accuracy]), [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def augmented(images: Any, train: TrainSettings, step: Any, replica: Any) -> Any:
+    """Augment each image independently: float32 in [0, 1], [batch, height, width, channels], to the same.
+
+    Args:
+        images: The device's examples of a step's batch.
+        train: The settings.
+        step: Number of the step in the run (from 0), an integer scalar.
+        replica: Number of the device in the job, an integer scalar.
+    """
+    seed = tf.stack([tf.constant(train.seed, tf.int32), tf.cast(step, tf.int32)])
+    seeds = tf.unstack(tf.random.split(tf.random.fold_in(seed, tf.cast(replica, tf.int32)), 4))
+
+    def uniform(transformation: int, shape: tuple[int, ...], low: float, high: float) -> Any:
+        return tf.random.stateless_uniform(shape, seeds[transformation], low, high)
+
+    def integers(transformation: int, shape: tuple[int, ...], low: int, high: int) -> Any:
+        return tf.random.stateless_uniform(shape, seeds[transformation], low, high, tf.int32)
+
+    draws = augment.draw(train.augment, images.shape[0], uniform, integers)
+    return augment.change(images, train.augment, draws)
 
 
 def correct(logits: Any, labels: Any) -> Any:
