@@ -60,7 +60,7 @@ def run(job: JobConfig, cluster: Cluster, processes: int, stop: StopRequest) -> 
     Raises:
         UserError: The batch size is not divisible by the number of processes.
     """
-    check_shared_evenly(job.train, cluster.replicas, processes)
+    check_shared_evenly(job.train, cluster.world_size, processes)
     plan = job.plan.model_copy(update={"processes": processes})
     command = [
         sys.executable,
@@ -70,7 +70,7 @@ def run(job: JobConfig, cluster: Cluster, processes: int, stop: StopRequest) -> 
         job.model_copy(update={"plan": plan}).model_dump_json(),
     ]
     with contextlib.ExitStack() as ended, stop.deferred():
-        if cluster.replicas == 1:
+        if cluster.world_size == 1:
             ports = Ports(1)
             ended.callback(ports.close)
             meeting = ("127.0.0.1", ports.numbers[0])
@@ -182,7 +182,7 @@ def environment_of(
         kept[VIRTUAL_DEVICES_VARIABLE] = "1"
     return kept | {
         "RANK": str(cluster.rank * processes + number),
-        "WORLD_SIZE": str(cluster.replicas * processes),
+        "WORLD_SIZE": str(cluster.world_size * processes),
         "LOCAL_RANK": str(cluster.local_rank * processes + number),
         "LOCAL_WORLD_SIZE": str(cluster.on_this_machine * processes),
         "MASTER_ADDR": meeting[0],

@@ -1,7 +1,7 @@
 """The engine interface: an engine executes training steps. All accept the same data and return numbers and arrays.
 
 The order of calls is open, build, load_state (when resuming), then any number of run, evaluate and agree, then export
-and close. With several replicas, all must make the same calls in the same order, since most are collective.
+and close. With several processes, all must make the same calls in the same order, since most are collective.
 """
 
 from __future__ import annotations
@@ -112,15 +112,15 @@ class Engine(Protocol):
         """
 
     def evaluate(self, data: Any) -> Measured:
-        """Evaluate a slipway.trainer.data.inputs.Evaluation over all replicas, each example once."""
+        """Evaluate a slipway.trainer.data.inputs.Evaluation over all processes, each example once."""
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        """Return the maximum of each value over all replicas."""
+        """Return the maximum of each value over all processes."""
 
     def state(self) -> State:
-        """Return the state needed to resume training, by name: weights, optimizer, random state. Equal on all replicas.
+        """Return the state needed to resume training, by name: weights, optimizer, random state.
 
-        The arrays are copies that later steps do not modify.
+        Equal on all processes. The arrays are copies that later steps do not modify.
         """
 
     def load_state(self, state: State) -> None:
@@ -153,10 +153,10 @@ class Engine(Protocol):
         """
 
     def close(self, wait_for_others: Callable[[], None], /) -> None:
-        """Leave the cluster, after all replicas have agreed that they are done.
+        """Leave the cluster, after all processes have agreed that they are done.
 
         Args:
-            wait_for_others: Blocks until all other replicas have closed; for a chief that has to leave last.
+            wait_for_others: Blocks until all other processes have closed; for a chief that has to leave last.
         """
 
 

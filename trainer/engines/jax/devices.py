@@ -43,7 +43,7 @@ class Devices:
             # Divide the cores, or the replicas would compete for them. NPROC sets XLA's number of threads.
             os.environ["NPROC"] = str(max(1, available_cores() // cluster.on_this_machine))
         self.cluster = cluster
-        if cluster.replicas > 1:
+        if cluster.world_size > 1:
             _join(cluster)
         self.all = jax.devices()
         self.local = jax.local_devices()
@@ -91,7 +91,7 @@ class Devices:
 
     def leave(self) -> None:
         """Disconnect from the other processes."""
-        if self.cluster.replicas > 1:
+        if self.cluster.world_size > 1:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # the chief may have disconnected already
                 jax.distributed.shutdown()
 
@@ -107,7 +107,7 @@ def _join(cluster: Cluster) -> None:
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator_address=address,
-        num_processes=cluster.replicas,
+        num_processes=cluster.world_size,
         process_id=cluster.rank,
         cluster_detection_method="deactivate",
         coordinator_bind_address=f"{host if host in ('127.0.0.1', 'localhost') else '[::]'}:{port}",
@@ -126,6 +126,6 @@ def errors_named(cluster: Cluster) -> Iterator[None]:
         first = text.partition("\n")[0]
         if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
             raise OutOfMemory(first) from error
-        if cluster.replicas > 1 and any(word in text.lower() for word in _LOST):
+        if cluster.world_size > 1 and any(word in text.lower() for word in _LOST):
             raise PeerLost(first) from error
         raise

@@ -58,7 +58,7 @@ class JaxEngine:
         with errors_named(cluster):
             self._devices = Devices(cluster)
         devices = self._devices
-        there = f", {len(devices.all)} in {cluster.replicas} processes" if cluster.replicas > 1 else ""
+        there = f", {len(devices.all)} in {cluster.world_size} processes" if cluster.world_size > 1 else ""
         return f"JAX {jax.__version__}, {len(devices.local)} x {devices.kind} on this host{there}"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
@@ -132,7 +132,7 @@ class JaxEngine:
 
     def agree(self, values: Sequence[float]) -> list[float]:
         own = np.asarray(values, np.float64)
-        if self._devices.cluster.replicas == 1:
+        if self._devices.cluster.world_size == 1:
             return [float(value) for value in own]
         # Float64 is disabled on the devices: exchange the values as raw bytes.
         parts = np.tile(own.view(np.uint32)[np.newaxis], (len(self._devices.local), 1))

@@ -67,13 +67,13 @@ def check_classifier(model: Any, settings: ModelSettings, image_shape: tuple[int
 
 
 def _refuse_built_in_batch(model: Any, settings: ModelSettings, output: Any) -> None:
-    """Raise UserError if the network has a fixed batch size: replicas split a batch, and the last one is smaller."""
+    """Raise UserError if the network has a fixed batch size: the devices split a batch, and the last one is smaller."""
     shapes = [*(each.shape for each in model.inputs or []), *([output] if output is not None else [])]
     sizes = [shape[0] for shape in shapes if shape and shape[0] is not None]
     if sizes:
         raise _wrong(
             settings,
-            f"has a fixed batch size of {sizes[0]}; each replica processes a part of the batch",
+            f"has a fixed batch size of {sizes[0]}; each device processes a part of the batch",
             "use keras.Input(image_shape) without batch_size, and reshape with -1 for the batch",
         )
 

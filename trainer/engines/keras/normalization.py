@@ -25,18 +25,18 @@ class BatchNormalization:
     instead: str
 
 
-def refuse(found: BatchNormalization, settings: ModelSettings, replicas: int) -> None:
-    """Check that a network on several devices (`replicas`) has no such layers.
+def refuse(found: BatchNormalization, settings: ModelSettings, devices: int) -> None:
+    """Check that a network on several devices has no such layers.
 
     Raises:
         UserError: It has some.
     """
-    if replicas == 1 or not found.layers:
+    if devices == 1 or not found.layers:
         return
     names = ", ".join(found.layers[:_NAMED]) + (", …" if len(found.layers) > _NAMED else "")
     raise UserError(
         f"The network of {settings.builder} has {found.kind} ({names}), whose moving statistics would differ between "
-        f"the {replicas} devices.",
+        f"the {devices} devices.",
         setting="model.builder",
         value=settings.builder,
         allowed="on several devices: normalization that is independent of the batch",

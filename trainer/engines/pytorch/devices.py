@@ -48,7 +48,7 @@ class Devices:
                 torch.set_num_threads(max(1, torch.get_num_threads() // cluster.on_this_machine))
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for reproducible cuBLAS sums
         torch.use_deterministic_algorithms(True, warn_only=True)
-        if cluster.replicas > 1:
+        if cluster.world_size > 1:
             self._join()
 
     @property
@@ -78,7 +78,7 @@ class Devices:
             "MASTER_ADDR": host,
             "MASTER_PORT": port,
             "RANK": str(self.cluster.rank),
-            "WORLD_SIZE": str(self.cluster.replicas),
+            "WORLD_SIZE": str(self.cluster.world_size),
             "LOCAL_RANK": str(self.cluster.local_rank),
             "LOCAL_WORLD_SIZE": str(self.cluster.on_this_machine),
         }
@@ -89,7 +89,7 @@ class Devices:
         self._store = distributed.TCPStore(
             host,
             int(port),
-            self.cluster.replicas,
+            self.cluster.world_size,
             self.cluster.is_chief,
             timeout,
             master_listen_fd=self._listener.detach() if self._listener else None,
@@ -99,13 +99,13 @@ class Devices:
             f"cpu:gloo,{self.device.type}:{self.tpu.backend}" if self.tpu else accelerated,
             store=self._store,
             rank=self.cluster.rank,
-            world_size=self.cluster.replicas,
+            world_size=self.cluster.world_size,
             timeout=timeout,
         )
 
     def reduced(self, values: Any, operation: str) -> Any:
         """All-reduce `values` (a tensor on the CPU) over all processes with "SUM" or "MAX"."""
-        if self.cluster.replicas > 1:
+        if self.cluster.world_size > 1:
             distributed.all_reduce(values, getattr(distributed.ReduceOp, operation))
         return values
 
@@ -116,7 +116,7 @@ class Devices:
 
     def leave(self) -> None:
         """Leave the group after all processes have finished the last collective; gloo would abort it otherwise."""
-        others = self.cluster.replicas - 1
+        others = self.cluster.world_size - 1
         if not others:
             return
         with contextlib.suppress(RuntimeError):  # the chief, which hosts the store, may have left after the timeout
@@ -169,6 +169,6 @@ def errors_named(cluster: Cluster) -> Iterator[None]:
         first = str(error).partition("\n")[0]
         if "DefaultCPUAllocator" in first and "memory" in first:
             raise OutOfMemory(first) from error
-        if cluster.replicas > 1 and any(word in first.lower() for word in _LOST):
+        if cluster.world_size > 1 and any(word in first.lower() for word in _LOST):
             raise PeerLost(first) from error
         raise

@@ -57,7 +57,7 @@ class PyTorchEngine:
     def open(self, cluster: Cluster) -> str:
         with errors_named(cluster):
             self._devices = Devices(cluster)
-        several = f", one of {cluster.replicas} processes" if cluster.replicas > 1 else ""
+        several = f", one of {cluster.world_size} processes" if cluster.world_size > 1 else ""
         return f"PyTorch {torch.__version__}, one {self._devices.kind}{several}"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
@@ -70,7 +70,7 @@ class PyTorchEngine:
         keras.config.set_dtype_policy(chosen)
         builder.load(job.model.builder)
         self._network = pytorch_network.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
-        normalization.refuse(pytorch_network.batch_normalization(self._network), job.model, devices.cluster.replicas)
+        normalization.refuse(pytorch_network.batch_normalization(self._network), job.model, devices.cluster.world_size)
         self._network.to(devices.device)
         weights = class_weights(job.train, manifest)
         self._image_shape = manifest.image_shape
@@ -88,7 +88,7 @@ class PyTorchEngine:
         self._batches, self._position = None, 0
 
     def _wrapped(self) -> Any:
-        if self._devices.cluster.replicas == 1 or not self._network.trained():
+        if self._devices.cluster.world_size == 1 or not self._network.trained():
             return self._network
         # find_unused_parameters keeps the order in which gradients are summed constant, so that a resumed run gets the
         # same sums as an uninterrupted one. Buffers are equal on all processes, since BatchNorm is rejected.
@@ -108,7 +108,7 @@ class PyTorchEngine:
             figures = torch.stack([
                 self._step.run(*next(self._batches), step + number, rate) for number, rate in enumerate(rates.tolist())
             ])  # fmt: skip
-            means = self._devices.reduced(figures.double().cpu(), "SUM") / self._devices.cluster.replicas
+            means = self._devices.reduced(figures.double().cpu(), "SUM") / self._devices.cluster.world_size
         found = means.numpy()
         waited, self._waited = self._waited, 0.0
         return StepFigures(losses=found[:, 0], accuracies=found[:, 1], waited=waited)
@@ -187,9 +187,9 @@ class PyTorchEngine:
             if total.requires_grad:
                 total.backward()
         self._step.optimizer.zero_grad(set_to_none=True)
-        replicas = self._devices.cluster.replicas
-        flops = float(counter.get_total_flops()) * self._step.batch * replicas
-        return Work(self._devices.name, replicas, self._step.precision, flops or None)
+        processes = self._devices.cluster.world_size
+        flops = float(counter.get_total_flops()) * self._step.batch * processes
+        return Work(self._devices.name, processes, self._step.precision, flops or None)
 
     def graph(self) -> bytes | None:
         return None

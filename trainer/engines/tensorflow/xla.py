@@ -21,18 +21,18 @@ _CONVOLUTIONAL = (
 )  # fmt: skip
 
 
-def compiles(train: TrainSettings, model: Any, device: str, replicas: int) -> bool:
+def compiles(train: TrainSettings, model: Any, kind: str, devices: int) -> bool:
     """Whether to compile; "auto" compiles on a single device if all layers are known to benefit.
 
     Depends only on the settings, the network and the device kind, so a resumed run decides the same.
     """
-    if device == "TPU":  # TPUStrategy always compiles
+    if kind == "TPU":  # TPUStrategy always compiles
         return False
     if train.xla != "auto":
         return train.xla
-    known = _DENSE if device == "CPU" else _DENSE + _CONVOLUTIONAL
+    known = _DENSE if kind == "CPU" else _DENSE + _CONVOLUTIONAL
     layers = [layer for layer in model._flatten_layers(include_self=False) if not isinstance(layer, keras.Model)]
-    return replicas == 1 and all(type(layer).__name__ in known and _is_keras(layer) for layer in layers)
+    return devices == 1 and all(type(layer).__name__ in known and _is_keras(layer) for layer in layers)
 
 
 def _is_keras(layer: Any) -> bool:
