@@ -143,7 +143,7 @@ class Duration(Settings):
 
 
 class ScheduleSettings(Settings):
-    """Learning rate schedule; `train.learning_rate` is the peak. Formulas: `slipway.trainer.learning_rate`.
+    """Learning rate schedule; `train.learning_rate` is the peak. Formulas: `slipway.trainer.hyperparameters`.
 
     During `warmup` the rate rises linearly to the peak. From then until the end of the run it follows `shape`: it stays
     constant, or decays to `final` along a line, half a cosine or an exponential curve. A piecewise rate is multiplied
@@ -209,7 +209,7 @@ class TrainSettings(Settings):
     clip_norm: Gradients with a larger global norm (over all variables and the global batch) are scaled down to it.
     learning_rate: The learning rate, or its peak if `schedule` changes it.
     precision: Compute precision of the network; variables, loss and optimizer are float32. mixed_float16 uses loss
-        scaling. auto: see `slipway.trainer.engines.precision`.
+        scaling. auto: see `slipway.trainer.hyperparameters`.
     xla: Whether XLA compiles the training step; auto: where it is faster.
     class_weights: Factors for the loss of an example by class (1 for classes not listed), or "balanced": inversely
         proportional to the class's frequency in the training split and 1 on average. Validation is not weighted.

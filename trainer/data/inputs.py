@@ -26,8 +26,7 @@ from slipway.core import events
 from slipway.core.cores import available_cores
 from slipway.core.manifest import Manifest
 from slipway.trainer.data.assignment import Share
-from slipway.trainer.data.images import decode_prepared
-from slipway.trainer.data.tracing import as_it_is
+from slipway.trainer.data.images import as_it_is, decode_prepared
 
 # Maximum decoded size of a split that a worker keeps in memory, in bytes. A constant rather than a fraction of the
 # available memory, so that a run resumed on another machine reads in the same order.

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.batches import check_shared_evenly
+from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
 from slipway.trainer.distributed.cluster import TORCHRUN, Cluster
 from slipway.trainer.distributed.ports import Ports

@@ -7,7 +7,7 @@ and close. With several processes, all must make the same calls in the same orde
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import installed
 
+# Named arrays; `Shapes` are their shapes and data types.
 State = dict[str, NDArray[Any]]
+Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 class PeerLost(Exception):
@@ -169,3 +172,25 @@ def load(name: str) -> Engine:
     installed.verify(name)
     engine: Engine = importlib.import_module(f"slipway.trainer.engines.{name}.engine").make()
     return engine
+
+
+def verify_state(state: State, expected: Shapes) -> None:
+    """Check that `state` has exactly the expected names, shapes and data types.
+
+    Raises:
+        UserError: It belongs to a different network or optimizer.
+    """
+    found = {name: (tuple(array.shape), array.dtype.name) for name, array in state.items()}
+    for name in [*expected, *found]:
+        if expected.get(name) != found.get(name):
+            raise UserError(
+                f"The checkpoint is of a different network: for {name} it has {_words(found.get(name))}, "
+                f"the network {_words(expected.get(name))}.",
+                setting="model.builder",
+                fix="restore the settings that the checkpoint was written with, or start again with an empty "
+                "checkpoint folder",
+            )
+
+
+def _words(entry: tuple[tuple[int, ...], str] | None) -> str:
+    return "nothing" if entry is None else f"{entry[1]} {list(entry[0])}"

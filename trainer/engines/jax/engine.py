@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.batches import check_shared_evenly
-from slipway.trainer.data.class_weights import class_weights
+from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder, precision
-from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work
+from slipway.trainer.engines import builder
+from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.jax.devices import Devices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
 from slipway.trainer.engines.jax.step import Step, Variables, has_convolutions
-from slipway.trainer.engines.keras import augment, optimizer, states
+from slipway.trainer.engines.keras import augment, optimizer
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.export import saved_model
+from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 
 
 def make() -> Engine:
@@ -51,7 +51,7 @@ class JaxEngine:
         self._feed: Feed | None = None
         self._measure: Any = None
         self._most = 1  # maximum steps in one call of the compiled function
-        self._precision: precision.Precision = "float32"
+        self._precision: Precision = "float32"
         self._image_shape = (0, 0, 0)
 
     def open(self, cluster: Cluster) -> str:
@@ -64,7 +64,7 @@ class JaxEngine:
     def build(self, job: JobConfig, manifest: Manifest) -> None:
         check_shared_evenly(job.train, job.plan.replicas, len(self._devices.local))
         augment.verify(job.train.augment, manifest.image_shape)
-        self._precision = precision.choose(job.train, self._devices.kind, self._devices.capability)
+        self._precision = choose_precision(job.train, self._devices.kind, self._devices.capability)
         self._most, self._image_shape = job.train.steps_per_call, manifest.image_shape
         keras.backend.clear_session()
         keras.utils.set_random_seed(job.train.seed)
@@ -147,7 +147,7 @@ class JaxEngine:
     def load_state(self, state: State) -> None:
         arrays = [array for group in self._variables for array in group]
         names = self._names()
-        states.verify(state, {name: (array.shape, array.dtype.name) for name, array in zip(names, arrays, strict=True)})
+        verify_state(state, {name: (array.shape, array.dtype.name) for name, array in zip(names, arrays, strict=True)})
         found = iter(self._whole(state[name] for name in names))
         first, second, third = ([next(found) for _ in group] for group in self._variables)
         self._variables = (first, second, third)
@@ -203,8 +203,8 @@ class JaxEngine:
         """Return every variable's name in a checkpoint, in the order of `_variables`."""
         names: dict[int, str] = {}
         for group, variables in (("model", self._model.variables), ("optimizer", self._optimizer.variables)):
-            words = states.named(group, [variable.name for variable in variables])
-            names.update(zip(map(id, variables), words, strict=True))
+            for number, variable in enumerate(variables):
+                names[id(variable)] = f"{group}/{number:04d}/{variable.name}"
         return [names[id(variable)] for group in self._groups() for variable in group]
 
     def _whole(self, variables: Any) -> list[Any]:

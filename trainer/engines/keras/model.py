@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -13,7 +15,8 @@ from slipway.core.errors import UserError
 from slipway.trainer.config import ModelSettings
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
-from slipway.trainer.engines.keras.normalization import KERAS_INSTEAD, BatchNormalization
+
+_NAMED = 5  # layers, in the message
 
 
 def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
@@ -78,6 +81,18 @@ def _refuse_built_in_batch(model: Any, settings: ModelSettings, output: Any) -> 
         )
 
 
+@dataclass(frozen=True)
+class BatchNormalization:
+    """The layers of a network that normalize over one device's part of a batch.
+
+    `kind` is their library's name for the type, `layers` their names, `instead` the suggested replacement.
+    """
+
+    kind: str
+    layers: Sequence[str]
+    instead: str
+
+
 def batch_normalization(model: Any) -> BatchNormalization:
     """Return the layers whose moving statistics cover only one device's part of the batches."""
     layers = [
@@ -85,7 +100,29 @@ def batch_normalization(model: Any) -> BatchNormalization:
         for layer in model._flatten_layers()
         if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
     ]
-    return BatchNormalization("BatchNormalization", layers, KERAS_INSTEAD)
+    return BatchNormalization(
+        "BatchNormalization", layers, "keras.layers.GroupNormalization or keras.layers.LayerNormalization"
+    )
+
+
+def refuse_batch_normalization(found: BatchNormalization, settings: ModelSettings, devices: int) -> None:
+    """Check that a network on several devices has no such layers: their statistics would silently differ.
+
+    Raises:
+        UserError: It has some.
+    """
+    if devices == 1 or not found.layers:
+        return
+    names = ", ".join(found.layers[:_NAMED]) + (", …" if len(found.layers) > _NAMED else "")
+    raise UserError(
+        f"The network of {settings.builder} has {found.kind} ({names}), whose moving statistics would differ between "
+        f"the {devices} devices.",
+        setting="model.builder",
+        value=settings.builder,
+        allowed="on several devices: normalization that is independent of the batch",
+        nearest=found.instead,
+        fix="replace these layers, or train on one device: --hardware cpu",
+    )
 
 
 def size(model: Any) -> ModelSize:

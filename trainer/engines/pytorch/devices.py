@@ -1,13 +1,21 @@
-"""This process's PyTorch device, and the job's process group."""
+"""This process's PyTorch device, and the job's process group.
+
+A TPU is used through torch_tpu or its predecessor torch_xla. Written from both packages' documentation; not tested on a
+TPU.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -17,8 +25,9 @@ import torch.distributed as distributed
 from slipway.core.errors import UserError
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
-from slipway.trainer.engines.pytorch import tpu
 
+# Environment variables of a TPU machine or of Vertex AI's TPU jobs.
+_TPU_VARIABLES = ("TPU_CONFIG", "TPU_NODE_NAME", "TPU_ACCELERATOR_TYPE")
 # Timeout of a collective; long because the others wait while the chief exports.
 COLLECTIVE_MINUTES = 10
 # How long a process waits for the others at the end, and its polling interval.
@@ -28,6 +37,44 @@ LEAVE_POLL_SECONDS = 0.01
 _LOST = ("gloo", "nccl", "connection", "peer", "socket", "timed out", "broken pipe", "store")
 
 
+@dataclass(frozen=True)
+class Tpu:
+    """Access to the TPU: device, process group backend, and `end_step`, which makes torch_xla execute a lazy step."""
+
+    package: str
+    device: Any
+    backend: str
+    end_step: Callable[[], None]
+
+
+def has_tpu(environment: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
+    """Whether this machine has a TPU."""
+    return any(environment.get(name) for name in _TPU_VARIABLES) or any(devices.glob("accel[0-9]*"))
+
+
+def open_tpu() -> Tpu:
+    """Open the TPU with torch_tpu, else with torch_xla.
+
+    Raises:
+        UserError: Neither is installed.
+    """
+    if importlib.util.find_spec("torch_tpu") is not None:
+        importlib.import_module("torch_tpu")
+        return Tpu("torch_tpu", torch.device("tpu"), "tpu_dist", lambda: None)
+    if importlib.util.find_spec("torch_xla") is not None:
+        torch_xla: Any = importlib.import_module("torch_xla")
+        importlib.import_module("torch_xla.distributed.xla_backend")
+        return Tpu("torch_xla", torch_xla.device(), "xla", torch_xla.sync)
+    raise UserError(
+        "PyTorch cannot use this machine's TPU: neither torch_tpu nor torch_xla is installed.",
+        setting="train.engine",
+        value="pytorch",
+        allowed="on a TPU: pytorch with torch_tpu (or torch_xla 2.9), or jax",
+        nearest="jax",
+        fix="pip install torch_tpu, or --set train.engine=jax",
+    )
+
+
 class Devices:
     """This process's device, and the process group if there are several processes."""
 
@@ -35,7 +82,7 @@ class Devices:
         self.cluster = cluster
         with contextlib.suppress(ValueError, RuntimeError):
             tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads the data, but would claim all GPU memory
-        self.tpu = tpu.open_tpu() if tpu.is_here(os.environ) else None
+        self.tpu = open_tpu() if has_tpu(os.environ) else None
         if self.tpu:
             self.device = self.tpu.device
         elif torch.cuda.is_available() and cluster.accelerators.kind != "virtual":

@@ -21,17 +21,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.batches import check_shared_evenly
-from slipway.trainer.data.class_weights import class_weights
+from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder, precision
-from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work
-from slipway.trainer.engines.keras import augment, normalization, states
+from slipway.trainer.engines import builder
+from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
+from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.pytorch import export
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
 from slipway.trainer.engines.pytorch.step import Step, load_loss_scale, make_optimizer, optimizer_arrays
+from slipway.trainer.hyperparameters import choose_precision, class_weights
 
 # The fraction of a device's memory that the training split may use.
 DEVICE_SHARE = 0.25
@@ -64,13 +65,15 @@ class PyTorchEngine:
         check_shared_evenly(job.train, job.plan.replicas, job.plan.processes)
         augment.verify(job.train.augment, manifest.image_shape)
         devices = self._devices
-        chosen = precision.choose(job.train, devices.kind, devices.capability)
+        chosen = choose_precision(job.train, devices.kind, devices.capability)
         keras.backend.clear_session()
         keras.utils.set_random_seed(job.train.seed)  # also seeds torch
         keras.config.set_dtype_policy(chosen)
         builder.load(job.model.builder)
         self._network = pytorch_network.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
-        normalization.refuse(pytorch_network.batch_normalization(self._network), job.model, devices.cluster.world_size)
+        keras_model.refuse_batch_normalization(
+            pytorch_network.batch_normalization(self._network), job.model, devices.cluster.world_size
+        )
         self._network.to(devices.device)
         weights = class_weights(job.train, manifest)
         self._image_shape = manifest.image_shape
@@ -163,7 +166,7 @@ class PyTorchEngine:
         expected = {
             name: (tuple(tensor.shape), str(tensor.dtype).partition(".")[2]) for name, tensor in tensors.items()
         }
-        states.verify(state, expected)
+        verify_state(state, expected)
         with torch.no_grad():
             for name, tensor in tensors.items():
                 if name == "optimizer/loss_scale":

@@ -18,7 +18,7 @@ from slipway.trainer.config import ModelSettings
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
 from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.engines.keras.normalization import TORCH_INSTEAD, BatchNormalization
+from slipway.trainer.engines.keras.model import BatchNormalization
 
 
 class Network(torch.nn.Module):
@@ -117,7 +117,7 @@ def batch_normalization(network: Network) -> BatchNormalization:
         for name, module in network.inner.named_modules()
         if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm)
     ]
-    return BatchNormalization("BatchNorm", names, TORCH_INSTEAD)
+    return BatchNormalization("BatchNorm", names, "torch.nn.GroupNorm or torch.nn.LayerNorm")
 
 
 def size(model: Any) -> ModelSize:

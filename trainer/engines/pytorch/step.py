@@ -14,10 +14,10 @@ from torch.nn.functional import cross_entropy
 
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.engines.keras import augment
-from slipway.trainer.engines.precision import Precision
 from slipway.trainer.engines.pytorch.devices import Devices
 from slipway.trainer.engines.pytorch.export import scaled
 from slipway.trainer.engines.pytorch.network import Network
+from slipway.trainer.hyperparameters import Precision
 
 # Keras's defaults, so that the engines' results agree.
 EPSILON = 1e-7

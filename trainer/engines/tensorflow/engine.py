@@ -22,22 +22,30 @@ from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
-from slipway.trainer.data.batches import check_shared_evenly
-from slipway.trainer.data.class_weights import class_weights
-from slipway.trainer.data.images import scale
+from slipway.trainer.data.assignment import check_shared_evenly
+from slipway.trainer.data.images import scale, traced
 from slipway.trainer.data.inputs import Evaluation, TrainingData
-from slipway.trainer.data.tracing import traced
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder, precision
-from slipway.trainer.engines.base import Engine, Measured, ModelSize, OutOfMemory, PeerLost, State, StepFigures, Work
-from slipway.trainer.engines.keras import augment, normalization, states
+from slipway.trainer.engines import builder
+from slipway.trainer.engines.base import (
+    Engine,
+    Measured,
+    ModelSize,
+    OutOfMemory,
+    PeerLost,
+    State,
+    StepFigures,
+    Work,
+    verify_state,
+)
+from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.engines.precision import Precision
 from slipway.trainer.engines.tensorflow import devices as tensorflow_devices
-from slipway.trainer.engines.tensorflow import optimizer, tpu, work, xla
+from slipway.trainer.engines.tensorflow import network, optimizer, tpu
 from slipway.trainer.engines.tensorflow.loop import Call, Layout, StepLoop
 from slipway.trainer.engines.tensorflow.step import TrainingStep, correct
 from slipway.trainer.export import saved_model
+from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +109,7 @@ class TensorFlowEngine:
         self._train = train = job.train
         self._image_shape = manifest.image_shape
         kind = tensorflow_devices.kind(self._names)
-        self._precision = precision.choose(train, kind, tensorflow_devices.capability(self._names))
+        self._precision = choose_precision(train, kind, tensorflow_devices.capability(self._names))
         weights = class_weights(train, manifest)
         devices = int(self._strategy.num_replicas_in_sync)
         keras.backend.clear_session()
@@ -112,10 +120,10 @@ class TensorFlowEngine:
         builder.load(job.model.builder)
         with _peers(), self._strategy.scope():  # the first values of variables are sent to all processes
             self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
-            normalization.refuse(keras_model.batch_normalization(self._model), job.model, devices)
+            keras_model.refuse_batch_normalization(keras_model.batch_normalization(self._model), job.model, devices)
             self._refuse_foreign_variables(job.model)
             self._optimizer = optimizer.make(train, self._model.trainable_variables)
-            compiled = xla.compiles(train, self._model, kind, devices)
+            compiled = network.compiles(train, self._model, kind, devices)
             self._step = TrainingStep(
                 self._model, self._optimizer, train, weights, devices, compiled=compiled and devices > 1
             )
@@ -168,14 +176,14 @@ class TensorFlowEngine:
 
     def load_state(self, state: State) -> None:
         variables = self._variables()
-        states.verify(
+        verify_state(
             state, {name: (tuple(each.shape), tf.as_dtype(each.dtype).name) for name, each in variables.items()}
         )
         for name, variable in variables.items():
             variable.assign(state[name])
 
     def work(self) -> Work:
-        flops = work.example_flops(self._model, self._image_shape)
+        flops = network.example_flops(self._model, self._image_shape)
         return Work(
             device=tensorflow_devices.maker_name(self._names),
             devices=int(self._strategy.num_replicas_in_sync),
@@ -184,7 +192,7 @@ class TensorFlowEngine:
         )
 
     def graph(self) -> bytes | None:
-        return work.graph(self._model, self._image_shape)
+        return network.graph(self._model, self._image_shape)
 
     @contextlib.contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
@@ -287,7 +295,7 @@ class TensorFlowEngine:
         except tf.errors.ResourceExhaustedError as error:
             assert self._step is not None
             share = self._batch // self._local_devices // (self._train.accumulation if self._train else 1)
-            fits = work.most_that_fit(self._step.part, self._image_shape, share)
+            fits = network.most_that_fit(self._step.part, self._image_shape, share)
             cause = re.search(r"(OOM|[Oo]ut of memory).*", error.message)
             raise OutOfMemory(cause[0] if cause else error.message.partition("\n")[0], fits) from error
 

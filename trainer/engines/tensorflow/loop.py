@@ -16,9 +16,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.data.images import scale
+from slipway.trainer.data.images import scale, traced
 from slipway.trainer.data.inputs import MemoryTraining, StreamTraining, TrainingData
-from slipway.trainer.data.tracing import traced
 from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite, augmented
 
 Rates = NDArray[np.float32]
@@ -133,8 +132,8 @@ class StepLoop:
         Args:
             first: The first step's number in the run (from 0), int32 scalar.
             rates: The steps' learning rates, float32 [steps].
-            fetch: Function (step's number within the call) -> (the worker's batch or its indices, seconds).
-            batch: Function (device's number on this worker, result of `fetch`) -> (images, labels).
+            fetch: Function (step's number within the call) -> (the process's batch or its indices, seconds).
+            batch: Function (device's number on this process, result of `fetch`) -> (images, labels).
         """
 
         def on_device(step: Any, *fetched: Any) -> Any:

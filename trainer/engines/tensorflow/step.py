@@ -13,7 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.data.tracing import traced
+from slipway.trainer.data.images import traced
 from slipway.trainer.engines.keras import augment
 
 # Initial loss scale of mixed_float16, and the number of steps without overflow after which it doubles.
