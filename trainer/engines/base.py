@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,11 @@ from slipway.trainer.config import JobConfig
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import installed
 
+if TYPE_CHECKING:
+    from slipway.trainer.data.inputs import Evaluation, TrainingData
+
 # Named arrays; `Shapes` are their shapes and data types.
-State = dict[str, NDArray[Any]]
+State = dict[str, NDArray[np.generic]]
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
 
@@ -101,11 +104,11 @@ class Engine(Protocol):
             UserError: The builder or its network is not valid, or the batch size is not divisible by the devices.
         """
 
-    def run(self, data: Any, step: int, rates: NDArray[np.float32]) -> StepFigures:
+    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
         """Train for exactly len(rates) steps, starting at step `step` (from 0).
 
         Args:
-            data: A slipway.trainer.data.inputs.TrainingData.
+            data: The training split.
             step: The first step's number in the run.
             rates: Each step's learning rate, float32 [steps].
 
@@ -114,8 +117,8 @@ class Engine(Protocol):
             PeerLost: Another replica is lost.
         """
 
-    def evaluate(self, data: Any) -> Measured:
-        """Evaluate a slipway.trainer.data.inputs.Evaluation over all processes, each example once."""
+    def evaluate(self, data: Evaluation) -> Measured:
+        """Evaluate a split over all processes, each example once."""
 
     def agree(self, values: Sequence[float]) -> list[float]:
         """Return the maximum of each value over all processes."""

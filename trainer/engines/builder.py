@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from slipway.core.errors import UserError, nearest
@@ -129,7 +130,9 @@ def example_elements(engine: str, settings: ModelSettings, image_shape: tuple[in
     return math.prod(image_shape) + networks.output_elements(model, image_shape)
 
 
-def _built(engine: str, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> tuple[Any, Any]:
+def _built(
+    engine: str, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int
+) -> tuple[ModuleType, Any]:
     """Return the engine's `networks` module and the network, with Keras imported on the engine's backend."""
     import_tensorflow(engine)
     model = build(settings, image_shape, classes)
@@ -218,7 +221,7 @@ def check_signature(signature: inspect.Signature, settings: ModelSettings) -> No
         ) from None
 
 
-def _functions(module: Any) -> list[str]:
+def _functions(module: ModuleType) -> list[str]:
     """Return the names of the public functions that `module` itself defines."""
     return [
         name

@@ -6,12 +6,12 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import ArrayLike, NDArray
 
 from slipway.core.cores import available_cores
 from slipway.trainer.distributed.accelerators import virtual_devices
@@ -74,16 +74,16 @@ class Devices:
         """Return the sharding of an array that is split along `axis`."""
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS))
 
-    def whole(self, array: Any) -> Any:
+    def whole(self, array: ArrayLike) -> jax.Array:
         """Replicate `array`, which is equal on every process, to every device."""
-        array = np.asarray(array)
-        return jax.make_array_from_callback(array.shape, self.whole_layout, lambda _index: array)
+        values = np.asarray(array)
+        return jax.make_array_from_callback(values.shape, self.whole_layout, lambda _index: values)
 
-    def split(self, array: Any, axis: int = 0) -> Any:
+    def split(self, array: ArrayLike, axis: int = 0) -> jax.Array:
         """Make an array that is split evenly along `axis` over all devices, from this process's part of it."""
         return jax.make_array_from_process_local_data(self.layout(axis), np.asarray(array))
 
-    def on_each(self, array: Any) -> Any:
+    def on_each(self, array: NDArray[np.generic]) -> jax.Array:
         """Copy `array` to each of this process's devices; the result concatenates the copies along axis 0."""
         shape = (len(self.all) * array.shape[0], *array.shape[1:])
         copies = [jax.device_put(array, device) for device in self.local]

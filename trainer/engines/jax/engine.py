@@ -7,16 +7,16 @@ global batch's statistics.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import keras
 import numpy as np
 import tensorflow as tf
 from jax.experimental import jax2tf
-from numpy.typing import NDArray
+from jax.sharding import NamedSharding
+from numpy.typing import ArrayLike, NDArray
 
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig
@@ -27,7 +27,7 @@ from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.jax.devices import Devices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
-from slipway.trainer.engines.jax.step import Step, Variables, has_convolutions
+from slipway.trainer.engines.jax.step import Arrays, Step, Variables, has_convolutions
 from slipway.trainer.engines.keras import augment, optimizer
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.export import saved_model
@@ -42,14 +42,17 @@ def make() -> Engine:
 class JaxEngine:
     """See `slipway.trainer.engines.base.Engine`."""
 
+    # Set by `open`.
+    _devices: Devices
+    # Set by `build`.
+    _model: keras.Model
+    _optimizer: keras.optimizers.Optimizer
+    _step: Step
+    _measure: Callable[..., jax.Array]
+
     def __init__(self) -> None:
-        self._devices: Any = None
-        self._model: Any = None
-        self._optimizer: Any = None
-        self._step: Any = None
         self._variables: Variables = ([], [], [])
         self._feed: Feed | None = None
-        self._measure: Any = None
         self._most = 1  # maximum steps in one call of the compiled function
         self._precision: Precision = "float32"
         self._image_shape = (0, 0, 0)
@@ -120,9 +123,9 @@ class JaxEngine:
         trained, others, _ = self._variables
         sums = np.zeros(3)
         with errors_named(self._devices.cluster):
-            waiting: list[Any] = []
+            waiting: Arrays = []
             for batch in data.batches():
-                waiting.append(self._measure(trained, others, *map(self._devices.split, batch)))
+                waiting.append(self._measure(trained, others, *(self._devices.split(part) for part in batch)))
                 if len(waiting) > 1:  # compute one batch while the next is read
                     sums += np.asarray(waiting.pop(0))
             for result in waiting:
@@ -195,7 +198,7 @@ class JaxEngine:
 
     # The variables
 
-    def _groups(self) -> tuple[list[Any], list[Any], list[Any]]:
+    def _groups(self) -> tuple[list[keras.Variable], list[keras.Variable], list[keras.Variable]]:
         model = self._model
         return list(model.trainable_variables), list(model.non_trainable_variables), list(self._optimizer.variables)
 
@@ -207,7 +210,7 @@ class JaxEngine:
                 names[id(variable)] = f"{group}/{number:04d}/{variable.name}"
         return [names[id(variable)] for group in self._groups() for variable in group]
 
-    def _whole(self, variables: Any) -> list[Any]:
+    def _whole(self, variables: Iterable[ArrayLike]) -> Arrays:
         return [self._devices.whole(variable) for variable in variables]
 
     def _into_model(self) -> None:
@@ -217,10 +220,10 @@ class JaxEngine:
                 variable.assign(np.asarray(array))
 
 
-def _place(wanted: Any, variables: Sequence[Any]) -> int:
+def _place(wanted: keras.Variable, variables: Sequence[keras.Variable]) -> int:
     return next(number for number, variable in enumerate(variables) if variable is wanted)
 
 
-def _gathered(array: Any, layout: Any) -> Any:
+def _gathered(array: jax.Array, layout: NamedSharding) -> jax.Array:
     """Replicate `array` on every device (all-gather)."""
     return jax.jit(lambda same: same, out_shardings=layout)(array)

@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
@@ -19,7 +18,7 @@ from slipway.trainer.engines.base import ModelSize
 _NAMED = 5  # layers, in the message
 
 
-def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
+def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> keras.Model:
     """Return the builder's keras.Model, built, from images [batch, *image_shape] to logits [batch, classes].
 
     Raises:
@@ -29,7 +28,7 @@ def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int],
     return check_classifier(model, settings, image_shape, classes)
 
 
-def checked(model: Any, settings: ModelSettings) -> Any:
+def checked(model: object, settings: ModelSettings) -> keras.Model:
     """Return `model` if it is a keras.Model.
 
     Raises:
@@ -40,7 +39,9 @@ def checked(model: Any, settings: ModelSettings) -> Any:
     return model
 
 
-def check_classifier(model: Any, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
+def check_classifier(
+    model: keras.Model, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int
+) -> keras.Model:
     """Build the keras.Model `model` and return it.
 
     Raises:
@@ -69,7 +70,7 @@ def check_classifier(model: Any, settings: ModelSettings, image_shape: tuple[int
     return model
 
 
-def _refuse_built_in_batch(model: Any, settings: ModelSettings, output: Any) -> None:
+def _refuse_built_in_batch(model: keras.Model, settings: ModelSettings, output: keras.KerasTensor) -> None:
     """Raise UserError if the network has a fixed batch size: the devices split a batch, and the last one is smaller."""
     shapes = [*(each.shape for each in model.inputs or []), *([output] if output is not None else [])]
     sizes = [shape[0] for shape in shapes if shape and shape[0] is not None]
@@ -93,7 +94,7 @@ class BatchNormalization:
     instead: str
 
 
-def batch_normalization(model: Any) -> BatchNormalization:
+def batch_normalization(model: keras.Model) -> BatchNormalization:
     """Return the layers whose moving statistics cover only one device's part of the batches."""
     layers = [
         layer.name
@@ -125,12 +126,12 @@ def refuse_batch_normalization(found: BatchNormalization, settings: ModelSetting
     )
 
 
-def size(model: Any) -> ModelSize:
+def size(model: keras.Model) -> ModelSize:
     """Return the size of the model's variables and of the trainable ones."""
     return ModelSize(_bytes(model.variables), _bytes(model.trainable_variables))
 
 
-def output_elements(model: Any, _image_shape: tuple[int, int, int]) -> int:
+def output_elements(model: keras.Model, _image_shape: tuple[int, int, int]) -> int:
     """Return the number of elements in the outputs of all layers for one example."""
     count = 0
     for layer in model._flatten_layers(include_self=False):
@@ -143,11 +144,11 @@ def output_elements(model: Any, _image_shape: tuple[int, int, int]) -> int:
     return count
 
 
-def _bytes(variables: list[Any]) -> int:
+def _bytes(variables: list[keras.Variable]) -> int:
     return sum(int(np.prod(variable.shape)) * np.dtype(variable.dtype).itemsize for variable in variables)
 
 
-def checksum(model: Any) -> str:
+def checksum(model: keras.Model) -> str:
     """Return the SHA-256 (hex) of all weights in order."""
     digest = hashlib.sha256()
     for weight in model.weights:

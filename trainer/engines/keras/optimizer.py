@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import keras
 
@@ -32,7 +31,7 @@ def make(
         optimizers: The table to choose from.
         clip_norm: The maximum global norm of the gradients, for an engine that leaves clipping to the optimizer.
     """
-    options: dict[str, Any] = {"learning_rate": train.learning_rate, "global_clipnorm": clip_norm}
+    options: dict[str, float | bool | None] = {"learning_rate": train.learning_rate, "global_clipnorm": clip_norm}
     if train.optimizer == "sgd":
         options |= {"momentum": train.momentum, "nesterov": train.nesterov}
     if train.optimizer == "adamw" or train.decay:

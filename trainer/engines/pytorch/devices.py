@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 import torch
@@ -42,7 +41,7 @@ class Tpu:
     """Access to the TPU: device, process group backend, and `end_step`, which makes torch_xla execute a lazy step."""
 
     package: str
-    device: Any
+    device: torch.device
     backend: str
     end_step: Callable[[], None]
 
@@ -62,7 +61,7 @@ def open_tpu() -> Tpu:
         importlib.import_module("torch_tpu")
         return Tpu("torch_tpu", torch.device("tpu"), "tpu_dist", lambda: None)
     if importlib.util.find_spec("torch_xla") is not None:
-        torch_xla: Any = importlib.import_module("torch_xla")
+        torch_xla = importlib.import_module("torch_xla")
         importlib.import_module("torch_xla.distributed.xla_backend")
         return Tpu("torch_xla", torch_xla.device(), "xla", torch_xla.sync)
     raise UserError(
@@ -150,7 +149,7 @@ class Devices:
             timeout=timeout,
         )
 
-    def reduced(self, values: Any, operation: str) -> Any:
+    def reduced(self, values: torch.Tensor, operation: str) -> torch.Tensor:
         """All-reduce `values` (a tensor on the CPU) over all processes with "SUM" or "MAX"."""
         if self.cluster.world_size > 1:
             distributed.all_reduce(values, getattr(distributed.ReduceOp, operation))

@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -31,9 +30,12 @@ from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.pytorch import export
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
+from slipway.trainer.engines.pytorch.network import Network
 from slipway.trainer.engines.pytorch.step import Step, load_loss_scale, make_optimizer, optimizer_arrays
 from slipway.trainer.hyperparameters import choose_precision, class_weights
 
+# Images and labels.
+Batch = tuple[torch.Tensor, torch.Tensor]
 # The fraction of a device's memory that the training split may use.
 DEVICE_SHARE = 0.25
 
@@ -46,11 +48,14 @@ def make() -> Engine:
 class PyTorchEngine:
     """See `slipway.trainer.engines.base.Engine`."""
 
+    # Set by `open`.
+    _devices: Devices
+    # Set by `build`.
+    _network: Network
+    _step: Step
+
     def __init__(self) -> None:
-        self._devices: Any = None
-        self._network: Any = None
-        self._step: Any = None
-        self._batches: Iterator[tuple[Any, Any]] | None = None
+        self._batches: Iterator[Batch] | None = None
         self._position = 0
         self._waited = 0.0
         self._image_shape = (0, 0, 0)
@@ -90,7 +95,7 @@ class PyTorchEngine:
         )
         self._batches, self._position = None, 0
 
-    def _wrapped(self) -> Any:
+    def _wrapped(self) -> torch.nn.Module:
         if self._devices.cluster.world_size == 1 or not self._network.trained():
             return self._network
         # find_unused_parameters keeps the order in which gradients are summed constant, so that a resumed run gets the
@@ -116,7 +121,7 @@ class PyTorchEngine:
         waited, self._waited = self._waited, 0.0
         return StepFigures(losses=found[:, 0], accuracies=found[:, 1], waited=waited)
 
-    def _batches_of(self, data: TrainingData, step: int) -> Iterator[tuple[Any, Any]]:
+    def _batches_of(self, data: TrainingData, step: int) -> Iterator[Batch]:
         """Yield each step's uint8 images and int64 labels on the device, starting at `step`."""
         device = self._devices.device
         if isinstance(data, MemoryTraining):
@@ -144,7 +149,7 @@ class PyTorchEngine:
             loss, correct, examples = self._devices.reduced(sums, "SUM").tolist()
         return Measured(loss / examples, correct / examples, round(examples))
 
-    def _measure(self, images: Any, labels: Any, weights: Any) -> Any:
+    def _measure(self, images: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the weighted sums of losses and correct predictions, and of the weights: float64 [3] on the CPU."""
         device = self._devices.device
         images, labels, weights = images.to(device), labels.long().to(device), weights.to(device)
@@ -174,7 +179,7 @@ class PyTorchEngine:
                 else:
                     tensor.copy_(torch.from_numpy(np.array(state[name])))
 
-    def _tensors(self) -> dict[str, Any]:
+    def _tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the training state by name, not copies."""
         optimizer = optimizer_arrays(self._step.optimizer, self._step.scaler)
         return {
