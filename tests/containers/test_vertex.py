@@ -114,7 +114,7 @@ def submitted(cloud: Cloud) -> dict[str, Any]:
     return cloud.record()
 
 
-def test_every_step_did_its_work_in_a_container(cloud: Cloud, submitted: dict[str, Any]) -> None:
+def test_every_step_ran_in_a_container(cloud: Cloud, submitted: dict[str, Any]) -> None:
     assert {step["status"] for step in submitted["steps"]} == {"succeeded"}
     assert submitted["metrics"]["accuracy"] >= 0.97
     assert submitted["verdict"]["decision"] == "promote"
@@ -127,7 +127,7 @@ def test_every_step_did_its_work_in_a_container(cloud: Cloud, submitted: dict[st
     assert "champion" in version.version_aliases
 
 
-def test_what_ran_is_what_compile_writes(cloud: Cloud, submitted: dict[str, Any]) -> None:
+def test_the_executed_spec_is_the_compiled_one(cloud: Cloud, submitted: dict[str, Any]) -> None:
     done = cloud("compile", "-c", "run.yaml", "--target", "vertex", "-o", "spec.yaml")
     assert done.returncode == 0, done.stderr
     written = (cloud.folder / "spec.yaml").read_bytes()
@@ -142,7 +142,7 @@ def test_what_ran_is_what_compile_writes(cloud: Cloud, submitted: dict[str, Any]
     assert cloud.google.endpoints["aiplatform"] in written.decode()
 
 
-def test_each_replica_was_a_container_of_its_own(cloud: Cloud, submitted: dict[str, Any]) -> None:
+def test_each_replica_ran_in_a_separate_container(cloud: Cloud, submitted: dict[str, Any]) -> None:
     lines = cloud.lines(cloud.training_jobs()[0])
     checksums = {name: [line for line in lines[name] if "weights checksum" in line] for name in REPLICAS}
     ends = {found[-1].rpartition(" ")[2] for found in checksums.values()}
@@ -165,7 +165,7 @@ def test_a_replica_that_raises_is_explained_with_its_traceback(cloud: Cloud, sub
     assert "own_models.py" in explained
 
 
-def test_a_killed_replica_of_a_scheduled_run_starts_again_and_training_resumes(
+def test_a_killed_replica_of_a_scheduled_run_restarts_and_training_resumes(
     cloud: Cloud, submitted: dict[str, Any]
 ) -> None:
     schedule = {"configuration": "run.yaml", "cron": "0 3 * * *", "time_zone": "UTC", "set": ["train.epochs=60"]}

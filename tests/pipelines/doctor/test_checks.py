@@ -132,7 +132,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_doctor_run_and_compile_refuse_alike(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_run_and_compile_report_the_same_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = CASES[name]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
@@ -161,7 +163,7 @@ def test_doctor_run_and_compile_refuse_alike(name: str, tmp_path: Path, monkeypa
         assert not (tmp_path / "spec.yaml").exists()
 
 
-def test_a_sound_configuration_is_refused_by_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_valid_configuration_passes_all_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder("some/a/1.png", "some/b/1.png")(tmp_path, monkeypatch)
     builders(tmp_path, monkeypatch)

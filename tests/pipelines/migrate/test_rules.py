@@ -167,7 +167,7 @@ def test_refusals(fields, setting, reason):
         ("", "is not a mapping"),
     ],
 )
-def test_what_cannot_be_read(text, words):
+def test_unreadable_jobs(text, words):
     with pytest.raises(UserError) as caught:
         migrate(text, source="config.yaml")
     assert words in caught.value.message

@@ -142,7 +142,7 @@ TPU_AGENT = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
         ),
     ],
 )
-def test_it_ends_as_a_sentence_with_its_fix(
+def test_a_known_error_is_one_sentence_with_a_fix(
     ready_google: FakeGoogle,
     workspace: Path,
     slipway: Slipway,
@@ -168,7 +168,7 @@ def test_it_ends_as_a_sentence_with_its_fix(
 
 
 @pytest.mark.parametrize("damage", [no_account, no_api, no_bucket_rights, no_pull_rights, no_quota])
-def test_what_the_doctor_sees_is_refused_before_anything_is_sent(
+def test_a_failed_check_refuses_the_run_before_submission(
     ready_google: FakeGoogle, workspace: Path, slipway: Slipway, damage: Damage
 ):
     damage(ready_google)
