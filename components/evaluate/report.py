@@ -62,7 +62,11 @@ _FIGURES = {
         "area under each class's precision-recall curve, averaged",
         False,
     ),
-    "expected_calibration_error": ("Expected calibration error", "mean gap between confidence and accuracy (ECE)", True),
+    "expected_calibration_error": (
+        "Expected calibration error",
+        "mean gap between confidence and accuracy (ECE)",
+        True,
+    ),
 }
 # Labels of the entries of model.json; entries not listed here are shown under "Training".
 _MODEL = {
