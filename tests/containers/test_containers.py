@@ -109,7 +109,7 @@ def test_a_planted_secret_is_in_no_layer(slipway: Slipway, containers: dict[str,
 
 
 def _contains(path: Path, mark: bytes) -> bool:
-    """Whether a blob, a layer or a document, has these bytes."""
+    """Whether a blob (a layer or a document) contains these bytes."""
     size = 1 << 24
     tail = b""
     with path.open("rb") as probe:

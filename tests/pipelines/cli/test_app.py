@@ -155,7 +155,7 @@ def failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 @pytest.fixture
 def resumed(monkeypatch: pytest.MonkeyPatch) -> list:
-    """What was run, in place of running it."""
+    """The runs that would have been started."""
     seen: list = []
 
     def run(folder, config, record, watcher):

@@ -24,7 +24,7 @@ DECODING = {
 
 
 class Shown:
-    """A display of a run of two steps, and the text that it has printed."""
+    """A display of a run with two steps, and its printed text."""
 
     def __init__(self, *, terminal: bool) -> None:
         self.file = io.StringIO()

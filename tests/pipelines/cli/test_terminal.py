@@ -24,7 +24,7 @@ CONFIGURATION = Path(__file__).parents[3] / "configs/digits.yaml"
 
 
 def invoke(error: BaseException, *arguments: str) -> Result:
-    """What a command does that raises `error`."""
+    """Run a command that raises `error`."""
     commands = typer.Typer(cls=Commands)
 
     @commands.command()

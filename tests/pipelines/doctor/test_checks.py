@@ -36,7 +36,7 @@ if __name__ == "__main__": ...
 
 
 def folder(*paths: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
-    """Makes empty files; a path that ends with a slash is a folder."""
+    """Create empty files; a path that ends with a slash is a folder."""
 
     def make(here: Path, _patch: pytest.MonkeyPatch) -> None:
         for path in paths:
@@ -63,7 +63,7 @@ def without(*modules: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration that is refused: in which words, for which commands, in what kind of folder."""
+    """A refused configuration: the message, the commands that refuse it, and the files in the folder."""
 
     says: str
     options: tuple[str, ...] = ()

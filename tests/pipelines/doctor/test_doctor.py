@@ -103,7 +103,7 @@ def test_too_many_replicas_for_the_cores(tmp_path, monkeypatch):
 
 
 def wide(image_shape, classes, width):
-    """A network of one layer, so wide as it is told."""
+    """A network of one layer of the given width."""
     import keras
 
     flat = keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Dense(width)])

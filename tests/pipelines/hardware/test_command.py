@@ -125,7 +125,7 @@ def test_the_list_as_data():
     ],
 )
 def test_it_is_fast_and_imports_nothing_heavy(do):
-    """The command line adds typer to this; the whole has to stay under 0.7 seconds."""
+    """With typer, the command line must take less than 0.7 seconds."""
     program = f"""
 import sys
 from rich.console import Console

@@ -25,7 +25,7 @@ PREFIX = f"{REGION}-docker.pkg.dev/{PROJECT}/slipway"
 
 @pytest.fixture
 def project(google: FakeGoogle) -> FakeGoogle:
-    """A project with a bucket and a repository, into which Cloud Build's account may push."""
+    """A project with a bucket and a repository that Cloud Build's account may push to."""
     google.storage.add_bucket(BUCKET, google.world.projects[PROJECT], REGION)
     google.repositories.add(REPOSITORY)
     member = f"serviceAccount:{NUMBER}-compute@developer.gserviceaccount.com"
@@ -43,7 +43,7 @@ def configuration(google: FakeGoogle, folder: Path, **vertex: Any) -> Path:
 
 
 def compiled(path: Path) -> tuple[str, dict[str, Any], str]:
-    """What compile writes and says: the text, the spec and stderr."""
+    """Run compile; return its output, the spec and stderr."""
     spec = path.with_name("spec.yaml")
     result = CliRunner().invoke(app, ["compile", "-c", str(path), "--target", "vertex", "-o", str(spec)])
     assert result.exit_code == 0, result.output

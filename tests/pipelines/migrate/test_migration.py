@@ -79,7 +79,7 @@ EXAMPLES = {
 
 
 def check(migration) -> RunConfig:
-    """The YAML holds the configuration, which is valid, and its hardware exists."""
+    """Check that the YAML is a valid configuration with existing hardware."""
     assert yaml.safe_load(migration.yaml) == migration.configuration
     config = RunConfig.model_validate(migration.configuration)
     assert config.hardware == migration.configuration["hardware"]

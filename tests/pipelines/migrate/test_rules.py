@@ -16,7 +16,7 @@ COMPATIBILITY = Path(__file__).parents[1] / "gpu_compatibility.csv"
 
 
 def compatibility():
-    """(machine, GPU, the counts that it took) of the service's published table."""
+    """Return (machine, GPU, accepted counts) of the service's published table."""
     with COMPATIBILITY.open() as file:
         for row in csv.DictReader(file):
             machine = row.pop("machine")

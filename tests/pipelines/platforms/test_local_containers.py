@@ -1,4 +1,4 @@
-"""What a container of a local run is given, and what is refused before anything is started."""
+"""The mounts and settings of a local run's containers, and what is refused before they start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run on this machine as its watcher sees it: torn events, a full disk, a frozen process, a deleted folder."""
+"""A local run from its watcher's view: truncated events, a full disk, a frozen process, a deleted folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
 class Shown:
-    """A watcher that keeps the messages and the kinds of all events."""
+    """A watcher that records all messages and event kinds."""
 
     def __init__(self) -> None:
         self.kinds: list[str] = []

@@ -66,7 +66,7 @@ def test_every_kind_of_start_up_message_has_an_example() -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """A run of two steps, of which the second has nothing but noise in its log."""
+    """A run of two steps; the second one's log has only start-up messages."""
     folder = RunFolder(tmp_path / "digits-1")
     folder.logs.mkdir(parents=True)
     (folder.logs / "prepare_data.log").write_text("\n".join([NOISE[0], "first", NOISE[1], "second", NOISE[2]]))

@@ -23,7 +23,7 @@ OUTPUT_ONLY = ("name", "create_time", "update_time", "start_time", "end_time", "
 
 
 def request(job: vertex.PipelineJob) -> dict[str, Any]:
-    """What was asked for with a job that the fake has."""
+    """The request of a job in the fake."""
     values = json_format.MessageToDict(vertex.PipelineJob.pb(job), preserving_proto_field_name=True)
     return {key: value for key, value in values.items() if key not in OUTPUT_ONLY}
 

@@ -64,7 +64,7 @@ def texts(field: Field) -> st.SearchStrategy[str]:
 
 
 def matches(text: str, field: Field, value: int) -> bool:
-    """Whether one field's text means a value, worked out on its own."""
+    """Whether a field's text matches a value, computed independently."""
     if text.startswith("*"):
         return (value - field.least) % int(text.removeprefix("*").removeprefix("/") or 1) == 0
     least, _, largest = text.partition("-")

@@ -18,7 +18,7 @@ VERTEX = {"project": "p", "region": "europe-west4", "bucket": "gs://bucket", "im
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Writes a schedule's file beside a configuration that it names; gives its path."""
+    """Write a schedule file and the configuration that it names; return its path."""
     digits = yaml.safe_load(Path("configs/digits.yaml").read_text()) | {"vertex": VERTEX}
     monkeypatch.chdir(tmp_path)
     Path("configs/schedules").mkdir(parents=True)

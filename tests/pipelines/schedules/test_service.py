@@ -36,7 +36,7 @@ def service(ready_google: FakeGoogle) -> ScheduleService:
 
 @pytest.fixture
 def most(service: ScheduleService) -> list[int]:
-    """How many schedules of one name there were at once, noted each time that one is written."""
+    """The maximum number of schedules with one name at the same time, updated at every write."""
     seen: list[int] = []
 
     class Watched(dict[str, Any]):
@@ -51,7 +51,7 @@ def most(service: ScheduleService) -> list[int]:
 
 @pytest.fixture
 def wanted(write: Callable[..., Path], google: FakeGoogle) -> Callable[..., Any]:
-    """The Schedule of a file with these settings, around a small job."""
+    """Return the Schedule of a file with these settings, with a small job."""
     from google.cloud.aiplatform_v1 import types
 
     from slipway.pipelines.schedules.difference import wanted as make

@@ -20,7 +20,7 @@ from tests.pipelines.platforms.kubeflow.conftest import IMAGE, configuration
 
 
 class Events:
-    """A watcher that keeps what it is told."""
+    """A watcher that records its events."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""The spec that `slipway compile --target kubeflow` writes: what pods are told, what is refused, that it runs."""
+"""The spec that `slipway compile --target kubeflow` writes: pod settings, refused settings, and that it runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.pipelines.platforms.kubeflow.conftest import DIGITS, configuration
 
 
 def compiled(folder: Path, config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pipeline spec, and the platform spec behind it ({} where there is none)."""
+    """Return the pipeline spec and the platform spec ({} if there is none)."""
     (folder / "run.yaml").write_text(config.as_yaml())
     output = folder / "spec.yaml"
     result = CliRunner().invoke(
@@ -35,7 +35,7 @@ def compiled(folder: Path, config: RunConfig) -> tuple[dict[str, Any], dict[str,
 
 
 def inputs(specification: dict[str, Any], task: str) -> dict[str, Any]:
-    """A task's parameters that are constants."""
+    """Return a task's constant parameters."""
     tasks = dict(specification["root"]["dag"]["tasks"])
     for component in specification["components"].values():
         tasks |= component.get("dag", {}).get("tasks", {})

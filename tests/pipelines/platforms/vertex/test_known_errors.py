@@ -50,7 +50,7 @@ def no_pull_rights(google: FakeGoogle) -> None:
 
 
 def refused(sentence: str) -> Damage:
-    """The training job is refused when it is made."""
+    """Reject the training job when it is created."""
 
     def damage(google: FakeGoogle) -> None:
         google.region.pipelines.script[TRAIN].refused = ServiceError(400, sentence)
@@ -59,7 +59,7 @@ def refused(sentence: str) -> Damage:
 
 
 def job_says(sentence: str) -> Damage:
-    """The training job fails with a sentence of the service's."""
+    """Let the training job fail with a message of the service."""
 
     def damage(google: FakeGoogle) -> None:
         google.region.pipelines.script[TRAIN].failure = Failure(sentence)
@@ -68,7 +68,7 @@ def job_says(sentence: str) -> Damage:
 
 
 def log_says(sentence: str) -> Damage:
-    """The training job fails, and why stands in a replica's log."""
+    """Let the training job fail with the reason in a replica's log."""
 
     def damage(google: FakeGoogle) -> None:
         step = google.region.pipelines.script[TRAIN]

@@ -1,4 +1,4 @@
-"""`slipway run --target vertex` and what can be asked of such a run, with Google's clients against the fakes."""
+"""`slipway run --target vertex` and the commands for its runs, with Google's clients against the fakes."""
 
 from __future__ import annotations
 

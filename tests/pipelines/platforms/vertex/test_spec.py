@@ -39,7 +39,7 @@ def specification(tmp_path_factory) -> dict[str, Any]:
 
 
 def executors(specification: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each component's executor by the component's name."""
+    """Return the executors by component name."""
     found = specification["deploymentSpec"]["executors"]
     return {
         name: found[component["executorLabel"]]

@@ -1,4 +1,4 @@
-"""What arrives at Vertex AI: one PipelineJob, with the pools, images, account and labels that were asked for."""
+"""What Vertex AI receives: one PipelineJob with the configured pools, images, account and labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEVER_MOVED = re.compile(r"\S+@sha256:[0-9a-f]{64}|gcr\.io/ml-pipeline/google-cl
 
 
 def images_in(value: Any) -> list[str]:
-    """Every image that a spec names, wherever it stands: in an executor, or as a parameter's value."""
+    """Return every image in a spec, from executors and parameter values."""
     if isinstance(value, dict):
         return [image for item in value.values() for image in images_in(item)]
     if isinstance(value, list):
@@ -99,7 +99,7 @@ def test_a_run_on_a_tpu_slice(google: FakeGoogle, tmp_path: Path, monkeypatch: p
 
 
 def submit_in_process(hardware: str | None = None) -> Any:
-    """Submit run.yaml without watching; the run."""
+    """Submit run.yaml without watching; return the run."""
     from slipway.pipelines.config.config import load
     from slipway.pipelines.images.images import Images
     from slipway.pipelines.platforms.vertex.run import VertexRun
