@@ -7,10 +7,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
+from slipway.components.prepare_data.sources import COLUMN
 from slipway.trainer.config import Settings, Untyped
-
-# Prefix of a column name in data.group_by.
-COLUMN = "column:"
 
 Check = Literal["sample", "decode", "header"]
 

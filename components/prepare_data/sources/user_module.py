@@ -20,6 +20,7 @@ from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources import closest, forms
 from slipway.components.prepare_data.sources.again import FAILED, Again
 from slipway.components.prepare_data.sources.columns import further_kinds, stored_name
 from slipway.components.prepare_data.sources.images import valid_name
@@ -41,7 +42,6 @@ from slipway.core.errors import UserError, nearest
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.builder import load, origin, user_code, what_happened
 
-REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 CONTRACT = (
     "a function module:function without arguments that yields dicts with image (encoded bytes, a path, or a uint8 "
     "array [height, width(, channels)]), label (text or integer), and optionally key, split and additional features"
@@ -227,6 +227,21 @@ class ModuleSource:
 
     def _mistake(self, message: str, fix: str | None = None) -> UserError:
         return UserError(message, setting="data.source", value=self.reference, allowed=CONTRACT, fix=fix)
+
+
+def open_module(reference: str, settings: DataSettings, column: str | None) -> ModuleSource:
+    """Open the source `module:function`.
+
+    Raises:
+        UserError: The function does not exist, yields nothing, or its first example is invalid.
+    """
+    try:
+        return ModuleSource(reference, settings, column)
+    except UserError as error:
+        module, _, function = reference.partition(":")
+        if error.nearest is None and "no module" in error.message and (near := closest(module, function)):
+            error.nearest, error.allowed = near, forms()
+        raise
 
 
 class ModuleReader:

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from slipway.components.prepare_data.sources import source_kind
 from slipway.components.step import LOGS_VARIABLE
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
-from slipway.core.paths import local_path
+from slipway.core.paths import is_remote, local_path
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.runs.record import RunFolder
 from slipway.trainer.engines import installed
@@ -109,8 +110,9 @@ def run_container(client: Any, image: str, command: list[str], volumes: dict[str
 def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
     """The folders that the steps read and write: where the command is given, and those elsewhere that settings name."""
     named = [Path(config.data.store), Path(config.register_.registry)]
-    kind, _, place = config.data.source.partition(":")
-    if kind in ("images", "csv", "tfrecord") and not place.startswith("gs://"):
+    kind = source_kind(config.data.source)
+    place = kind.place_of(config.data.source)
+    if kind.mounted and not is_remote(place):
         source = local_path(place).expanduser()
         # A pattern's folder is the part before the first wildcard.
         fixed = Path(*source.parts[: _first_wildcard(source)])
