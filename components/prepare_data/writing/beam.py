@@ -151,7 +151,7 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
         folder = Path(name)
         here = dataclasses.replace(
             task,
-            path=folder / task.path.name,
+            path=folder / task.path.name if task.path else None,
             examples=folder / task.examples.name,
             result=folder / task.result.name,
             hashes=folder / task.hashes.name if task.hashes else None,
@@ -164,7 +164,8 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
             here.result.write_text(json.dumps(error.as_dict()))
             remote.store(here.result, _error_path(task))
             return
-        remote.store(here.path, task.path)
+        if here.path and task.path:
+            remote.store(here.path, task.path)
         if here.hashes and task.hashes:
             remote.store(here.hashes, task.hashes)
         remote.store(here.result, task.result)

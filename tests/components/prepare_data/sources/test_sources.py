@@ -55,11 +55,11 @@ def test_every_row_matches_its_example_and_names_a_function() -> None:
 
 
 def test_a_new_row_is_in_the_messages(scans: SourceKind) -> None:
-    with pytest.raises(UserError, match=r"^There is no source 'scan:a/study'\.$") as error:
+    with pytest.raises(UserError, match=r"^There is no source 'scan:a/study'\.") as error:
         source_kind("scan:a/study")
     assert error.value.nearest == "scans:a/study"
     assert "scans:FOLDER of DICOM files" in (error.value.allowed or "")
-    with pytest.raises(UserError, match=r"^The source 'scans:' is incomplete\.$") as error:
+    with pytest.raises(UserError, match=r"^The source 'scans:' is incomplete\.") as error:
         source_kind("scans:")
     assert error.value.nearest == "scans:FOLDER"
 
