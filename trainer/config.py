@@ -136,10 +136,15 @@ class AugmentSettings(Settings):
         return bool(self.flip or self.shift or self.brightness or self.contrast)
 
 
+def _with(name: str) -> JsonValue:
+    """Return the JSON Schema of a section in which the setting `name` is not null."""
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+
 class Duration(Settings):
     """A length of training: exactly one of epochs, steps and examples."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in DURATIONS]})
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_with(name) for name in DURATIONS]})
 
     epochs: PositiveFloat | None = EPOCHS
     steps: PositiveInt | None = STEPS
@@ -230,7 +235,7 @@ class TrainSettings(Settings):
     With a custom training module, only `module`, `arguments` and `restarts` may be set.
     """
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in (*DURATIONS, "module")]})
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_with(name) for name in (*DURATIONS, "module")]})
 
     engine: Literal["tensorflow", "jax", "pytorch"] = Field(
         default="tensorflow", description="Framework that executes the training step."
@@ -263,7 +268,8 @@ class TrainSettings(Settings):
     precision: Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"] = Field(
         default="auto",
         description="Compute precision of the network; variables, loss and optimizer are float32. mixed_float16 uses "
-        "loss scaling. auto: mixed_bfloat16 on TPUs and Ampere or newer GPUs, mixed_float16 on Volta and Turing GPUs, float32 elsewhere.",
+        "loss scaling. auto: mixed_bfloat16 on TPUs and Ampere or newer GPUs, mixed_float16 on Volta and Turing GPUs, "
+        "float32 elsewhere.",
     )
     xla: bool | Literal["auto"] = Field(
         default="auto", description="Compile the training step with XLA; auto: where it is faster."

@@ -23,8 +23,8 @@ class BuildSettings(Settings):
     repository: str = Field(
         default="slipway",
         pattern=REPOSITORY_PATTERN,
-        description="Name of an Artifact Registry repository in the run's project and region, or host/path in any other "
-        "registry (which requires a local `builder`).",
+        description="Name of an Artifact Registry repository in the run's project and region, or host/path in any "
+        "other registry (which requires a local `builder`).",
     )
     base: str = Field(default=BASE, pattern=IMAGE_PATTERN, description="Base image; requires Python 3.11.")
     service_account: str | None = Field(

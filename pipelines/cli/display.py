@@ -16,7 +16,6 @@ from rich.table import Column, Table
 from slipway.pipelines.runs.record import ROOT, RunRecord, StepRecord
 
 if TYPE_CHECKING:
-    from slipway.pipelines.doctor.check import Finding
     from slipway.pipelines.hardware import Hardware
 
 MARKS = {
@@ -317,20 +316,6 @@ def run_table(records: list[RunRecord]) -> Table:
             "rehearsal" if record.rehearsal else (record.verdict or {}).get("decision", ""),
             "" if record.seconds is None else f"{record.seconds:.1f}",
         )
-    return table
-
-
-def findings_table(findings: list[Finding]) -> Table:
-    """Return the doctor's findings, one row per check, with the fix below each failure."""
-    marks = {"pass": "[green]✓[/]", "fail": "[red]✗[/]", "skipped": "[dim]–[/]"}
-    table = Table.grid(padding=(0, 2))
-    for finding in findings:
-        text = escape(finding.found)
-        if finding.status == "skipped":
-            text = f"[dim]skipped: {text}[/]"
-        table.add_row(marks[finding.status], finding.check, text)
-        if finding.fix:
-            table.add_row("", "", f"fix: {escape(finding.fix)}")
     return table
 
 

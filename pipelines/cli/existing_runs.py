@@ -1,4 +1,4 @@
-"""Commands for existing runs: `slipway status`, `list`, `logs`, `explain` and `cancel`."""
+"""Existing runs: `slipway status`, `list`, `logs`, `explain` and `cancel`, and watching remote runs until they end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -15,8 +15,14 @@ from rich.markup import escape
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.options import Json, Run
-from slipway.pipelines.cli.terminal import EXIT_FAILED, console, error_console, user_errors
-from slipway.pipelines.cli.watching import current, watch_and_exit
+from slipway.pipelines.cli.terminal import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_REJECTED,
+    console,
+    error_console,
+    user_errors,
+)
 from slipway.pipelines.platforms import remote
 
 
@@ -136,3 +142,48 @@ def cancel(run_id: Run = "latest") -> None:
     while folder.read().status == "running":
         time.sleep(0.1)
     console.print(f"{record.run_id}: {folder.read().status}", highlight=False)
+
+
+def current(folder: Any) -> Any:
+    """Return a run's record, updated from its platform if the run is remote."""
+    record = folder.read()
+    elsewhere = remote(record.platform)
+    return elsewhere.current(folder, error_console) if elsewhere else record
+
+
+def watch_and_exit(folder: Any, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
+    """Watch a remote run until it ends, and exit with the code for its outcome."""
+    from slipway.pipelines.cli import display
+
+    elsewhere: Any = remote(folder.read().platform)
+    record = elsewhere.watch(folder, shown)
+    if record is None:
+        shown.print(display.how_to_watch_on(folder.read()), highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+    exit_as_it_went(folder, record, shown, as_json=as_json, require_promotion=require_promotion)
+
+
+def exit_as_it_went(folder: Any, record: Any, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
+    """Show how a remote run ended, and exit with the code for its outcome."""
+    from slipway.pipelines.cli import display
+
+    if as_json:
+        sys.stdout.write(folder.record_file.read_text())
+    if record.status == "failed":
+        show_failure(record)
+    shown.print(display.summary(record), highlight=False)
+    if record.status == "cancelled":
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if require_promotion and record.verdict and record.verdict["decision"] != "promote":
+        raise typer.Exit(EXIT_REJECTED)
+
+
+def show_failure(record: Any) -> NoReturn:
+    """Show why a run failed and the command to continue it, and exit."""
+    from slipway.pipelines.cli import display
+
+    error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
+    command = display.next_command(record)
+    if command and (record.error is None or command not in (record.error.fix or "")):
+        error_console.print(f"  then: {command}", highlight=False, soft_wrap=True)
+    raise typer.Exit(EXIT_FAILED)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.checks import check_configuration, check_runner
+from slipway.pipelines.cli.existing_runs import current, exit_as_it_went, show_failure, watch_and_exit
 from slipway.pipelines.cli.options import (
     Configuration,
     ConfigurationFile,
@@ -20,11 +20,12 @@ from slipway.pipelines.cli.options import (
     Place,
     Runner,
     Target,
+    check_configuration,
+    check_runner,
     complete_run,
     configuration_path,
 )
 from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, user_errors
-from slipway.pipelines.cli.watching import current, exit_as_it_went, show_failure, watch_and_exit
 from slipway.pipelines.platforms import remote
 
 

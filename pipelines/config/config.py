@@ -104,8 +104,8 @@ class VertexSettings(Settings):
     )
     endpoints: dict[str, str] = Field(
         default_factory=dict,
-        description="host[:port] by service name, for services that are not reached at Google's public addresses "
-        f"(private access): {', '.join(SERVICES)}.",
+        description="Address (host[:port]) by service name, for services that are not reached at Google's public "
+        f"addresses (private access): {', '.join(SERVICES)}.",
     )
 
     @field_validator("endpoints")

@@ -47,7 +47,7 @@ class KubeflowSettings(Settings):
     pipeline_root: str | None = Field(
         default=None,
         pattern=r"^(gs|s3|minio)://[a-z0-9][a-z0-9._-]+(/[^\s?]*)?$",
-        description="gs://, s3:// or minio:// URI in an object store that the server has credentials for. Required "
+        description="URI (gs://, s3:// or minio://) in an object store that the server has credentials for. Required "
         "without `volume`; with it, only reports and metrics are stored here. null: the server's default.",
     )
     cpu: str | None = Field(

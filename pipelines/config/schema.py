@@ -37,7 +37,10 @@ class EditorSchema(GenerateJsonSchema):
 
 def schema_of(model: type[BaseModel]) -> JsonSchemaValue:
     """Return the JSON Schema of a settings class."""
-    return model.model_json_schema(by_alias=True, schema_generator=EditorSchema)
+    schema = model.model_json_schema(by_alias=True, schema_generator=EditorSchema)
+    for section in (schema, *schema.get("$defs", {}).values()):
+        section.pop("title", None)  # the name of the class, which editors would show above every description
+    return schema
 
 
 def schema_text(model: type[BaseModel]) -> str:
