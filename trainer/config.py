@@ -39,7 +39,7 @@ class Settings(BaseModel):
     `Infinity`, which the reader rejects, rather than as null, which would turn the setting off.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants", defer_build=True)
 
 
 def _strict(value: JsonValue) -> JsonValue:
@@ -264,7 +264,7 @@ class TrainSettings(Settings):
     learning_rate: PositiveFloat = Field(
         default=0.001, description="Learning rate, or its peak if `schedule` changes it."
     )
-    schedule: ScheduleSettings = Field(default=ScheduleSettings(), description="Learning rate schedule.")
+    schedule: ScheduleSettings = Field(default=ScheduleSettings.model_construct(), description="Learning rate schedule.")
     precision: Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"] = Field(
         default="auto",
         description="Compute precision of the network; variables, loss and optimizer are float32. mixed_float16 uses "
@@ -285,7 +285,7 @@ class TrainSettings(Settings):
         default=50, description="Steps per call of the engine. Does not change the total number of steps."
     )
     augment: AugmentSettings = Field(
-        default=AugmentSettings(), description="Random augmentation of the training images."
+        default=AugmentSettings.model_construct(), description="Random augmentation of the training images."
     )
     monitor: Literal["loss", "accuracy"] = Field(
         default="loss", description="Validation metric that `early_stop` and `export` use."
@@ -298,9 +298,9 @@ class TrainSettings(Settings):
     profile_steps: NonNegativeInt = Field(
         default=0, description="Number of steps to profile for TensorBoard, shortly after the start; 0: none."
     )
-    checkpoint: CheckpointSettings = Field(default=CheckpointSettings(), description="Checkpoints.")
+    checkpoint: CheckpointSettings = Field(default=CheckpointSettings.model_construct(), description="Checkpoints.")
     restarts: RestartSettings = Field(
-        default=RestartSettings(), description="Restarts after a worker is killed or preempted."
+        default=RestartSettings.model_construct(), description="Restarts after a worker is killed or preempted."
     )
     module: str | None = Field(
         default=None,

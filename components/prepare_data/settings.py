@@ -97,11 +97,11 @@ class DataSettings(Settings):
         default=None,
         description="Column or feature used as the label; null: label, or the source's only class label feature.",
     )
-    tfds: TfdsSettings = Field(default=TfdsSettings(), description="Options of the source `tfds:`.")
+    tfds: TfdsSettings = Field(default=TfdsSettings.model_construct(), description="Options of the source `tfds:`.")
     beam: BeamSettings | None = Field(
         default=None, description="Write large data sets with Apache Beam; null: local processes write all."
     )
-    split: SplitFractions = Field(default=SplitFractions(), description="Fractions of the splits.")
+    split: SplitFractions = Field(default=SplitFractions.model_construct(), description="Fractions of the splits.")
     seed: int = Field(
         default=0, ge=0, lt=2**31, description="Seed for splits that the source does not define, and for shuffling."
     )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic.config import JsonDict
 
 from slipway.components.build_image.settings import BuildSettings, ContainerSettings
 from slipway.components.cloud.connection import SERVICES, Connection, check_endpoints
@@ -21,20 +21,27 @@ from slipway.core.errors import UserError
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.config.values import read_values
-from slipway.pipelines.hardware import Hardware
-from slipway.pipelines.hardware import parse as parse_hardware
-from slipway.pipelines.hardware.grammar import KEYS
 from slipway.trainer.config import ModelSettings, Settings, TrainSettings
-from slipway.trainer.engines import table
 
-# Both forms of `hardware`, for editors. Case and spaces do not matter; `hardware.rules` checks which choices exist.
-HARDWARE_SCHEMA: dict[str, JsonValue] = {
-    "type": ["string", "object"],
-    "pattern": r"^\s*([cC][pP][uU]|[tT][pP][uU][\w -]*-[0-9xX ]+|[\w -]+[xX] *[0-9]+)\s*([*@+].*)?$",
-    "properties": {key: {} for key in ("choice", *KEYS)},
-    "additionalProperties": False,
-    "examples": ["cpu", "cpu*2", "t4x1", "l4x1", "l4x4*2", "a100x8+spot", "h100x8*2+flex", "tpu-v5e-2x4"],
-}
+if TYPE_CHECKING:
+    from slipway.pipelines.hardware import Hardware
+
+HARDWARE_EXAMPLES = ("cpu", "cpu*2", "t4x1", "l4x1", "l4x4*2", "a100x8+spot", "h100x8*2+flex", "tpu-v5e-2x4")
+# Case and spaces do not matter; `hardware.rules` checks which choices exist.
+HARDWARE_PATTERN = r"^\s*([cC][pP][uU]|[tT][pP][uU][\w -]*-[0-9xX ]+|[\w -]+[xX] *[0-9]+)\s*([*@+].*)?$"
+
+
+def _hardware_schema(schema: JsonDict) -> None:
+    """Describe both forms of `hardware` in the JSON Schema: text, and a mapping with Vertex AI's names."""
+    from slipway.pipelines.hardware.grammar import KEYS
+
+    schema |= {
+        "type": ["string", "object"],
+        "pattern": HARDWARE_PATTERN,
+        "properties": {key: {} for key in ("choice", *KEYS)},
+        "additionalProperties": False,
+        "examples": list(HARDWARE_EXAMPLES),
+    }
 
 
 class VertexSettings(Settings):
@@ -58,7 +65,7 @@ class VertexSettings(Settings):
         description="Container image that serves the registered model, by digest or by an immutable tag; required to "
         "register a model.",
     )
-    build: BuildSettings = Field(default=BuildSettings(), description="How images are built; not with `image`.")
+    build: BuildSettings = Field(default=BuildSettings.model_construct(), description="How images are built; not with `image`.")
     service_account: str | None = Field(
         default=None,
         pattern=r"^[^@\s/:]+@[^@\s/:]+$",
@@ -158,7 +165,7 @@ class RunConfig(Settings):
         default="cpu",
         description="Training hardware, such as cpu, cpu*2, l4x4*2, a100x8+spot or tpu-v5e-2x4; or a mapping with "
         "Vertex AI's names. `slipway hardware` lists all choices.",
-        json_schema_extra=HARDWARE_SCHEMA,
+        json_schema_extra=_hardware_schema,
     )
     data: DataSettings = Field(description="The source of the examples and how they are stored.")
     model: ModelSettings | None = Field(
@@ -168,10 +175,10 @@ class RunConfig(Settings):
     )
     train: TrainSettings = Field(description="How to train.")
     evaluate: EvaluateSettings = Field(
-        default=EvaluateSettings(), description="How to evaluate the model and when to promote it."
+        default=EvaluateSettings.model_construct(), description="How to evaluate the model and when to promote it."
     )
     register_: RegisterSettings = Field(
-        default=RegisterSettings(), alias="register", description="Where model versions are registered."
+        default=RegisterSettings.model_construct(), alias="register", description="Where model versions are registered."
     )
     vertex: VertexSettings | None = Field(
         default=None, description="Vertex AI; required for `--target vertex` and for schedules."
@@ -180,14 +187,16 @@ class RunConfig(Settings):
         default=None, description="A Kubeflow cluster; required for `--target kubeflow`."
     )
     containers: ContainerSettings = Field(
-        default=ContainerSettings(), description="Images for local runs with `--runner docker`."
+        default=ContainerSettings.model_construct(), description="Images for local runs with `--runner docker`."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _canonical_hardware(cls, values: Any) -> Any:
         if isinstance(values, Mapping) and isinstance(values.get("hardware"), str | Mapping):
-            return {**values, "hardware": str(parse_hardware(values["hardware"]))}
+            from slipway.pipelines.hardware import parse
+
+            return {**values, "hardware": str(parse(values["hardware"]))}
         return values
 
     @model_validator(mode="after")
@@ -229,11 +238,15 @@ class RunConfig(Settings):
     @property
     def parsed_hardware(self) -> Hardware:
         """The hardware as a typed choice."""
-        return parse_hardware(self.hardware)
+        from slipway.pipelines.hardware import parse
+
+        return parse(self.hardware)
 
     @property
     def readers(self) -> int:
         """Number of processes that read the prepared data set during training."""
+        from slipway.trainer.engines import table
+
         hardware = self.parsed_hardware
         return table.readers(self.train.engine, hardware.replicas, hardware.accelerators_per_replica)
 
@@ -243,6 +256,8 @@ class RunConfig(Settings):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of the resolved configuration."""
+        import hashlib
+
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
