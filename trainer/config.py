@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,12 @@ from pydantic import (
 )
 
 from slipway.core.errors import UserError
+from slipway.trainer.engines.table import ENGINES
+
+if TYPE_CHECKING:
+    EngineName = str
+else:  # at run time, the names in the table: for validation, the JSON Schema and error messages
+    EngineName = Literal[tuple(ENGINES)]
 
 # Keras's default for AdamW.
 ADAMW_WEIGHT_DECAY = 0.004
@@ -39,7 +45,7 @@ class Settings(BaseModel):
     `Infinity`, which the reader rejects, rather than as null, which would turn the setting off.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants", defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
 def _strict(value: JsonValue) -> JsonValue:
@@ -166,7 +172,7 @@ class Duration(Settings):
 
 
 class ScheduleSettings(Settings):
-    """Learning rate schedule; `train.learning_rate` is the peak. Formulas: `slipway.trainer.learning_rate`."""
+    """Learning rate schedule; `train.learning_rate` is the peak. Formulas: `slipway.trainer.hyperparameters`."""
 
     shape: Literal["constant", "linear", "cosine", "exponential", "piecewise"] = Field(
         default="constant",
@@ -237,9 +243,7 @@ class TrainSettings(Settings):
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [_with(name) for name in (*DURATIONS, "module")]})
 
-    engine: Literal["tensorflow", "jax", "pytorch"] = Field(
-        default="tensorflow", description="Framework that executes the training step."
-    )
+    engine: EngineName = Field(default="tensorflow", description="Framework that executes the training step.")
     epochs: PositiveFloat | None = EPOCHS
     steps: PositiveInt | None = STEPS
     examples: PositiveInt | None = EXAMPLES
@@ -264,7 +268,7 @@ class TrainSettings(Settings):
     learning_rate: PositiveFloat = Field(
         default=0.001, description="Learning rate, or its peak if `schedule` changes it."
     )
-    schedule: ScheduleSettings = Field(default=ScheduleSettings.model_construct(), description="Learning rate schedule.")
+    schedule: ScheduleSettings = Field(default=ScheduleSettings(), description="Learning rate schedule.")
     precision: Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"] = Field(
         default="auto",
         description="Compute precision of the network; variables, loss and optimizer are float32. mixed_float16 uses "
@@ -285,7 +289,7 @@ class TrainSettings(Settings):
         default=50, description="Steps per call of the engine. Does not change the total number of steps."
     )
     augment: AugmentSettings = Field(
-        default=AugmentSettings.model_construct(), description="Random augmentation of the training images."
+        default=AugmentSettings(), description="Random augmentation of the training images."
     )
     monitor: Literal["loss", "accuracy"] = Field(
         default="loss", description="Validation metric that `early_stop` and `export` use."
@@ -298,9 +302,9 @@ class TrainSettings(Settings):
     profile_steps: NonNegativeInt = Field(
         default=0, description="Number of steps to profile for TensorBoard, shortly after the start; 0: none."
     )
-    checkpoint: CheckpointSettings = Field(default=CheckpointSettings.model_construct(), description="Checkpoints.")
+    checkpoint: CheckpointSettings = Field(default=CheckpointSettings(), description="Checkpoints.")
     restarts: RestartSettings = Field(
-        default=RestartSettings.model_construct(), description="Restarts after a worker is killed or preempted."
+        default=RestartSettings(), description="Restarts after a worker is killed or preempted."
     )
     module: str | None = Field(
         default=None,

@@ -28,7 +28,7 @@ class EvaluateSettings(Settings):
     """How to evaluate the model on the test split."""
 
     batch_size: PositiveInt = Field(default=256, description="Examples per batch. Does not affect the metrics.")
-    gate: GateSettings = Field(default=GateSettings.model_construct(), description="When a model is promoted.")
+    gate: GateSettings = Field(default=GateSettings(), description="When a model is promoted.")
     champion: Literal["registered", "none"] = Field(
         default="registered",
         description="Model to compare with: the registered champion, or none (only `gate.minimum` decides).",

@@ -7,10 +7,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
+from slipway.components.prepare_data.sources import COLUMN
 from slipway.trainer.config import Settings, Untyped
-
-# Prefix of a column name in data.group_by.
-COLUMN = "column:"
 
 Check = Literal["sample", "decode", "header"]
 
@@ -49,6 +47,16 @@ class TfdsSettings(Settings):
     )
 
 
+class ModuleSettings(Settings):
+    """Options of the source `MODULE:FUNCTION`."""
+
+    check_repeatable: bool = Field(
+        default=False,
+        description="Call the function a second time, concurrently, in a process with another hash seed; the run stops "
+        "if it yields other examples or another order there.",
+    )
+
+
 class BeamSettings(Settings):
     """Writing shards with Apache Beam instead of local processes."""
 
@@ -77,7 +85,7 @@ class DataSettings(Settings):
         "- `csv:FILE`: a list of images with the columns image (or path, file), label (or class), optionally split\n"
         "- `tfds:NAME[/CONFIG][:VERSION]`: a data set of TensorFlow Datasets; see `tfds`\n"
         "- `tfrecord:PATTERN`: TFRecord files of tf.train.Example\n"
-        "- `MODULE:FUNCTION`: a Python function that yields examples"
+        "- `MODULE:FUNCTION`: a Python function that yields examples; see `module`"
     )
     name: str | None = Field(
         default=None,
@@ -97,11 +105,12 @@ class DataSettings(Settings):
         default=None,
         description="Column or feature used as the label; null: label, or the source's only class label feature.",
     )
-    tfds: TfdsSettings = Field(default=TfdsSettings.model_construct(), description="Options of the source `tfds:`.")
+    tfds: TfdsSettings = Field(default=TfdsSettings(), description="Options of the source `tfds:`.")
+    module: ModuleSettings = Field(default=ModuleSettings(), description="Options of the source `MODULE:FUNCTION`.")
     beam: BeamSettings | None = Field(
         default=None, description="Write large data sets with Apache Beam; null: local processes write all."
     )
-    split: SplitFractions = Field(default=SplitFractions.model_construct(), description="Fractions of the splits.")
+    split: SplitFractions = Field(default=SplitFractions(), description="Fractions of the splits.")
     seed: int = Field(
         default=0, ge=0, lt=2**31, description="Seed for splits that the source does not define, and for shuffling."
     )

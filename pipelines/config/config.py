@@ -65,7 +65,7 @@ class VertexSettings(Settings):
         description="Container image that serves the registered model, by digest or by an immutable tag; required to "
         "register a model.",
     )
-    build: BuildSettings = Field(default=BuildSettings.model_construct(), description="How images are built; not with `image`.")
+    build: BuildSettings = Field(default=BuildSettings(), description="How images are built; not with `image`.")
     service_account: str | None = Field(
         default=None,
         pattern=r"^[^@\s/:]+@[^@\s/:]+$",
@@ -175,10 +175,10 @@ class RunConfig(Settings):
     )
     train: TrainSettings = Field(description="How to train.")
     evaluate: EvaluateSettings = Field(
-        default=EvaluateSettings.model_construct(), description="How to evaluate the model and when to promote it."
+        default=EvaluateSettings(), description="How to evaluate the model and when to promote it."
     )
     register_: RegisterSettings = Field(
-        default=RegisterSettings.model_construct(), alias="register", description="Where model versions are registered."
+        default=RegisterSettings(), alias="register", description="Where model versions are registered."
     )
     vertex: VertexSettings | None = Field(
         default=None, description="Vertex AI; required for `--target vertex` and for schedules."
@@ -187,7 +187,7 @@ class RunConfig(Settings):
         default=None, description="A Kubeflow cluster; required for `--target kubeflow`."
     )
     containers: ContainerSettings = Field(
-        default=ContainerSettings.model_construct(), description="Images for local runs with `--runner docker`."
+        default=ContainerSettings(), description="Images for local runs with `--runner docker`."
     )
 
     @model_validator(mode="before")
