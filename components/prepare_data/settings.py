@@ -126,7 +126,8 @@ class DataSettings(Settings):
         default=0.0,
         ge=0,
         lt=1,
-        description="Largest fraction of images that may be skipped as unusable; 0: the first one stops the run.",
+        description="Largest fraction of images that may be skipped as unusable, for which all images are read twice, "
+        "first to validate them; 0: the first unusable image stops the run.",
     )
     check: Check = Field(
         default="sample",

@@ -102,7 +102,8 @@ class VertexSettings(Settings):
     encryption_key: str | None = Field(
         default=None,
         pattern=r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$",
-        description="Full name of the Cloud KMS key that encrypts the training job and the model; null: Google's key.",
+        description="Full name of the Cloud KMS key that encrypts the pipeline, the training job and the "
+        "model; null: Google's key.",
     )
     labels: dict[str, str] = Field(
         default_factory=dict,
