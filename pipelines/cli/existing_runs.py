@@ -164,11 +164,12 @@ def current(folder: RunFolder) -> RunRecord:
 def watch_and_exit(folder: RunFolder, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
     """Watch a remote run until it ends, and exit with the code for its outcome."""
     from slipway.pipelines.cli import display
+    from slipway.pipelines.cli.progress import RunDisplay
 
     elsewhere = remote(folder.read().platform)
     assert elsewhere is not None
     try:
-        with display.RunDisplay(shown) as watcher:
+        with RunDisplay(shown) as watcher:
             record = elsewhere.watch(folder, watcher)
     except KeyboardInterrupt:
         shown.print(display.how_to_watch_on(folder.read()), highlight=False, soft_wrap=True)
