@@ -30,6 +30,7 @@ EXIT_REJECTED = 3
 EXIT_INTERRUPTED = 130
 
 JSON_OPTION = "--json"
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -125,6 +126,13 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 def say(line: str) -> None:
     """Print a progress message on stderr; stdout is reserved for the command's result."""
     error_console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def command_group(description: str) -> typer.Typer:
+    """Return an empty group of commands, which shows its help if called without a command."""
+    group = typer.Typer(help=description, context_settings=HELP_OPTIONS)
+    group.callback(invoke_without_command=True)(show_help_alone)
+    return group
 
 
 def show_help_alone(context: typer.Context) -> None:
