@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from pydantic import Field, PositiveInt, ValidationError
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.config.config import RunConfig, load, no_place_on_vertex, read_yaml
+from slipway.pipelines.config.config import RunConfig, load, read_yaml, vertex_of
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.schedules.cron import Cron, parse
 from slipway.trainer.config import Settings
@@ -140,8 +140,7 @@ def read(path: Path) -> ScheduleFile:
             fix=f"correct configuration in {path}",
         )
     config = load(settings.configuration, settings.set, settings.hardware)
-    if config.vertex is None:
-        raise no_place_on_vertex()
+    vertex_of(config)
     return ScheduleFile(path, settings, config, cron, zone, start, end)
 
 

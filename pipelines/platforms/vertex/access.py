@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
 from slipway.components.setup_access.difference import Line, blocking
-from slipway.components.setup_access.settings import AccessSettings, repository_of
+from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 
 MARKS = {"there": "[green]✓[/]", "missing": "[yellow]+[/]", "wrong": "[red]✗[/]", "unseen": "[dim]?[/]"}
 RESULTS = {"done": "[green]✓[/]", "later": "[dim]–[/]", "failed": "[red]✗[/]"}
@@ -29,16 +30,14 @@ def access_settings(config: RunConfig) -> AccessSettings:
     Raises:
         UserError: It does not say where on Vertex AI it runs.
     """
-    vertex = config.vertex
-    if vertex is None:
-        raise no_place_on_vertex()
+    vertex = vertex_of(config)
     return AccessSettings(
         project=vertex.project,
         region=vertex.region,
         bucket=vertex.bucket.removeprefix("gs://"),
         stores=_buckets(config.data.store, vertex.bucket),
         sources=_buckets(config.data.source, vertex.bucket),
-        repository=repository_of(vertex.image or f"{vertex.image_repository}/image"),
+        repository=ImageReference.parse(vertex.image or f"{vertex.image_repository}/image").artifact_repository,
         account=vertex.service_account,
         submitters=tuple(vertex.submitters),
         tpu=config.parsed_hardware.is_tpu,

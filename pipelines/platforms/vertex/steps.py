@@ -19,7 +19,7 @@ from slipway.components.register_model.component import find_champion, register_
 from slipway.components.register_model.registration import NONE_ASKED
 from slipway.components.setup_access.component import setup_access
 from slipway.components.train.component import collect_model
-from slipway.pipelines.config.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.pipeline import plan_arguments, training_steps
 from slipway.pipelines.platforms.vertex.access import access_settings
@@ -155,9 +155,7 @@ def pipeline(config: RunConfig, images: Images, run_id: str | None = None) -> An
     Raises:
         UserError: The configuration does not say where on Vertex AI.
     """
-    if config.vertex is None:
-        raise no_place_on_vertex()
-    platform = VertexPlatform(config.vertex, images)
+    platform = VertexPlatform(vertex_of(config), images)
     run: Any = run_id or dsl.PIPELINE_JOB_NAME_PLACEHOLDER
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")

@@ -10,7 +10,7 @@ from slipway.components.cloud.retries import is_conflict, retried
 from slipway.components.register_model.model_registry import label
 from slipway.components.register_model.registry import git_commit
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.images.images import Images
 
 CONFIGURATION_LABEL = "slipway-configuration"
@@ -18,17 +18,6 @@ COMMIT_LABEL = "slipway-commit"
 # How much of a fingerprint tells two configurations apart.
 FINGERPRINT_LETTERS = 16
 ARTIFACTS = "pipelines"
-
-
-def settings_of(config: RunConfig) -> VertexSettings:
-    """Where on Vertex AI a configuration runs.
-
-    Raises:
-        UserError: It does not say.
-    """
-    if config.vertex is None:
-        raise no_place_on_vertex()
-    return config.vertex
 
 
 def serving_image_of(settings: VertexSettings) -> str:
@@ -50,7 +39,7 @@ def serving_image_of(settings: VertexSettings) -> str:
 
 def facts_of(config: RunConfig) -> dict[str, str | None]:
     """What of a configuration the sentences of known errors name."""
-    vertex = settings_of(config)
+    vertex = vertex_of(config)
     return {
         "project": vertex.project,
         "region": vertex.region,
@@ -70,7 +59,7 @@ def compile_pipeline(config: RunConfig, images: Images, target: Path, run_id: st
 
 def labels_of(config: RunConfig) -> dict[str, str]:
     """A job's labels: the configuration's own, its fingerprint, and the commit that it is run from."""
-    labels = {**settings_of(config).labels, CONFIGURATION_LABEL: config.fingerprint()[:FINGERPRINT_LETTERS]}
+    labels = {**vertex_of(config).labels, CONFIGURATION_LABEL: config.fingerprint()[:FINGERPRINT_LETTERS]}
     commit = git_commit(Path.cwd())
     return {**labels, COMMIT_LABEL: label(commit)} if commit else labels
 
@@ -85,7 +74,7 @@ def pipeline_job(config: RunConfig, specification: Path) -> Any:
     from google.cloud import aiplatform
     from google.cloud.aiplatform_v1 import types
 
-    vertex = settings_of(config)
+    vertex = vertex_of(config)
     made = aiplatform.PipelineJob(
         display_name=config.name,
         template_path=str(specification),
@@ -140,7 +129,7 @@ def submit(connection: Connection, job: Any, job_id: str) -> Any:
 
 def console_url(config: RunConfig, job_id: str) -> str:
     """Where the console shows a run."""
-    vertex = settings_of(config)
+    vertex = vertex_of(config)
     return (
         f"https://console.cloud.google.com/vertex-ai/locations/{vertex.region}/pipelines/runs/{job_id}"
         f"?project={vertex.project}"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from slipway.components.setup_access.settings import AccessSettings, repository_of
+from slipway.components.setup_access.settings import AccessSettings
 from slipway.components.setup_access.wanted import bindings, wanted
 
 SETTINGS = AccessSettings(
@@ -50,20 +48,3 @@ def test_other_buckets_are_written_or_only_read():
     more = SETTINGS.model_copy(update={"stores": ("prepared",), "sources": ("raw",), "submitters": ()})
     roles = {(str(b.resource), b.role) for b in bindings(more, 1, None) if more.account in b.member}
     assert {("gs://prepared", "roles/storage.objectUser"), ("gs://raw", "roles/storage.objectViewer")} <= roles
-
-
-@pytest.mark.parametrize(
-    ("image", "repository"),
-    [
-        (
-            "europe-west4-docker.pkg.dev/p/r/trainer@sha256:" + "0" * 64,
-            "projects/p/locations/europe-west4/repositories/r",
-        ),
-        ("us-docker.pkg.dev/p/r/a/b:v1", "projects/p/locations/us/repositories/r"),
-        ("europe-docker.pkg.dev/vertex-ai/prediction/tf2-cpu.2-15:latest", None),
-        ("docker.io/me/trainer:1", None),
-        ("localhost:5000/trainer:1", None),
-    ],
-)
-def test_the_repository_is_read_from_the_image(image, repository):
-    assert repository_of(image) == repository
