@@ -10,10 +10,10 @@ from typing import Any, Generic, TypeVar
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import retried, status_of
+from slipway.components.setup_access.desired import apis
 from slipway.components.setup_access.difference import Line, difference
-from slipway.components.setup_access.found import Found, look, services
+from slipway.components.setup_access.observed import Observed, observe, services
 from slipway.components.setup_access.settings import AccessSettings
-from slipway.components.setup_access.wanted import apis
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.doctor.check import NotApplicableError
@@ -58,8 +58,8 @@ class Project:
         self.config = config
         self._caller = Once(lambda: self.connection.caller)
         self._services = Once(lambda: services(self.connection, [api.name for api in apis(self.settings)]))
-        self._found = Once(lambda: look(self.settings))
-        self._lines = Once(lambda: difference(self.settings, self.found))
+        self._observed = Once(lambda: observe(self.settings))
+        self._lines = Once(lambda: difference(self.settings, self.observed))
         self._quotas = Once(self._read_quotas)
 
     @functools.cached_property
@@ -101,10 +101,10 @@ class Project:
         return self._after(self.services, "the project is not accessible")[0]
 
     @property
-    def found(self) -> Found:
+    def observed(self) -> Observed:
         """The observed state of everything that permissions depend on."""
         _ = self.number
-        return self._found()
+        return self._observed()
 
     def lines(self, wanted: Callable[[Line], bool]) -> list[Line]:
         """Return the lines of setup's difference that match `wanted`; skip the check if they could not be observed."""
@@ -112,7 +112,7 @@ class Project:
         lines = [line for line in self._lines() if wanted(line)]
         unseen = [line for line in lines if line.status == "unseen"]
         if unseen and not any(line.status in ("missing", "wrong") for line in lines):
-            raise NotApplicableError(unseen[0].found)
+            raise NotApplicableError(unseen[0].observed)
         return lines
 
     @property

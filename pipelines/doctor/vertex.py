@@ -9,9 +9,9 @@ from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import is_absent, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
+from slipway.components.setup_access.access import COMMAND
+from slipway.components.setup_access.desired import Binding, Bucket, Identity
 from slipway.components.setup_access.difference import Line, blocking
-from slipway.components.setup_access.ensure import COMMAND
-from slipway.components.setup_access.wanted import Binding, Bucket, Identity
 from slipway.core.errors import UserError
 from slipway.pipelines.doctor.check import Context, NotApplicableError
 from slipway.pipelines.doctor.project import Project
@@ -97,8 +97,8 @@ def run_as_account(context: Context) -> str:
             f"gcloud iam service-accounts add-iam-policy-binding {account} --project={project.vertex.project} "
             f"--member={member_of(connection)} --role=roles/iam.serviceAccountUser",
         )
-    thing = project.found.things.get(policies.Resource("account", account))
-    if thing is not None and thing.facts.get("disabled"):
+    state = project.observed.resources.get(policies.Resource("account", account))
+    if state is not None and state.facts.get("disabled"):
         raise _wrong(project, f"The account {account} is disabled.", f"gcloud iam service-accounts enable {account}")
     return f"{account}; you may start jobs that run as it"
 
@@ -113,7 +113,7 @@ def bucket_place(context: Context) -> str:
     project = context.project
     # Setup also wants uniform bucket-level access, but a run works without it.
     (line,) = project.lines(lambda line: isinstance(line.item, Bucket))
-    thing = project.found.things[policies.Resource("bucket", project.settings.bucket)]
+    state = project.observed.resources[policies.Resource("bucket", project.settings.bucket)]
     if line.status == "missing":
         raise UserError(
             f"The bucket {line.item} does not exist.",
@@ -121,9 +121,9 @@ def bucket_place(context: Context) -> str:
             value=str(line.item),
             fix=f"{COMMAND} creates it in {project.vertex.region}",
         )
-    if thing.facts:
-        location = str(thing.facts["location"])
-        if thing.facts["number"] != project.number:
+    if state.facts:
+        location = str(state.facts["location"])
+        if state.facts["number"] != project.number:
             raise UserError(
                 f"The bucket {line.item} belongs to another project.",
                 setting="vertex.bucket",
@@ -131,15 +131,15 @@ def bucket_place(context: Context) -> str:
                 fix=line.fix,
             )
         validate_for(context.config.parsed_hardware, region=project.vertex.region, bucket_location=location)
-    return f"{line.item}, {line.found}"
+    return f"{line.item}, {line.observed}"
 
 
 def bucket_rights(context: Context) -> str:
     """The run-as account and, for TPUs, the TPU service agent may use the bucket."""
     project = context.project
     name = project.settings.bucket
-    thing = project.found.things[policies.Resource("bucket", name)]
-    if thing.exists is False:
+    state = project.observed.resources[policies.Resource("bucket", name)]
+    if state.exists is False:
         raise NotApplicableError("the bucket does not exist")
     lines = _require(project, lambda line: _on(line, "bucket"))
     if not lines:
@@ -239,7 +239,7 @@ def _require(project: Project, wanted: Callable[[Line], bool]) -> list[Line]:
     lines = project.lines(wanted)
     bad = blocking(lines)
     if bad:
-        texts = [f"{line.item} ({line.found})" if line.status == "wrong" else str(line.item) for line in bad]
+        texts = [f"{line.item} ({line.observed})" if line.status == "wrong" else str(line.item) for line in bad]
         more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
         reason = bad[0].item.reason
         raise UserError(

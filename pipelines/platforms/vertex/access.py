@@ -74,13 +74,13 @@ def setup(config: RunConfig, console: Console, *, make: bool, as_json: bool) -> 
     Raises:
         UserError: No place on Vertex AI, no run-as account, no credentials, no such project.
     """
-    from slipway.components.setup_access.apply import Outcome, apply
+    from slipway.components.setup_access.access import Outcome, apply
     from slipway.components.setup_access.difference import difference
-    from slipway.components.setup_access.found import look
+    from slipway.components.setup_access.observed import observe
 
     settings = access_settings(config)
     _check_account(settings)
-    lines = difference(settings, look(settings))
+    lines = difference(settings, observe(settings))
     if not as_json:
         show(lines, console)
     if not make or all(line.status == "there" for line in lines):
@@ -127,8 +127,8 @@ def show(lines: list[Line], console: Console) -> None:
         table.add_column(heading, overflow="fold")
     for line in rest:
         table.add_row(MARKS[line.status], line.kind, escape(str(line.item)), escape(line.item.reason))
-        if line.found not in PLAIN:
-            table.add_row("", "", "", f"[yellow]{escape(line.found)}[/]")
+        if line.observed not in PLAIN:
+            table.add_row("", "", "", f"[yellow]{escape(line.observed)}[/]")
         if line.fix:
             table.add_row("", "", "", f"fix: {escape(line.fix)}")
     console.print(table, highlight=False)
@@ -148,9 +148,11 @@ def show_end(outcomes: list[Any], left: list[Line], console: Console) -> None:
             said.add(str(outcome.error))
             console.print(f"[red]error:[/] {escape(str(outcome.error))}", highlight=False, soft_wrap=True)
     for line in left:
-        if line.status in ("wrong", "unseen") and line.found not in said:
-            said.add(line.found)
-            console.print(f"[red]✗[/] {escape(str(line.item))}: {escape(line.found)}", highlight=False, soft_wrap=True)
+        if line.status in ("wrong", "unseen") and line.observed not in said:
+            said.add(line.observed)
+            console.print(
+                f"[red]✗[/] {escape(str(line.item))}: {escape(line.observed)}", highlight=False, soft_wrap=True
+            )
             if line.fix:
                 console.print(f"  fix:      {escape(line.fix)}", highlight=False, soft_wrap=True)
     if not said and not blocking(left):

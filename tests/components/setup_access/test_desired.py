@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slipway.components.setup_access.desired import bindings, desired
 from slipway.components.setup_access.settings import AccessSettings
-from slipway.components.setup_access.wanted import bindings, wanted
 
 SETTINGS = AccessSettings(
     project="p",
@@ -39,7 +39,7 @@ def test_nothing_is_wide():
 
 def test_a_builder_of_ones_own_is_made_and_submitters_may_use_it():
     own = SETTINGS.model_copy(update={"builder": "builder@p.iam.gserviceaccount.com"})
-    items = {str(item) for item in wanted(own, 1, own.builder)}
+    items = {str(item) for item in desired(own, 1, own.builder)}
     assert "builder@p.iam.gserviceaccount.com" in items
     assert "roles/iam.serviceAccountUser on builder@p.iam.gserviceaccount.com for team@example.com" in items
 
