@@ -13,8 +13,8 @@ from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine, check_python
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
-from slipway.trainer.data.batches import check_shared_evenly
-from slipway.trainer.engines import installed, networks, table
+from slipway.trainer.data.assignment import check_shared_evenly
+from slipway.trainer.engines import builder, installed, table
 
 
 def hardware_choice(context: Context) -> str:
@@ -57,14 +57,15 @@ def training_engine(context: Context) -> str:
     table.refuse(train)
     check_engine(hardware, train.engine)
     devices = hardware.accelerators_per_replica
-    if train.engine == "pytorch" and hardware.is_tpu and devices > 1:
+    if table.ENGINES[train.engine].tpus == "one chip" and hardware.is_tpu and devices > 1:
+        others = [name for name, row in table.ENGINES.items() if row.tpus == "all"]
         raise UserError(
-            f"The engine pytorch supports one TPU chip per replica; {hardware} has {devices}.",
+            f"The engine {train.engine} supports one TPU chip per replica; {hardware} has {devices}.",
             setting="train.engine",
             value=train.engine,
-            allowed="pytorch on CPUs, on any number of GPUs, on TPUs of one chip; jax on all",
-            nearest="jax",
-            fix="--set train.engine=jax",
+            allowed=f"{train.engine} on CPUs, on GPUs and on TPUs of one chip; {', '.join(others)} on all",
+            nearest=others[0],
+            fix=f"--set train.engine={others[0]}",
         )
     return train.engine
 
@@ -73,9 +74,9 @@ def data_source(context: Context) -> str:
     """The data source exists and its type is supported; its examples are validated when they are prepared."""
     if context.target != "local":
         raise NotApplicableError("the source is not read from this machine")
-    from slipway.components.prepare_data.sources import look_at_source  # needs the extra training
+    from slipway.components.prepare_data.sources import check_source  # needs the extra training
 
-    return look_at_source(context.config.data)
+    return check_source(context.config.data)
 
 
 def model_memory(context: Context) -> str:
@@ -92,7 +93,7 @@ def model_memory(context: Context) -> str:
             f"the image size is unknown until {config.data.source} is prepared in {config.data.store}"
         )
     engine = config.train.engine
-    needed = networks.size(networks.build(engine, config.model, prepared.image_shape, len(prepared.classes)))
+    needed = builder.network_size(engine, config.model, prepared.image_shape, len(prepared.classes))
     need = fits_memory(
         hardware,
         needed.variables,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
+from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, system_error
 from slipway.pipelines.doctor.check import Context, NotApplicableError
 from slipway.trainer.engines import installed
@@ -65,7 +65,7 @@ def cores(context: Context) -> str:
     """There are at most four local replicas per CPU core."""
     if context.target != "local":
         raise NotApplicableError("the run is not on this machine")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     replicas = context.config.parsed_hardware.replicas
     if replicas > 4 * cores:
         raise UserError(
