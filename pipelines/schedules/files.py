@@ -96,15 +96,7 @@ def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[ScheduleF
         )
     for name in names:
         if name not in paths:
-            near = nearest(name, paths)
-            raise UserError(
-                f"Schedule {name} does not exist: no file {folder}/{name}.yaml.",
-                setting="NAME",
-                value=name,
-                allowed=", ".join(paths),
-                nearest=near,
-                fix=f"slipway schedule diff {near}" if near else f"write {folder}/{name}.yaml",
-            )
+            raise UserError.unknown("schedule", name, paths, setting="NAME", fix=f"write {folder}/{name}.yaml")
     return [read(paths[name]) for name in names or paths]
 
 

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.known_errors import as_user_error
-from slipway.core.errors import UserError, nearest
+from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.doctor import refuse_on_failure
 from slipway.pipelines.doctor.check import Context
@@ -164,15 +164,11 @@ def doomed(name: str | None) -> list[Result]:
     if name is not None and not files:
         found = [result for result in _without_file(read_all()) if result.name == name]
     if not found:
-        others = [result.name for result in _without_file(read_all())]
-        raise UserError(
-            f"Vertex AI has no schedule {name}." if name else "Vertex AI has none of these schedules.",
-            setting="NAME",
-            value=name,
-            allowed=", ".join([*(file.name for file in read_all()), *others]) or None,
-            nearest=nearest(name, [*(file.name for file in read_all()), *others]) if name else None,
-            fix="slipway schedule diff",
-        )
+        if name is None or files:
+            what = f"no schedule {name}" if name else "none of these schedules"
+            raise UserError(f"Vertex AI has {what}.", setting="NAME", value=name, fix="slipway schedule diff")
+        known = [*(file.name for file in read_all()), *(result.name for result in _without_file(read_all()))]
+        raise UserError.unknown("schedule", name, known, setting="NAME", fix="slipway schedule diff")
     return found
 
 
