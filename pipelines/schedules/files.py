@@ -12,11 +12,10 @@ from zoneinfo import ZoneInfo, available_timezones
 from pydantic import ValidationError
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.config.config import RunConfig, load
+from slipway.pipelines.config.config import RunConfig, load, vertex_of
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.schedule import ScheduleSettings
 from slipway.pipelines.config.values import read_yaml
-from slipway.pipelines.platforms.vertex.submission import settings_of
 from slipway.pipelines.schedules.cron import Cron, parse
 
 FOLDER = Path("configs/schedules")
@@ -73,8 +72,7 @@ def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[ScheduleF
         )
     for name in names:
         if name not in paths:
-            fix = f"use one of these names, or write {folder}/{name}.yaml"
-            raise UserError.unknown("schedule", name, paths, setting="NAME", fix=fix)
+            raise UserError.unknown("schedule", name, paths, setting="NAME", fix=f"write {folder}/{name}.yaml")
     return [read(paths[name]) for name in names or paths]
 
 
@@ -110,7 +108,7 @@ def read(path: Path) -> ScheduleFile:
             fix=f"correct configuration in {path}",
         )
     config = load(settings.configuration, settings.set, settings.hardware)
-    settings_of(config)  # raises without a vertex section
+    vertex_of(config)
     return ScheduleFile(path, settings, config, cron, zone, start, end)
 
 

@@ -91,7 +91,7 @@ def test_pause_resume_and_delete(ready_google: FakeGoogle, write: Write, slipway
     assert len(service.schedules) == 1
     assert slipway("schedule", "delete", "nightly", "--yes").exit_code == 0
     assert not service.schedules
-    assert "no schedule on Vertex AI 'nightly'" in slipway("schedule", "delete", "nightly", "--yes").stderr
+    assert "no schedule nightly" in slipway("schedule", "delete", "nightly", "--yes").stderr
 
 
 def test_delete_asks_for_confirmation(
