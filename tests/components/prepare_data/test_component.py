@@ -39,7 +39,9 @@ def test_the_step_gives_the_set_its_page_and_its_figures(
         about = manifest.read(Path(dataset.uri))
         assert dataset.metadata["fingerprint"] == about.fingerprint
         assert dataset.metadata["examples"] == {"train": 1438, "validation": 180, "test": 179}
-        assert Path(statistics.path).read_text() == (Path(dataset.uri) / "statistics.html").read_text()
+        page = Path(statistics.path).read_text()
+        assert page == (Path(dataset.uri) / "statistics.html").read_text()
+        assert all(f'alt="{name}"' in page for name in about.classes), "a class has no sample image"
         finished = json.loads(events.read_text().splitlines()[-1])
         assert (finished["event"], finished["step"], finished["reused"]) == ("finished", "prepare_data", reused)
         assert finished["outputs"]["dataset"] == dataset.uri
