@@ -32,7 +32,7 @@ def test_the_trainer_finds_its_place(counts: tuple[int, ...]):
     replicas = replicas_of(made)
     found = [read(environment_of(made, replica, replicas)) for replica in replicas]
     assert [cluster.rank for cluster in found] == list(range(sum(counts)))
-    assert {cluster.replicas for cluster in found} == {sum(counts)}
+    assert {cluster.world_size for cluster in found} == {sum(counts)}
     if len(replicas) > 1:
         assert [task.address for task in found[0].tasks] == [replica.address for replica in replicas]
 

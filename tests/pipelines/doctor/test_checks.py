@@ -55,8 +55,8 @@ def builders(here: Path, _patch: pytest.MonkeyPatch) -> None:
 
 def without(*modules: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
     def hide(_here: Path, patch: pytest.MonkeyPatch) -> None:
-        there = installed._is_there
-        patch.setattr(installed, "_is_there", lambda name: name not in modules and there(name))
+        there = installed.is_installed
+        patch.setattr(installed, "is_installed", lambda name: name not in modules and there(name))
 
     return hide
 

@@ -96,7 +96,7 @@ def test_conflicting_packages_are_named(tmp_path, monkeypatch):
 
 
 def test_too_many_replicas_for_the_cores(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(machine, "available_cores", lambda: 2)
     assert examine(machine.Cores(), subject(tmp_path, hardware="cpu*8")).status == "pass"
     assert examine(machine.Cores(), subject(tmp_path, hardware="cpu*9")).fix == "--hardware 'cpu*8'"
     assert examine(machine.Cores(), subject(tmp_path, target="vertex", hardware="cpu*9")).status == "skipped"
@@ -118,7 +118,7 @@ def test_a_model_that_does_not_fit_in_memory_is_refused_with_its_size(tmp_path, 
     }  # fmt: skip
     (tmp_path / "d" / "f").mkdir(parents=True)
     (tmp_path / "d" / "f" / "manifest.json").write_text(json.dumps(manifest))
-    monkeypatch.setattr(memory.networks.builder, "load", lambda _: wide)
+    monkeypatch.setattr(memory.builder, "load", lambda _: wide)
     monkeypatch.setattr("slipway.pipelines.hardware.memory.device_bytes", lambda _: 30_000_000)
     asked = subject(
         tmp_path,

@@ -138,7 +138,7 @@ def test_closed_output_does_not_end_the_run(folder: RunFolder, record: RunRecord
 def test_a_frozen_process_is_named_once_and_stopped_quickly(
     folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "FROZEN_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(launch, "FROZEN_CHECK_SECONDS", 0.0)
     code = (
         "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('ended'))); print('ready', flush=True)"
     )
@@ -149,11 +149,11 @@ def test_a_frozen_process_is_named_once_and_stopped_quickly(
     process.stdout.readline()
     shown = Shown()
     follower = launch._Follower(folder, record, shown)
-    follower.look_for_frozen(process.pid)
+    follower.check_for_frozen(process.pid)
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
     for _ in range(4):
-        follower.look_for_frozen(process.pid)
+        follower.check_for_frozen(process.pid)
     (message,) = shown.messages
     assert f"kill -CONT {process.pid}" in message
     assert f"slipway cancel {record.run_id}" in message

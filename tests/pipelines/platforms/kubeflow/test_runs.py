@@ -14,6 +14,7 @@ from slipway.pipelines.platforms.kubeflow import launch
 from slipway.pipelines.platforms.kubeflow.server import COOKIE_VARIABLE, TOKEN_VARIABLE
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import RunRecord
+from slipway.pipelines.table import steps_on
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.kubeflow import FakeKubeflow
 from tests.pipelines.platforms.kubeflow.conftest import IMAGE, configuration
@@ -44,9 +45,9 @@ def test_a_run_is_submitted_with_its_parameters_and_followed_to_its_end(kubeflow
     executors = run["pipeline_spec"]["pipeline_spec"]["deploymentSpec"]["executors"]
     assert {executor["container"]["image"] for executor in executors.values()} == {IMAGE}
     events = Events()
-    record = launch.watch(folder, record, events)
+    record = launch.watch(folder, events)
     assert record.status == "succeeded"
-    assert [step for event, step in events.seen if event == "finished"] == list(launch.STEPS)
+    assert [step for event, step in events.seen if event == "finished"] == steps_on("kubeflow")
     assert record.step("train").seconds == 30
     assert runs.find("latest").read() == record
 
@@ -54,14 +55,14 @@ def test_a_run_is_submitted_with_its_parameters_and_followed_to_its_end(kubeflow
 def test_a_rejected_model_leaves_the_registration_skipped(kubeflow: FakeKubeflow) -> None:
     kubeflow.rejected = True
     folder, record = launch.submit(configuration(host=kubeflow.host))
-    record = launch.watch(folder, record, Events())
+    record = launch.watch(folder, Events())
     assert (record.status, record.step("register_model").status) == ("succeeded", "skipped")
 
 
 def test_a_failed_step_is_named_with_its_pods_log(kubeflow: FakeKubeflow) -> None:
     kubeflow.failures["train"] = "OOMKilled (exit code 137)"
     folder, record = launch.submit(configuration(host=kubeflow.host, namespace="ml"))
-    record = launch.watch(folder, record, Events())
+    record = launch.watch(folder, Events())
     assert record.status == "failed"
     assert record.error is not None
     assert (record.error.step, record.error.message) == ("train", "OOMKilled (exit code 137)")
@@ -75,7 +76,7 @@ def test_one_run_is_created_despite_failing_calls(kubeflow: FakeKubeflow, seed: 
     kubeflow.faults._random.seed(seed)
     kubeflow.faults.share = 0.3
     folder, record = launch.submit(configuration(host=kubeflow.host))
-    record = launch.watch(folder, record, Events())
+    record = launch.watch(folder, Events())
     assert record.status == "succeeded"
     assert kubeflow.faults.struck.total() > 0
     assert len(kubeflow.runs) == 1
@@ -126,8 +127,8 @@ def test_a_rejected_run_is_removed_and_a_rejected_resume_changes_nothing(kubeflo
         launch.submit(configuration(host=kubeflow.host))
     assert list(Path("runs").iterdir()) == []
     kubeflow.failures["train"] = "OOMKilled (exit code 137)"
-    folder, record = launch.submit(configuration(host=kubeflow.host))
-    failed = launch.watch(folder, record, Events())
+    folder, _ = launch.submit(configuration(host=kubeflow.host))
+    failed = launch.watch(folder, Events())
     kubeflow.faults.plan("POST /apis/v2beta1/runs", ServiceError(400, "no"), times=1)
     with pytest.raises(UserError, match="server rejected the request"):
         launch.resume(folder)
