@@ -138,8 +138,8 @@ def show(lines: list[Line], console: Console) -> None:
     console.print(table, highlight=False)
     counts = {status: sum(line.status == status for line in rest) for status in ("missing", "wrong", "unseen")}
     texts = {"missing": "to create", "wrong": "incorrect", "unseen": "that cannot be read"}
-    told = [f"{count} {texts[status]}" for status, count in counts.items() if count]
-    console.print(f"{there} there, {', '.join(told)}", highlight=False)
+    counted = [f"{count} {texts[status]}" for status, count in counts.items() if count]
+    console.print(f"{there} there, {', '.join(counted)}", highlight=False)
 
 
 def show_end(outcomes: list[Outcome], left: list[Line], console: Console) -> None:

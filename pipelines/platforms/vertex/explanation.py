@@ -56,12 +56,12 @@ def explain(connection: Connection, job: PipelineJob, run_id: str, facts: Mappin
     failed = _failed_job(connection, custom_jobs(task))
     lines = failed.lines if failed else []
     replica = _replica(failed.message if failed else task.error.message, lines)
-    told = _user_error(lines)
+    mistake = _user_error(lines)
     texts = [failed.message if failed else "", task.error.message, job.error.message]
     found = first_recognised([*texts, *_latest(lines)], facts)
     message, fix = _plain((failed and failed.message) or task.error.message), f"slipway logs {run_id} --step {step}"
-    if told is not None:
-        message, fix = str(UserError.from_dict({**told.as_dict(), "fix": None})), told.fix or fix
+    if mistake is not None:
+        message, fix = str(UserError.from_dict({**mistake.as_dict(), "fix": None})), mistake.fix or fix
     elif found is not None:
         message, fix = found.sentence, found.fix
     if failed is not None and failed.unread:
@@ -69,9 +69,9 @@ def explain(connection: Connection, job: PipelineJob, run_id: str, facts: Mappin
     return ErrorRecord(
         step=step,
         message=message,
-        setting=told.setting if told else None,
+        setting=mistake.setting if mistake else None,
         fix=fix,
-        traceback=told.traceback if told else _traceback(lines, replica),
+        traceback=mistake.traceback if mistake else _traceback(lines, replica),
         job=failed.name if failed else None,
         replica=replica,
     )

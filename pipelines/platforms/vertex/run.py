@@ -85,14 +85,14 @@ class VertexRun:
         self.folder.write(record)
         try:
             job = submission.pipeline_job(self.config, self.folder.specification_file)
-            made = submission.submit(self.connection, job, job_id)
+            created = submission.submit(self.connection, job, job_id)
         except Exception as error:
             known = self._as_user_error(error)
             if not isinstance(known, UnreachableError):
                 raise known from error
             self._never_started(record, known)
             return record
-        update(record, made)
+        update(record, created)
         self.folder.write(record)
         return record
 

@@ -58,15 +58,15 @@ def update(record: RunRecord, job: PipelineJob) -> list[Change]:
 
 def custom_jobs(task: PipelineTaskDetail) -> list[str]:
     """Return the resource names of a task's custom jobs: first those it created, then those that executed it."""
-    made = []
+    created = []
     metadata: JsonObject = task.execution.metadata or {}  # None without an execution
     if metadata.get(RESOURCES):
         resources = json.loads(metadata[RESOURCES]).get("resources", [])
         uris = [resource["resourceUri"] for resource in resources if resource.get("resourceType") == "CustomJob"]
-        made = [uri.partition("/v1/")[2] for uri in uris]
+        created = [uri.partition("/v1/")[2] for uri in uris]
     container = task.executor_detail.container_detail
     own = task.executor_detail.custom_job_detail
-    named = [*made, own.job, *own.failed_jobs, container.main_job, *container.failed_main_jobs]
+    named = [*created, own.job, *own.failed_jobs, container.main_job, *container.failed_main_jobs]
     return list(dict.fromkeys(name for name in named if name))
 
 
