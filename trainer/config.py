@@ -327,7 +327,9 @@ def _check_one_duration(settings: Duration | TrainSettings) -> None:
         raise ValueError(f"set exactly one of epochs, steps and examples; got {found}")
 
 
-def _contradiction(message: str, setting: str, value: Any, allowed: str, *, nearest: str | None, fix: str) -> UserError:
+def _contradiction(
+    message: str, setting: str, value: object, allowed: str, *, nearest: str | None, fix: str
+) -> UserError:
     """Return the error for a `train` setting that conflicts with another one."""
     return UserError(message, setting=f"train.{setting}", value=value, allowed=allowed, nearest=nearest, fix=fix)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from slipway.core.errors import UserError
 from slipway.trainer.distributed.accelerators import Accelerators, find
@@ -164,7 +163,7 @@ def _parse(source: str, text: str, accelerators: Accelerators) -> Cluster | None
     return Cluster(tasks, rank, source, accelerators, hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank]))
 
 
-def _tasks(cluster: dict[str, Any]) -> tuple[Task, ...]:
+def _tasks(cluster: Mapping[str, Iterable[str]]) -> tuple[Task, ...]:
     by_type: dict[str, list[str]] = {}
     for kind, addresses in cluster.items():
         by_type.setdefault(_POOL_TYPES.get(kind, kind), []).extend(str(address) for address in addresses)

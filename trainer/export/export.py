@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from slipway.core.manifest import Manifest
 from slipway.core.paths import is_mounted
@@ -70,7 +69,7 @@ def _job_checksum(job: JobConfig) -> str:
     return hashlib.sha256(job.model_dump_json(exclude={"data"}).encode()).hexdigest()
 
 
-def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weights_step: int) -> dict[str, Any]:
+def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weights_step: int) -> dict[str, object]:
     return {
         "classes": manifest.classes,
         "image_size": list(manifest.image_size),
@@ -93,9 +92,9 @@ def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weigh
     }
 
 
-def _read_record(folder: Path) -> dict[str, Any] | None:
+def _read_record(folder: Path) -> dict[str, object] | None:
     try:
-        record: dict[str, Any] = json.loads((folder / RECORD_FILE).read_text())
+        record: dict[str, object] = json.loads((folder / RECORD_FILE).read_text())
     except (OSError, ValueError):
         return None
     return record
