@@ -30,7 +30,7 @@ CLASSES = ["left", "right", "both"]
 DEADLINE = 120.0
 
 
-def picture(label: int, number: int, size: tuple[int, int] = (8, 8)) -> np.ndarray[Any, Any]:
+def class_image(label: int, number: int, size: tuple[int, int] = (8, 8)) -> np.ndarray[Any, Any]:
     """Return a grayscale uint8 image whose bright half shows its class."""
     pixels = np.random.default_rng([label, number]).integers(0, 120, size, np.uint8)
     half = size[1] // 2
@@ -73,7 +73,7 @@ class DataSets:
                 with tf.io.TFRecordWriter(str(path)) as writer:
                     for _ in range(count):
                         label = number % len(CLASSES)
-                        image = encode(picture(label, number, written_size or size), kind)
+                        image = encode(class_image(label, number, written_size or size), kind)
                         writer.write(_example(image, label, f"{name}/{number}"))
                         per_class[CLASSES[label]] += 1
                         number += 1
@@ -269,8 +269,8 @@ def make_job() -> Any:
 
 
 @pytest.fixture
-def make_picture() -> Any:
-    return picture
+def make_image() -> Any:
+    return class_image
 
 
 @pytest.fixture
