@@ -50,7 +50,8 @@ def export(
     if _read_record(folder) == record:
         logger.info("the model in %s already has these weights", folder)
         return
-    with _new_content(folder) as place:
+    # A temporary folder, whose content replaces that of `folder` on success.
+    with _copied(folder) if is_mounted(folder) else _renamed(folder) as place:
         engine.export(place, job, manifest)
         shutil.copyfile(metrics, place / METRICS_FILE)
         (place / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n")
@@ -98,13 +99,6 @@ def _read_record(folder: Path) -> dict[str, object] | None:
     except (OSError, ValueError):
         return None
     return record
-
-
-@contextlib.contextmanager
-def _new_content(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder whose content replaces that of `folder` on success; clean up on errors."""
-    with _copied(folder) if is_mounted(folder) else _renamed(folder) as place:
-        yield place
 
 
 @contextlib.contextmanager
