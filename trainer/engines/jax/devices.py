@@ -49,8 +49,6 @@ class Devices:
         self.local = jax.local_devices()
         self.mesh = Mesh(np.array(self.all), (AXIS,))
         self.whole_layout = NamedSharding(self.mesh, PartitionSpec())
-        # All-gather: replicates a split array on every device. Made once, so that it is compiled once for each shape.
-        self.gather = jax.jit(lambda same: same, out_shardings=self.whole_layout)
 
     @property
     def kind(self) -> str:
