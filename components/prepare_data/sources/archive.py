@@ -18,12 +18,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.images import open_images, valid_name
-from slipway.components.prepare_data.sources.layout import groups_of, is_image
-from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader, Reader, Source
-from slipway.components.prepare_data.validation.check import MOST_IMAGE_BYTES
+from slipway.components.prepare_data.sources.images import groups_of, is_image, open_images, valid_name
+from slipway.components.prepare_data.sources.source import (
+    Entry,
+    Group,
+    Ignored,
+    Plain,
+    PlainReader,
+    Reader,
+    Source,
+    Unusable,
+)
+from slipway.components.prepare_data.validation.image import MOST_IMAGE_BYTES
 from slipway.core.errors import UserError
 from slipway.core.paths import local_path
 

@@ -20,16 +20,21 @@ from typing import BinaryIO
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.messages import bytes_feature, values
-from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.remote import RemoteFiles, is_remote
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.columns import further_kinds, stored_name
 from slipway.components.prepare_data.sources.images import FileReader, file_reader, valid_name
-from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
-from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, readable
-from slipway.components.prepare_data.sources.spool import Spool, SpoolReader
-from slipway.components.prepare_data.sources.unique import UniqueKeys
-from slipway.components.prepare_data.validation.check import check_bytes
+from slipway.components.prepare_data.sources.record_layout import further_kinds
+from slipway.components.prepare_data.sources.source import (
+    SPLIT_FOLDERS,
+    Entry,
+    Group,
+    Ignored,
+    Unusable,
+    readable,
+    stored_name,
+)
+from slipway.components.prepare_data.sources.spool import Spool, SpoolReader, UniqueKeys
+from slipway.components.prepare_data.validation.image import check_bytes
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
 

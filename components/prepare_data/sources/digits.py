@@ -13,9 +13,9 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from slipway.components.prepare_data.encoding.png import encode_png
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader
+from slipway.components.prepare_data.validation.image import encode_png
 from slipway.core.errors import UserError
 
 SIDE = 8

@@ -8,10 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+# An object of JSON or YAML; what its values are depends on the keys.
+JsonObject = dict[str, Any]
+# A part of a source; each source has its own type.
+Part = Any
 # A source's split (None if it defines none) and class.
 Group = tuple[str | None, str]
 
 SPLITS = ("train", "validation", "test")
+# The names of splits in sources, in lower case.
+SPLIT_FOLDERS = {
+    "train": "train",
+    "validation": "validation",
+    "val": "validation",
+    "valid": "validation",
+    "test": "test",
+}
 # The features that every stored example has.
 OWN = ("image", "label", "key")
 MOST_IGNORED = 20
@@ -23,6 +35,14 @@ MOST_UNUSABLE_NAMED = 100
 # position for the source's reader (unused if the key suffices), and its group in the source (data.group_by). A plain
 # tuple, because there are many.
 Entry = tuple[bytes, str, str | None, int, int, int, bytes]
+
+
+class Unusable(Exception):
+    """An example that cannot be used; the text is the reason. The run skips it or stops (data.skip_corrupt)."""
+
+
+class Undecodable(Unusable):
+    """An image with a valid header that cannot be decoded in full."""
 
 
 @dataclass
@@ -68,6 +88,11 @@ def readable(key: bytes) -> str:
     return key.decode("utf-8", "backslashreplace")
 
 
+def stored_name(name: str) -> str:
+    """Return the name under which an additional feature is stored; names that clash with ours get a prefix."""
+    return f"source_{name}" if name in OWN else name
+
+
 class Reader(Protocol):
     """Reads examples in one process."""
 
@@ -97,18 +122,18 @@ class Source(Protocol):
 
     name: str
     reference: str
-    features: dict[str, dict[str, Any]]
+    features: dict[str, JsonObject]
     class_names: dict[str, list[str]]
 
     def classes(self, found: Iterable[str]) -> list[str]:
         """Return all classes in the order of their labels; `found` are the classes of the listed examples."""
         ...
 
-    def parts(self) -> list[Any]:
+    def parts(self) -> list[Part]:
         """Return the parts, in a fixed order. Each can be pickled and is listed independently, in any process."""
         ...
 
-    def entries(self, part: Any, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
+    def entries(self, part: Part, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
         """Yield the examples of one part in any order, without holding all in memory; record others in `ignored`.
 
         Sources that can only be read sequentially spool their content to the folder `scratch` for the readers.
@@ -131,7 +156,7 @@ class Source(Protocol):
 class Plain:
     """Base class of sources with only images and labels; classes are sorted by name."""
 
-    features: dict[str, dict[str, Any]] = {}  # noqa: RUF012
+    features: dict[str, JsonObject] = {}  # noqa: RUF012
     class_names: dict[str, list[str]] = {}  # noqa: RUF012
 
     def classes(self, found: Iterable[str]) -> list[str]:

@@ -1,16 +1,27 @@
-"""Spool file for sources that can only be read sequentially: written while listing, read by the shard writers."""
+"""Temporary files of sources that can only be read sequentially.
+
+The spool file is written while the source is listed and read by the shard writers. `UniqueKeys` finds keys that occur
+twice with the listing's external merge sort, so that memory use does not grow with their number.
+"""
 
 from __future__ import annotations
 
+import itertools
 import marshal
 import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
+
+from slipway.components.prepare_data.listing import index
+from slipway.components.prepare_data.listing.index import Run, append_run, merge_runs
 
 LENGTH = struct.Struct("<I")
 BUFFER_BYTES = 1 << 20
+# The number of a key's line, and the length of the key.
+NUMBER = struct.Struct(">Q")
 
 
 class Spool:
@@ -54,3 +65,42 @@ class SpoolReader:
         (length,) = LENGTH.unpack(os.pread(self._descriptor, LENGTH.size, place))
         found: list[tuple[bytes, bytes]] = marshal.loads(os.pread(self._descriptor, length, place + LENGTH.size))
         return found
+
+
+class UniqueKeys:
+    """Keys and their line numbers, stored in the temporary file `path`, which is deleted at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: list[bytes] = []
+        self._runs: list[Run] = []
+
+    def __enter__(self) -> UniqueKeys:
+        self._file: BinaryIO = self._path.open("w+b")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._path.unlink()
+
+    def add(self, key: bytes, line: int) -> None:
+        """Add a key and its line number."""
+        self._rows.append(NUMBER.pack(len(key)) + key + NUMBER.pack(line))
+        if len(self._rows) == index.MOST_ROWS_LISTED:
+            self._write_run()
+
+    def twice(self) -> tuple[bytes, int, int] | None:
+        """Return the first of the shortest duplicate keys, with its first two lines, or None."""
+        self._write_run()
+        key = slice(NUMBER.size, -NUMBER.size)
+        for one, other in itertools.pairwise(merge_runs(self._file, self._runs)):
+            if one[key] == other[key]:
+                lines = (NUMBER.unpack(row[-NUMBER.size :])[0] for row in (one, other))
+                return one[key], *lines
+        return None
+
+    def _write_run(self) -> None:
+        self._runs.append(append_run(self._file, sorted(self._rows)))
+        self._rows.clear()

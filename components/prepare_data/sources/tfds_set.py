@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import valid_name
-from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
 from slipway.components.prepare_data.sources.record_layout import read_features, record_layout
+from slipway.components.prepare_data.sources.source import SPLIT_FOLDERS, Ignored, JsonObject, readable
 from slipway.components.prepare_data.sources.tfrecord import RecordFile, TfrecordSource
 from slipway.core import events
 from slipway.core.errors import ERROR_PREFIX, UserError, nearest
@@ -145,7 +145,7 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
     )
 
 
-def _files(folder: Path, info: dict[str, Any], settings: DataSettings) -> Iterator[RecordFile]:
+def _files(folder: Path, info: JsonObject, settings: DataSettings) -> Iterator[RecordFile]:
     """Yield the files of the requested splits."""
     if info.get("fileFormat", "tfrecord") != "tfrecord":
         raise UserError(
@@ -206,3 +206,52 @@ def _wanted_splits(there: list[str], settings: DataSettings) -> dict[str, str]:
             fix=f"--set 'data.tfds.splits={{{known or f'{strange[0]}: train'}}}'",
         )
     return {name: SPLIT_FOLDERS[name] for name in there}
+
+
+def save_images(settings: DataSettings, folder: Path) -> int:
+    """Write the images of the TFDS data set named by `settings` to `folder`, unchanged; return their number.
+
+    The folder appears under its name only when it is complete.
+
+    Raises:
+        UserError: The folder exists, the data set is unavailable, or an example or a class cannot be saved in a folder.
+    """
+    if folder.exists():
+        raise UserError(
+            f"{folder} exists already.",
+            setting="FOLDER",
+            value=str(folder),
+            fix=f"slipway run --set data.source=images:{folder}, or choose another folder",
+        )
+    reference = settings.source.removeprefix("tfds:")
+    source = open_tfds(reference, settings, None)
+    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    count = 0
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.absolute().parent) as scratch:
+        ignored, reader, root = Ignored(), source.reader(Path(scratch)), Path(scratch) / "images"
+        for part in source.parts():
+            for key, label, split, size, _, place, _ in source.entries(part, ignored, Path(scratch)):
+                if "/" in label or label.startswith("."):
+                    raise _unsuitable(settings, f"the class {label!r} is not a valid folder name")
+                image = reader.read(key, place, size)
+                ending = "png" if image.startswith(b"\x89PNG") else "jpg"
+                path = root / str(split) / label / f"{count:07d}.{ending}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(image)
+                count += 1
+        if ignored.unusable_count:
+            key, reason = ignored.unusable[0]
+            raise _unsuitable(
+                settings, f"{ignored.unusable_count:,} examples cannot be used: {readable(key)}, {reason}"
+            )
+        shutil.move(root, folder)
+    return count
+
+
+def _unsuitable(settings: DataSettings, reason: str) -> UserError:
+    return UserError(
+        f"{settings.source} cannot be saved as a folder of images: {reason}.",
+        setting="data.source",
+        value=settings.source,
+        fix=f"--set data.source={settings.source}",
+    )

@@ -7,38 +7,39 @@ function that is not deterministic cannot be reproduced, and an interrupted run 
 
 from __future__ import annotations
 
+import hashlib
+import marshal
 import os
 import re
-import sys
+import stat
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.messages import values
-from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import closest, forms
-from slipway.components.prepare_data.sources.again import FAILED, Again
-from slipway.components.prepare_data.sources.columns import further_kinds, stored_name
+from slipway.components.prepare_data.sources.again import DIGEST_BYTES, Again
 from slipway.components.prepare_data.sources.images import valid_name
-from slipway.components.prepare_data.sources.record_layout import Descriptions
-from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, readable
-from slipway.components.prepare_data.sources.spool import Spool, SpoolReader
-from slipway.components.prepare_data.sources.tfrecord import require_feature
-from slipway.components.prepare_data.sources.unique import UniqueKeys
-from slipway.components.prepare_data.sources.user_example import (
-    Taken,
-    digest,
-    encoded_feature,
-    encoded_image,
-    label_of,
-    split_of,
+from slipway.components.prepare_data.sources.record_layout import Descriptions, further_kinds
+from slipway.components.prepare_data.sources.source import (
+    SPLIT_FOLDERS,
+    Entry,
+    Group,
+    Ignored,
+    Unusable,
+    readable,
+    stored_name,
 )
+from slipway.components.prepare_data.sources.spool import Spool, SpoolReader, UniqueKeys
+from slipway.components.prepare_data.sources.tfrecord import require_feature
+from slipway.components.prepare_data.validation.image import COLORS, check_bytes, check_pixels, encode_png
 from slipway.components.prepare_data.writing.workers import Tick, Workers
 from slipway.core.errors import UserError, nearest
+from slipway.core.paths import local_path
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.builder import load, origin, user_code, what_happened
 
@@ -132,7 +133,7 @@ class ModuleSource:
     def reader(self, scratch: Path) -> ModuleReader:
         return ModuleReader(scratch / SPOOL)
 
-    def _examples(self) -> Iterator[Any]:
+    def _examples(self) -> Iterator[object]:
         """Yield the function's examples; convert its exceptions to a UserError with the line in the user's file."""
         function = self._function()
         try:
@@ -151,7 +152,7 @@ class ModuleSource:
                 f"{self.reference} {what_happened(error)} ({Path(where.filename).name}, line {where.lineno})."
             ) from None
 
-    def _function(self) -> Any:
+    def _function(self) -> Callable[[], Iterable[object]]:
         try:
             return load(self.reference)
         except UserError as error:
@@ -168,8 +169,8 @@ class ModuleSource:
         if first is None:
             raise self._mistake(f"{self.reference} yields no examples.")
         if not isinstance(first, Mapping) or self._image not in first or self._label not in first:
-            has = isinstance(first, Mapping)
-            found = f"has {', '.join(map(str, first))}" if has else f"is a {type(first).__name__}"
+            names = ", ".join(map(str, first)) if isinstance(first, Mapping) else ""
+            found = f"has {names}" if isinstance(first, Mapping) else f"is a {type(first).__name__}"
             raise self._mistake(
                 f"The first example of {self.reference} is not a dict with {self._image} and {self._label}; "
                 f"it {found}.",
@@ -196,7 +197,7 @@ class ModuleSource:
             )
         return found_kinds
 
-    def _take(self, example: Any, number: int) -> Taken:
+    def _take(self, example: object, number: int) -> Taken:
         """Convert an example to its stored form.
 
         Raises:
@@ -263,22 +264,95 @@ class ModuleReader:
         return self._spool.further(place + self._size)
 
 
-def main() -> NoReturn:
-    """Write the digests of all examples to stdout, redirect the function's output to stderr, and exit."""
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    settings = DataSettings.model_validate_json(sys.argv[1])
-    status = 0
+@runtime_checkable
+class Pixels(Protocol):
+    """An array, such as NumPy's."""
+
+    dtype: object
+    shape: tuple[int, ...]
+
+    def tobytes(self) -> bytes:
+        """Return the content."""
+
+
+class Taken(NamedTuple):
+    """An example in its stored form: key, class, split, encoded image and additional features."""
+
+    key: bytes
+    label: str
+    split: str | None
+    image: bytes
+    further: list[tuple[bytes, bytes]]
+
+
+def digest(taken: Taken | None) -> bytes:
+    """Return a digest of an example."""
+    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    if taken is not None:
+        hashed.update(marshal.dumps((taken.key, taken.label, taken.split, len(taken.image), taken.further), 2))
+        hashed.update(taken.image)
+    return hashed.digest()
+
+
+def encoded_image(value: object) -> bytes:
+    """Return the encoded bytes of a user's image, which are validated when they are written.
+
+    Raises:
+        Unusable: It is not an image, is too large, or its file cannot be read.
+    """
+    if isinstance(value, bytes):
+        check_bytes(len(value))
+        return value
+    if isinstance(value, str | os.PathLike):
+        return _content(os.fspath(value))
+    value = value.numpy() if hasattr(value, "numpy") else value
+    if not isinstance(value, Pixels):
+        raise Unusable(f"its image is a {type(value).__name__}, not encoded bytes, a path or an array")
+    shape = tuple(value.shape)
+    if str(value.dtype) != "uint8" or len(shape) not in (2, 3) or 0 in shape or (*shape, 1)[2] not in COLORS:
+        raise Unusable(f"its image is an array {value.dtype} {list(shape)}, not uint8 [height, width(, channels)]")
+    check_pixels(*shape[:2])
+    return encode_png(value.tobytes(), *shape)
+
+
+def _content(path: str) -> bytes:
+    file = local_path(path).expanduser()
     try:
-        for found in ModuleSource(settings.source, settings, None).digests():
-            output.write(found)
-    except UserError as error:
-        print(error.message, file=sys.stderr)
-        status = FAILED
-    except Exception:
-        traceback.print_exc()
-        status = FAILED
-    sys.stderr.flush()
-    with suppress(OSError):  # the reader may have stopped early
-        output.close()
-    os._exit(status)  # unlike sys.exit, does not wait for threads that the function left running
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise Unusable(f"its image {path} is not a file")
+        check_bytes(status.st_size)
+        return file.read_bytes()
+    except OSError as error:
+        raise Unusable(f"its image {path} cannot be read: {error.strerror}") from None
+
+
+def label_of(value: object) -> str:
+    value = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Unusable("it has no label" if value is None else f"its label {value!r} is neither text nor an integer")
+    text = str(value)
+    if not text or not text.isprintable():
+        raise Unusable(f"its label {text!r} is empty or unprintable")
+    return text
+
+
+def split_of(value: object) -> str | None:
+    if value is None:
+        return None
+    found = SPLIT_FOLDERS.get(value.lower()) if isinstance(value, str) else None
+    if found is None:
+        raise Unusable(f"its split {value!r} is not train, validation or test")
+    return found
+
+
+def encoded_feature(name: str, kind: Kind, value: object) -> bytes:
+    try:
+        if kind.name == "image":
+            if kind.is_list and isinstance(value, Iterable):
+                value = [encoded_image(part) for part in value]
+            else:
+                value = encoded_image(value)
+        return kind.encode(value)
+    except Unusable as reason:
+        raise Unusable(f"its {name}: {reason}") from None

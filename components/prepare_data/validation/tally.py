@@ -8,9 +8,8 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.components.prepare_data.encoding.unusable import Undecodable, Unusable
-from slipway.components.prepare_data.sources.source import readable
-from slipway.components.prepare_data.validation.check import Look
+from slipway.components.prepare_data.sources.source import Undecodable, Unusable, readable
+from slipway.components.prepare_data.validation.image import Look
 from slipway.core.errors import UserError
 
 MOST_SIZES = 32

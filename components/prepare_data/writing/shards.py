@@ -15,11 +15,10 @@ from pydantic import BaseModel
 
 from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.encoding.records import RecordEncoder
-from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.listing.index import read_list
-from slipway.components.prepare_data.sources.source import Reader, Source
-from slipway.components.prepare_data.validation.check import Inspector, Look, check_bytes
+from slipway.components.prepare_data.sources.source import Reader, Source, Unusable
 from slipway.components.prepare_data.validation.duplicates import hash_row, write_hashes
+from slipway.components.prepare_data.validation.image import Inspector, Look, check_bytes
 from slipway.components.prepare_data.validation.sampling import is_decoded
 from slipway.components.prepare_data.validation.tally import Tally, TallyCounter
 from slipway.components.prepare_data.writing.workers import Tick

@@ -13,6 +13,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import DefaultContext, ForkContext
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +23,8 @@ from slipway.core.errors import UserError
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Tick = Callable[[int], None]
+# A worker's message: "tick", "done" or "failed", and its content.
+Message = tuple[str, Any]
 
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_END = 5.0
@@ -72,10 +76,12 @@ class Workers(Generic[Task, Result]):
 
     def __init__(self, work: Callable[[Task, Tick], Result], count: int) -> None:
         # Forked processes start in milliseconds without imports; other platforms use their default start method.
-        self._context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+        self._context: ForkContext | DefaultContext = multiprocessing.get_context(
+            "fork" if sys.platform == "linux" else None
+        )
         self._work = work
         self._count = count
-        self._processes: dict[Connection, Any] = {}
+        self._processes: dict[Connection, BaseProcess] = {}
 
     def __enter__(self) -> Workers[Task, Result]:
         return self
@@ -143,17 +149,17 @@ class Workers(Generic[Task, Result]):
         connection.send((index, tasks[index]))
         return True
 
-    def _receive(self, connection: Connection) -> tuple[str, Any]:
+    def _receive(self, connection: Connection) -> Message:
         try:
-            message: tuple[str, Any] = connection.recv()
+            message: Message = connection.recv()
         except (EOFError, ConnectionResetError):
             process = self._processes[connection]
             process.join(SECONDS_TO_END)
-            raise WorkerDied(process.exitcode) from None
+            raise WorkerDied(process.exitcode or 0) from None
         return message
 
 
-def _serve(connection: Connection, work: Callable[[Any, Tick], Any], parent: int) -> None:
+def _serve(connection: Connection, work: Callable[[Task, Tick], Result], parent: int) -> None:
     """Run tasks until the parent terminates the worker or has died."""
     # The parent handles Ctrl-C, SIGTERM and SIGHUP, and terminates its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

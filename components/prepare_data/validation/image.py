@@ -16,7 +16,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from slipway.components.prepare_data.encoding.unusable import Undecodable, Unusable
+from slipway.components.prepare_data.sources.source import Undecodable, Unusable
 
 # Pillow's limit, above which it assumes a decompression bomb.
 MOST_PIXELS = 89_478_485
@@ -266,3 +266,21 @@ def _decode_with_pillow(data: bytes, look: Look) -> None:
             image.load()
     except Exception as error:  # Pillow raises nearly anything on damaged images
         raise Unusable(f"it cannot be decoded: {error}") from None
+
+
+# PNG color type by number of channels.
+COLORS = {1: 0, 2: 4, 3: 2, 4: 6}
+
+
+def encode_png(pixels: bytes, height: int, width: int, channels: int = 1, *, level: int = 6) -> bytes:
+    """Encode `pixels` [height, width, channels] as an 8-bit PNG; `level` is zlib's, where 0 does not compress."""
+    row = width * channels
+    rows = b"".join(b"\0" + pixels[start : start + row] for start in range(0, height * row, row))
+    header = struct.pack(">IIBBBBB", width, height, 8, COLORS[channels], 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        (_chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(rows, level)), _chunk(b"IEND", b""))
+    )
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

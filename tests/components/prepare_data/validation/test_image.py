@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from slipway.components.prepare_data.encoding.unusable import Unusable
-from slipway.components.prepare_data.validation.check import Inspector, Look
+from slipway.components.prepare_data.sources.source import Unusable
+from slipway.components.prepare_data.validation.image import Inspector, Look
 
 
 def saved(image: Image.Image, encoding: str, **options: object) -> bytes:
@@ -144,8 +144,8 @@ def test_an_exif_orientation_is_found_and_changes_nothing_else(order: str, orien
 
 def photograph(**options: object) -> bytes:
     """A smooth image of 96x96 pixels as a JPEG file."""
-    picture = noise("RGB", (6, 6)).resize((96, 96), Image.Resampling.BICUBIC)
-    return saved(picture.convert(str(options.pop("mode", "RGB"))), "JPEG", **options)
+    pixels = noise("RGB", (6, 6)).resize((96, 96), Image.Resampling.BICUBIC)
+    return saved(pixels.convert(str(options.pop("mode", "RGB"))), "JPEG", **options)
 
 
 JPEGS = {
