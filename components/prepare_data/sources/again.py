@@ -8,7 +8,6 @@ import sys
 import tempfile
 import traceback
 from contextlib import suppress
-from types import TracebackType
 from typing import NoReturn
 
 from slipway.components.prepare_data.settings import DataSettings
@@ -40,9 +39,7 @@ class Again:
         )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None

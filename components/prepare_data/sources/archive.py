@@ -24,7 +24,6 @@ from slipway.components.prepare_data.sources.source import (
     Entry,
     Group,
     Ignored,
-    Plain,
     PlainReader,
     Reader,
     Source,
@@ -46,7 +45,7 @@ WITHOUT_BYTES = {
 DAMAGED = (tarfile.TarError, EOFError, zlib.error, struct.error, OSError)
 
 
-class ArchiveSource(Plain):
+class ArchiveSource(Source):
     """The source `images:FILE.tar`, `.tar.gz`, `.tgz` or `.zip`.
 
     Raises:

@@ -29,6 +29,7 @@ from slipway.components.prepare_data.sources.source import (
     Entry,
     Group,
     Ignored,
+    Source,
     Unusable,
     readable,
     stored_name,
@@ -48,7 +49,7 @@ SPOOL = "columns"
 SLIP = 0.8
 
 
-class ManifestSource:
+class ManifestSource(Source):
     """The source `csv:FILE`. Image paths are absolute, or relative to the folder of the file.
 
     Args:
@@ -78,10 +79,6 @@ class ManifestSource:
             raise self._mistake(f"{self.path} cannot be read: {error.strerror}.") from None
         self._kinds = {name: self._described.get(name, Kind("text")) for name in self._further}
         self.features = {stored_name(name): kind.description for name, kind in self._kinds.items()}
-        self.class_names: dict[str, list[str]] = {}
-
-    def classes(self, found: Iterable[str]) -> list[str]:
-        return sorted(found)
 
     def parts(self) -> list[Path]:
         return [self.path]
@@ -131,9 +128,6 @@ class ManifestSource:
         if splits != {None} and "train" not in splits:
             raise self._mistake(f"{self.path} lists no image in the split train.")
         return {group: group for group in found}
-
-    def stamp(self) -> None:
-        return None
 
     def reader(self, scratch: Path) -> ManifestReader:
         images = [stored_name(name).encode() for name, kind in self._kinds.items() if kind.name == "image"]

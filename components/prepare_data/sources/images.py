@@ -17,9 +17,9 @@ from slipway.components.prepare_data.sources.source import (
     Entry,
     Group,
     Ignored,
-    Plain,
     PlainReader,
     Reader,
+    Source,
     Unusable,
 )
 from slipway.core.errors import UserError, nearest
@@ -41,7 +41,7 @@ class ClassFolder:
     split: str | None
 
 
-class ImagesSource(Plain):
+class ImagesSource(Source):
     """The source `images:FOLDER`.
 
     Files in the top folder, hidden files and files that are not images are ignored. Symbolic links are followed.
@@ -106,12 +106,6 @@ class ImagesSource(Plain):
                 allowed=LAYOUT,
                 fix="add images to the folder, or remove it",
             )
-
-    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
-        return {group: group for group in found}
-
-    def stamp(self) -> None:
-        return None
 
     def reader(self, scratch: Path) -> Reader:  # noqa: ARG002
         return file_reader(self.root)

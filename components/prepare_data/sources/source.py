@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,8 +111,8 @@ class Reader(Protocol):
         ...
 
 
-class Source(Protocol):
-    """A source of examples.
+class Source(ABC):
+    """A source of examples; by default without additional features, with classes sorted by name.
 
     Attributes:
         name: The default name of a data set from this source.
@@ -122,45 +123,39 @@ class Source(Protocol):
 
     name: str
     reference: str
-    features: dict[str, JsonObject]
-    class_names: dict[str, list[str]]
+    features: dict[str, JsonObject] = {}  # noqa: RUF012
+    class_names: dict[str, list[str]] = {}  # noqa: RUF012
 
     def classes(self, found: Iterable[str]) -> list[str]:
         """Return all classes in the order of their labels; `found` are the classes of the listed examples."""
-        ...
+        return sorted(found)
 
+    @abstractmethod
     def parts(self) -> list[Part]:
         """Return the parts, in a fixed order. Each can be pickled and is listed independently, in any process."""
-        ...
 
+    @abstractmethod
     def entries(self, part: Part, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
         """Yield the examples of one part in any order, without holding all in memory; record others in `ignored`.
 
         Sources that can only be read sequentially spool their content to the folder `scratch` for the readers.
         """
-        ...
 
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
-        """Map the listed groups to their final split and class, which may depend on all listed groups."""
-        ...
+        """Map the listed groups to their final split and class, which may depend on all listed groups.
+
+        Raises:
+            UserError: The splits are invalid.
+        """
+        return {group: group for group in found}
 
     def stamp(self) -> str | None:
         """Return a value that changes with the content of the source, or None if that requires listing it."""
-        ...
+        return None
 
+    @abstractmethod
     def reader(self, scratch: Path) -> Reader:
         """Return a reader for the calling process."""
-        ...
-
-
-class Plain:
-    """Base class of sources with only images and labels; classes are sorted by name."""
-
-    features: dict[str, JsonObject] = {}  # noqa: RUF012
-    class_names: dict[str, list[str]] = {}  # noqa: RUF012
-
-    def classes(self, found: Iterable[str]) -> list[str]:
-        return sorted(found)
 
 
 class PlainReader:

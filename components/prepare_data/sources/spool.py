@@ -12,7 +12,6 @@ import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from slipway.components.prepare_data.listing import index
@@ -35,9 +34,7 @@ class Spool:
         self._file = self._path.open("wb", buffering=BUFFER_BYTES)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def add(self, data: bytes, further: Iterable[tuple[bytes, bytes]] | None = None) -> int:
@@ -79,9 +76,7 @@ class UniqueKeys:
         self._file: BinaryIO = self._path.open("w+b")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
         self._path.unlink()
 

@@ -19,7 +19,15 @@ from slipway.components.prepare_data.remote import is_remote, open_remote
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import RecordLayout, read_features, record_layout
-from slipway.components.prepare_data.sources.source import SPLIT_FOLDERS, Entry, Group, Ignored, Unusable, readable
+from slipway.components.prepare_data.sources.source import (
+    SPLIT_FOLDERS,
+    Entry,
+    Group,
+    Ignored,
+    Source,
+    Unusable,
+    readable,
+)
 from slipway.components.prepare_data.sources.spool import UniqueKeys
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
@@ -41,7 +49,7 @@ class RecordFile:
     records: int | None = None
 
 
-class TfrecordSource:
+class TfrecordSource(Source):
     """Examples in TFRecord files.
 
     Args:

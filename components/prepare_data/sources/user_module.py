@@ -30,6 +30,7 @@ from slipway.components.prepare_data.sources.source import (
     Entry,
     Group,
     Ignored,
+    Source,
     Unusable,
     readable,
     stored_name,
@@ -53,7 +54,7 @@ END = object()
 WHOLE_NUMBER = re.compile(r"^-?\d+$")
 
 
-class ModuleSource:
+class ModuleSource(Source):
     """The source `module:function`.
 
     Raises:
@@ -71,7 +72,6 @@ class ModuleSource:
         with Workers(self._find_kinds, 1) as workers:
             ((_, self._kinds),) = workers.run([reference])
         self.features: Descriptions = {stored_name(name): kind.description for name, kind in self._kinds.items()}
-        self.class_names: dict[str, list[str]] = {}
         self._group = require_feature(group_column, self._kinds)
 
     def classes(self, found: Iterable[str]) -> list[str]:
@@ -126,9 +126,6 @@ class ModuleSource:
         if splits != {None} and "train" not in splits:
             raise self._mistake(f"{self.reference} yields no example of the split train.")
         return {group: group for group in found}
-
-    def stamp(self) -> None:
-        return None
 
     def reader(self, scratch: Path) -> ModuleReader:
         return ModuleReader(scratch / SPOOL)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import DefaultContext, ForkContext
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from slipway.core.errors import UserError
@@ -86,9 +85,7 @@ class Workers(Generic[Task, Result]):
     def __enter__(self) -> Workers[Task, Result]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def run(self, tasks: Sequence[Task], tick: Tick | None = None) -> Iterator[tuple[int, Result]]:

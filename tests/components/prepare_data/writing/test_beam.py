@@ -16,6 +16,7 @@ from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import images
+from slipway.components.prepare_data.sources.digits import DigitsSource
 from slipway.components.prepare_data.writing import beam as beam_module
 from slipway.components.prepare_data.writing import set_writer
 from slipway.core.errors import UserError
@@ -183,7 +184,7 @@ def test_what_workers_elsewhere_cannot_reach_is_refused(change: dict[str, str], 
     about = {"source": "images:gs://bucket/image_folder", "store": "gs://bucket/sets", **change}
     settings = DataSettings.model_validate({**about, "beam": {"from_gigabytes": 0}})
     with pytest.raises(UserError, match="cannot access") as error:
-        beam_module.beam_for(settings, images.Plain(), 1)  # type: ignore[arg-type]
+        beam_module.beam_for(settings, DigitsSource(), 1)
     assert error.value.setting == setting
 
 
