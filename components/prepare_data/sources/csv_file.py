@@ -159,11 +159,11 @@ class ManifestSource(Source):
         """Return the number of columns, and the indices of our columns and of the additional ones."""
         _, names = next(rows, (1, []))
         names = [name.strip() for name in names]
-        wanted = dict(self._columns_of)
+        requested = dict(self._columns_of)
         if self._group_column is not None:
-            wanted["group"] = (self._group_column,)
+            requested["group"] = (self._group_column,)
         places: dict[str, int] = {}
-        for use, allowed in wanted.items():
+        for use, allowed in requested.items():
             found = [place for place, name in enumerate(names) if name in allowed]
             if len(found) > 1:
                 listed = ", ".join(names[place] for place in found)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-# An object of JSON or YAML; what its values are depends on the keys.
+# An object of JSON or YAML.
 JsonObject = dict[str, Any]
 # A part of a source; each source has its own type.
 Part = Any
@@ -69,7 +69,7 @@ class Ignored:
         self.count += 1
         self.names = sorted((*self.names, readable(key)))[:MOST_IGNORED]
 
-    def leave_out(self, key: bytes, reason: str) -> None:
+    def skip(self, key: bytes, reason: str) -> None:
         """Record an example that cannot be listed."""
         self.unusable_count += 1
         if len(self.unusable) < MOST_UNUSABLE_NAMED:

@@ -111,7 +111,7 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
     command = [sys.executable, "-m", "slipway.components.prepare_data.sources.tfds_prepare", reference, root]
     command += ["--try-gcs"] if settings.tfds.try_gcs else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    told, last = "", ""
+    reported, last = "", ""
     with (
         tempfile.TemporaryFile("w+") as output,
         subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment) as process,
@@ -124,7 +124,7 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
                     continue
                 line = line.removeprefix(CURSOR_UP).strip()
                 if line.startswith(ERROR_PREFIX):
-                    told = line
+                    reported = line
                 elif line:
                     print(line, file=sys.stderr, flush=True)
                     last = line
@@ -134,8 +134,8 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
         if process.wait() == 0:
             output.seek(0)
             return output.read().splitlines()[-1]
-    if told:
-        raise UserError.from_dict(json.loads(told.removeprefix(ERROR_PREFIX)))
+    if reported:
+        raise UserError.from_dict(json.loads(reported.removeprefix(ERROR_PREFIX)))
     raise UserError(
         f"TensorFlow Datasets could not prepare {reference}: {last or f'exit code {process.returncode}'}",
         setting="data.source",
@@ -156,9 +156,9 @@ def _files(folder: Path, info: JsonObject, settings: DataSettings) -> Iterator[R
             fix="prepare it with tfds.builder(…, file_format='tfrecord') in another folder, and set data.tfds.data_dir "
             "to that folder",
         )
-    wanted = _wanted_splits([split["name"] for split in info["splits"]], settings)
+    requested = _requested_splits([split["name"] for split in info["splits"]], settings)
     for split in info["splits"]:
-        if split["name"] not in wanted:
+        if split["name"] not in requested:
             continue
         lengths = [int(length) for length in split["shardLengths"]]
         for number, length in enumerate(lengths):
@@ -179,10 +179,10 @@ def _files(folder: Path, info: JsonObject, settings: DataSettings) -> Iterator[R
                     value=settings.source,
                     fix=f"rm -r {folder}, then run again; TensorFlow Datasets prepares it again",
                 )
-            yield RecordFile(folder / name, f"{split['name']}/{number:05d}", wanted[split["name"]], length)
+            yield RecordFile(folder / name, f"{split['name']}/{number:05d}", requested[split["name"]], length)
 
 
-def _wanted_splits(there: list[str], settings: DataSettings) -> dict[str, str]:
+def _requested_splits(there: list[str], settings: DataSettings) -> dict[str, str]:
     """Map the data set's requested splits to train, validation and test."""
     if settings.tfds.splits is not None:
         for name in settings.tfds.splits:

@@ -113,7 +113,7 @@ class TfrecordSource(Source):
                 key = f"{file.prefix}/{count}".encode()
                 count += 1
                 if reason is not None:
-                    ignored.leave_out(key, reason)
+                    ignored.skip(key, reason)
                     continue
                 try:
                     features = features_of(message)
@@ -121,12 +121,12 @@ class TfrecordSource(Source):
                     label = self._layout.label_of(features)
                     value = self._group_value(features)
                 except Unusable as error:
-                    ignored.leave_out(key, str(error))
+                    ignored.skip(key, str(error))
                     continue
                 stamp = int.from_bytes(hashlib.blake2b(message, digest_size=8).digest())
                 yield key, label, file.split, len(message), stamp, number << PLACE_BITS | place, value
         for missing in range(count, file.records or 0):
-            ignored.leave_out(f"{file.prefix}/{missing}".encode(), "it is missing from its file")
+            ignored.skip(f"{file.prefix}/{missing}".encode(), "it is missing from its file")
 
     def _group_value(self, features: dict[bytes, bytes]) -> bytes:
         if self._group is None:

@@ -87,19 +87,19 @@ class ModuleSource(Source):
         with Spool(scratch / SPOOL) as spool, UniqueKeys(scratch / "keys") as keys, second as again:
             for number, example in enumerate(self._examples()):
                 try:
-                    taken = self._take(example, number)
+                    stored = self._convert(example, number)
                 except Unusable as reason:
                     if again:
                         again.compare(number, digest(None))
-                    ignored.leave_out(b"example %d" % number, str(reason))
+                    ignored.skip(b"example %d" % number, str(reason))
                     continue
-                same = digest(taken)
+                same = digest(stored)
                 if again:
                     again.compare(number, same)
-                keys.add(taken.key, number)
-                place = spool.add(taken.image, taken.further if self._kinds else None)
-                group = self._group_value(taken)
-                yield taken.key, taken.label, taken.split, len(taken.image), int.from_bytes(same), place, group
+                keys.add(stored.key, number)
+                place = spool.add(stored.image, stored.further if self._kinds else None)
+                group = self._group_value(stored)
+                yield stored.key, stored.label, stored.split, len(stored.image), int.from_bytes(same), place, group
             if again:
                 again.compare(number + 1, b"")
             if twice := keys.twice():
@@ -112,7 +112,7 @@ class ModuleSource(Source):
         """Yield the digest of each example, in order."""
         for number, example in enumerate(self._examples()):
             try:
-                yield digest(self._take(example, number))
+                yield digest(self._convert(example, number))
             except Unusable:
                 yield digest(None)
 
@@ -194,7 +194,7 @@ class ModuleSource(Source):
             )
         return found_kinds
 
-    def _take(self, example: object, number: int) -> Taken:
+    def _convert(self, example: object, number: int) -> StoredExample:
         """Convert an example to its stored form.
 
         Raises:
@@ -209,7 +209,7 @@ class ModuleSource(Source):
         if further.keys() != self._kinds.keys():
             odd = sorted(further.keys() ^ self._kinds.keys(), key=str)
             raise Unusable(f"unlike the first example, it has {'no ' if odd[0] in self._kinds else ''}{odd[0]}")
-        return Taken(
+        return StoredExample(
             key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key,
             label_of(example.get(self._label)),
             split_of(example.get("split")),
@@ -220,10 +220,10 @@ class ModuleSource(Source):
             ],
         )
 
-    def _group_value(self, taken: Taken) -> bytes:
+    def _group_value(self, stored: StoredExample) -> bytes:
         if self._group is None:
             return b""
-        (feature,) = (feature for name, feature in taken.further if name.decode() == stored_name(self._group or ""))
+        (feature,) = (feature for name, feature in stored.further if name.decode() == stored_name(self._group or ""))
         found = values(feature)
         return found[0] if len(found) == 1 and isinstance(found[0], bytes) else repr(found).encode()
 
@@ -272,7 +272,7 @@ class Pixels(Protocol):
         """Return the content."""
 
 
-class Taken(NamedTuple):
+class StoredExample(NamedTuple):
     """An example in its stored form: key, class, split, encoded image and additional features."""
 
     key: bytes
@@ -282,12 +282,12 @@ class Taken(NamedTuple):
     further: list[tuple[bytes, bytes]]
 
 
-def digest(taken: Taken | None) -> bytes:
+def digest(stored: StoredExample | None) -> bytes:
     """Return a digest of an example."""
     hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    if taken is not None:
-        hashed.update(marshal.dumps((taken.key, taken.label, taken.split, len(taken.image), taken.further), 2))
-        hashed.update(taken.image)
+    if stored is not None:
+        hashed.update(marshal.dumps((stored.key, stored.label, stored.split, len(stored.image), stored.further), 2))
+        hashed.update(stored.image)
     return hashed.digest()
 
 

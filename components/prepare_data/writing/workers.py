@@ -25,7 +25,7 @@ Tick = Callable[[int], None]
 # A worker's message: "tick", "done" or "failed", and its content.
 Message = tuple[str, Any]
 
-SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_POLLS = 0.5
 SECONDS_TO_END = 5.0
 # Signals that workers handle differently from their parent.
 OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -60,9 +60,9 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def worker_count(wanted: int | None) -> int:
-    """Return the number of worker processes: `wanted`, or by default one per core."""
-    return wanted or available_cores()
+def worker_count(requested: int | None) -> int:
+    """Return the number of worker processes: `requested`, or by default one per core."""
+    return requested or available_cores()
 
 
 class Workers(Generic[Task, Result]):
@@ -170,7 +170,7 @@ def _serve(connection: Connection, work: Callable[[Task, Tick], Result], parent:
 
     try:
         while True:
-            while not connection.poll(SECONDS_BETWEEN_LOOKS):
+            while not connection.poll(SECONDS_BETWEEN_POLLS):
                 _leave_with(parent)
             index, task = connection.recv()
             try:

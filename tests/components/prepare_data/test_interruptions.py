@@ -31,8 +31,8 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.step import step
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by default if the tests run in the background
-look, pause = shards.Inspector.look, float(sys.argv[2])
-shards.Inspector.look = lambda self, data: (time.sleep(pause), look(self, data))[1]
+inspect, pause = shards.Inspector.inspect, float(sys.argv[2])
+shards.Inspector.inspect = lambda self, data: (time.sleep(pause), inspect(self, data))[1]
 with step("prepare_data"):
     prepared = prepare(DataSettings.model_validate_json(sys.argv[1]), 4)
     print("reused" if prepared.reused else "written")
