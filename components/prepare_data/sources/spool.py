@@ -55,13 +55,21 @@ class SpoolReader:
 
     def data(self, place: int, size: int) -> bytes:
         """Return the bytes of an example."""
-        return os.pread(self._descriptor, size, place)
+        return read_at(self._descriptor, place, size)
 
     def further(self, place: int) -> list[tuple[bytes, bytes]]:
         """Return the additional features at offset `place`, after the example's bytes."""
         (length,) = LENGTH.unpack(os.pread(self._descriptor, LENGTH.size, place))
         found: list[tuple[bytes, bytes]] = marshal.loads(os.pread(self._descriptor, length, place + LENGTH.size))
         return found
+
+
+def read_at(descriptor: int, place: int, size: int) -> bytes:
+    """Return `size` bytes at offset `place` of an open file, or fewer at its end."""
+    data = os.pread(descriptor, size, place)
+    while 0 < len(data) < size and (more := os.pread(descriptor, size - len(data), place + len(data))):
+        data += more
+    return data
 
 
 class UniqueKeys:
