@@ -17,6 +17,7 @@ from multiprocessing.context import DefaultContext, ForkContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
+from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 
 Task = TypeVar("Task")
@@ -53,11 +54,6 @@ def how_it_ended(code: int) -> str:
 
 class WorkerFailed(Exception):
     """A task raised an exception that is not a user error; the text is the worker's traceback."""
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def worker_count(requested: int | None) -> int:
