@@ -6,14 +6,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from types import TracebackType
+import traceback
+from contextlib import suppress
+from typing import NoReturn
 
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.writing.workers import how_it_ended
 from slipway.core.errors import UserError
 
 DIGEST_BYTES = 8
-CALL = "from slipway.components.prepare_data.sources.user_module import main; main()"
+CALL = "from slipway.components.prepare_data.sources.again import main; main()"
 # The exit status of `main` if it printed the reason of its failure.
 FAILED = 1
 
@@ -37,9 +39,7 @@ class Again:
         )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None
@@ -74,3 +74,26 @@ class Again:
             allowed="a function that yields the same examples in the same order on every call",
             fix="seed random generators, sort the contents of sets and folders, do not use the time",
         )
+
+
+def main() -> NoReturn:
+    """Write the digests of all examples to stdout, redirect the function's output to stderr, and exit."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    from slipway.components.prepare_data.sources.user_module import ModuleSource
+
+    settings = DataSettings.model_validate_json(sys.argv[1])
+    status = 0
+    try:
+        for found in ModuleSource(settings.source, settings, None).digests():
+            output.write(found)
+    except UserError as error:
+        print(error.message, file=sys.stderr)
+        status = FAILED
+    except Exception:
+        traceback.print_exc()
+        status = FAILED
+    sys.stderr.flush()
+    with suppress(OSError):  # the reader may have stopped early
+        output.close()
+    os._exit(status)  # unlike sys.exit, does not wait for threads that the function left running

@@ -166,7 +166,7 @@ def test_the_bytes_depend_on_nothing_but_source_settings_and_seed(
     make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings], tmp_path: Path
 ) -> None:
     root = make_folder({"b": 40, "a": 50})
-    again = tmp_path / "elsewhere" / "pictures"
+    again = tmp_path / "elsewhere" / "image_folder"
     for path in sorted(root.rglob("*.png"), reverse=True):
         copy = again / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -359,7 +359,7 @@ def test_a_set_in_a_bucket_is_copied_there_with_its_manifest_last(
     monkeypatch.setattr(store.shutil, "copyfile", lambda one, other: (copied.append(one.name), copy(one, other)))
     settings = make_settings(make_folder({"a": 10, "b": 10}), store="gs://bucket/datasets/")
     prepared = prepare(settings, 2)
-    assert prepared.uri == f"gs://bucket/datasets/pictures/{prepared.manifest.fingerprint[:16]}"
+    assert prepared.uri == f"gs://bucket/datasets/image_folder/{prepared.manifest.fingerprint[:16]}"
     assert prepared.folder == mount / prepared.uri.removeprefix("gs://")
     assert copied[-1] == manifest.FILE_NAME
     assert sorted(copied) == sorted(contents(prepared.folder))

@@ -263,7 +263,7 @@ def test_the_function_is_called_twice_only_on_request(
         ("for n in range(30): yield {'image': image(n), 'label': 'a', 'key': str(n) if n < 20 else os._exit(7)}",
          r"^own_data_\d+:examples called os\._exit\(7\) \(own_data_\d+\.py, line 8\)"),
         ("yield 5", "is not a dict with image and label; it is a int"),
-        ("yield {'picture': image(1), 'label': 'a'}", "is not a dict with image and label; it has picture, label"),
+        ("yield {'photo': image(1), 'label': 'a'}", "is not a dict with image and label; it has photo, label"),
         ("yield {'image': image(1), 'label': 'a', 'x': None}", "Cannot infer the kind of the feature x"),
         ("for n in range(9): yield {'image': image(n), 'label': 'a', 'key': str(n % 8)}",
          "yields the key 0 twice: examples 0 and 8"),
