@@ -23,6 +23,7 @@ from typing import Any
 
 from slipway.core import events
 from slipway.core.errors import UserError, report, system_error
+from slipway.core.exit_codes import FAILED, STOPPED
 from slipway.trainer.distributed.signals import stop_signals
 
 LOGS_VARIABLE = "SLIPWAY_LOGS"
@@ -51,6 +52,11 @@ def termination_deferred() -> Iterator[None]:
     finally:
         _Termination.deferred = False
     raise_if_terminated()
+
+
+def termination_requested() -> bool:
+    """Return whether a stop signal was received."""
+    return _Termination.requested
 
 
 def raise_if_terminated() -> None:
@@ -104,15 +110,15 @@ def step(name: str) -> Iterator[Outcome]:
     except UserError as error:
         _fail(error.as_dict())
         report(error)
-        sys.exit(1)
+        sys.exit(FAILED)
     except WorkFailed as error:
         _fail({"message": error.message, "traceback": error.traceback})
         print(error, file=sys.stderr, flush=True)
-        sys.exit(1)
+        sys.exit(FAILED)
     except Terminated:
         with contextlib.suppress(OSError):
             events.emit("cancelled")
-        sys.exit(143)
+        sys.exit(STOPPED)
     except Exception as error:
         refused = system_error(error)
         _fail(refused.as_dict() if refused else _internal(error))

@@ -10,9 +10,10 @@ from typing import Any
 from slipway.core.errors import UserError
 from slipway.trainer.distributed.accelerators import Accelerators, find
 
-# The order of ranks. `master` is the older name of `chief`.
-_TASK_TYPES = ("chief", "master", "worker")
-_POOL_TYPES = {"workerpool0": "chief", "workerpool1": "worker"}
+# Vertex AI's task types in TF_CONFIG, by worker pool.
+POOL_TASK_TYPES = ("chief", "worker", "ps", "evaluator")
+# The types that take part in synchronous training, in the order of ranks. `master` is the older name of `chief`.
+_TRAINING_TYPES = ("chief", "master", "worker")
 TORCHRUN = "torchrun"
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -85,6 +86,14 @@ class Cluster:
         return f"{place}, from {self.source}: {names}; {accelerators}"
 
 
+def pool_name(number: int) -> str:
+    """Return a worker pool's name in CLUSTER_SPEC."""
+    return f"workerpool{number}"
+
+
+_POOL_TYPES = {pool_name(number): kind for number, kind in enumerate(POOL_TASK_TYPES)}
+
+
 def read(environment: Mapping[str, str]) -> Cluster:
     """Read the cluster from TF_CONFIG, else CLUSTER_SPEC, else torchrun's variables; else it is a single process.
 
@@ -145,7 +154,9 @@ def _parse(source: str, text: str, accelerators: Accelerators) -> Cluster | None
             allowed='JSON like {"cluster": {"chief": ["host:port"], "worker": ["host:port"]}, '
             '"task": {"type": "worker", "index": 0}}',
         ) from None
-    strangers = sorted({*(_POOL_TYPES.get(kind, kind) for kind in cluster if cluster[kind]), own[0]} - {*_TASK_TYPES})
+    strangers = sorted(
+        {*(_POOL_TYPES.get(kind, kind) for kind in cluster if cluster[kind]), own[0]} - {*_TRAINING_TYPES}
+    )
     if strangers:
         raise UserError(
             f"The cluster has replicas of type {', '.join(strangers)}, which synchronous training does not support.",
@@ -169,5 +180,5 @@ def _tasks(cluster: dict[str, Any]) -> tuple[Task, ...]:
     for kind, addresses in cluster.items():
         by_type.setdefault(_POOL_TYPES.get(kind, kind), []).extend(str(address) for address in addresses)
     return tuple(
-        Task(kind, index, address) for kind in _TASK_TYPES for index, address in enumerate(by_type.get(kind, []))
+        Task(kind, index, address) for kind in _TRAINING_TYPES for index, address in enumerate(by_type.get(kind, []))
     )

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from slipway.core.errors import UserError, nearest
+from slipway.core.exit_codes import STOPPED
 from slipway.trainer.config import ModelSettings
-from slipway.trainer.distributed.signals import EXIT_CODE
 
 _CONTRACT = "a function of (image_shape, classes, …) that returns a network from images to logits [batch, classes]"
 
@@ -46,7 +46,7 @@ def user_code() -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt, _OsExit) as error:
-        if isinstance(error, SystemExit) and error.code == EXIT_CODE:  # not user code: SIGTERM was received
+        if isinstance(error, SystemExit) and error.code == STOPPED:  # not user code: SIGTERM was received
             raise
         raise EndedProcess(f"os._exit({error})" if isinstance(error, _OsExit) else _named(error)) from error
     finally:

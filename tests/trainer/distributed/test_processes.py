@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.distributed import processes
 from slipway.trainer.distributed.accelerators import Accelerators
 from slipway.trainer.distributed.cluster import Cluster, read
@@ -64,3 +65,7 @@ def test_a_process_finds_its_place_among_all(environment: dict[str, str]) -> Non
     assert {each.on_this_machine for each in found} == {replica.on_this_machine * 4}
     assert {each.tasks[0].host_and_port for each in found} == {meeting}
     assert {processes.count("pytorch", each) for each in found} == {1}
+    plan = Plan(replicas=replica.replicas, batch_per_replica=8, steps_per_epoch=1, steps=1)
+    job = JobConfig(data="", model=ModelSettings(builder="a:b"), train=TrainSettings(epochs=1), plan=plan)
+    assert {processes.with_processes(job, each).plan.batch_per_process for each in told} == {2}
+    assert processes.with_processes(job, {}) == job
