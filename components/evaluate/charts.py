@@ -1,4 +1,4 @@
-"""Charts of the evaluation report, as inline SVG in the colours of the page's style sheet (light and dark)."""
+"""Charts of the evaluation report, as inline SVG in the colours of its style sheet, and the history they show."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import base64
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from slipway.components.evaluate.accumulators import Calibration, Counts, Curve, Floats
-from slipway.components.evaluate.history import History, Series
+from slipway.core.atomic import JsonObject, json_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,9 +43,49 @@ _STYLE = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
 }
+POINTS = 400  # of a learning curve
 _SQUARE = (3.4, 3.2)  # inches; three of these are side by side
 # Cell colours of the confusion matrix plot, readable on light and dark backgrounds.
 _RIGHT, _WRONG = (58, 110, 224), (214, 84, 20)
+
+
+@dataclass(frozen=True)
+class Series:
+    """A metric by step."""
+
+    steps: list[float]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class History:
+    """The training history in a model's metrics.jsonl: its records, in order."""
+
+    records: list[JsonObject]
+
+    def series(self, kind: str, figure: str) -> Series:
+        """Return a metric by step, from the records of a kind (train, validation); finite values only.
+
+        More than `POINTS` values are reduced to as many by averaging neighbours.
+        """
+        found = [
+            (record["step"], record[figure])
+            for record in self.records
+            if record["kind"] == kind and isinstance(record.get(figure), int | float) and math.isfinite(record[figure])
+        ]
+        groups = np.array_split(np.array(found, np.float64).reshape(-1, 2), min(POINTS, max(1, len(found))))
+        means = [group.mean(axis=0) for group in groups if len(group)]
+        return Series([float(step) for step, _ in means], [float(value) for _, value in means])
+
+    def last(self, kind: str) -> JsonObject | None:
+        """The last record of a kind."""
+        return next((record for record in reversed(self.records) if record["kind"] == kind), None)
+
+
+def read_history(path: Path) -> History:
+    """Return the history in a file, empty if the file does not exist."""
+    records = json_lines(path.read_bytes()) if path.is_file() else []
+    return History([record for record in records if {"step", "kind"} <= record.keys()])
 
 
 def learning_curve(history: History, figure: str) -> str | None:

@@ -28,9 +28,8 @@ def evaluate(
     from pathlib import Path
 
     from slipway.components.evaluate.evaluation import evaluate as work
-    from slipway.components.evaluate.gate import UNCHECKED
-    from slipway.components.evaluate.results import log_classification
-    from slipway.components.evaluate.settings import EvaluateSettings
+    from slipway.components.evaluate.evaluation import log_classification
+    from slipway.components.evaluate.gate import UNCHECKED, EvaluateSettings
     from slipway.components.step import step
     from slipway.core import events
     from slipway.core.paths import local_path

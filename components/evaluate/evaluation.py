@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from slipway.components.evaluate.gate import Opponent, Verdict, decide
+from slipway.components.evaluate.gate import EvaluateSettings, Opponent, Verdict, decide
 from slipway.components.evaluate.served_model import Batch, Measured, ServedModel
-from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.core import events, manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split
@@ -23,8 +23,18 @@ SPLIT = "test"
 FEATURES = {"image": "string", "label": "int64", "key": "string"}
 EVENT_SECONDS = 0.5
 REPORT_LIBRARIES = ("matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2")
+# Larger confusion matrices do not fit into an artifact's metadata; the report contains them in full.
+LARGEST_MATRIX = 100
+CURVE_POINTS = 100
 NO_CHAMPION_YET = "There is no champion yet."
 NO_CHAMPION_ASKED = "Not compared with a champion (evaluate.champion=none)."
+
+
+class Classification(Protocol):
+    """The methods of kfp's ClassificationMetrics that are used here."""
+
+    def log_confusion_matrix(self, categories: list[str], matrix: list[list[int]]) -> None: ...
+    def log_roc_curve(self, fpr: list[float], tpr: list[float], threshold: list[float]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,21 @@ class Evaluation:
             "champion_metrics": self.champion.metrics if self.champion else None,
             "verdict": self.verdict.as_dict(),
         }
+
+
+def log_classification(evaluation: Evaluation, classification: Classification) -> None:
+    """Log the model's confusion matrix and its ROC curve, averaged over the classes at each threshold."""
+    classes, measures = evaluation.manifest.classes, evaluation.model.measures
+    if len(classes) <= LARGEST_MATRIX:
+        classification.log_confusion_matrix(classes, measures.confusion.counts[:, :-1].tolist())
+    else:
+        logging.info("%d classes: the confusion matrix is in the report only", len(classes))
+    curve = measures.scores.average_curve()
+    if curve is not None:
+        curve = curve.thinned(CURVE_POINTS)
+        classification.log_roc_curve(
+            curve.false_positive_rate.tolist(), curve.true_positive_rate.tolist(), curve.thresholds.tolist()
+        )
 
 
 def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path | None) -> Evaluation:

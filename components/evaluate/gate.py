@@ -1,4 +1,4 @@
-"""The gate: decide whether a model is promoted, and say why."""
+"""The gate: decide whether a model is promoted, and say why; the settings of the gate and of the evaluation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from slipway.components.evaluate.settings import GateSettings
+from pydantic import Field, PositiveInt
+
+from slipway.trainer.config import Settings
 
 Decision = Literal["promote", "reject"]
 
@@ -15,6 +17,30 @@ ROUNDING = 1e-9
 # Metadata key of the metrics and the registry: why a promoted model was not checked against anything.
 UNCHECKED = "unchecked"
 NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "loss": "loss"}
+
+
+class GateSettings(Settings):
+    """When a model is promoted: `metric` is at least `minimum` and beats the champion's by at least `margin`.
+
+    A negative `margin` accepts a model that is slightly worse. For `loss`, lower is better and `minimum` is the largest
+    loss accepted.
+    """
+
+    metric: Literal["accuracy", "macro_f1", "loss"] = "accuracy"
+    minimum: float | None = None
+    margin: float = 0.0
+
+
+class EvaluateSettings(Settings):
+    """How to evaluate on the test split. With `champion` = `registered`, the model must beat the registered champion.
+
+    `worst_examples` is the number of misclassified images in the report, most confident first.
+    """
+
+    batch_size: PositiveInt = 256
+    gate: GateSettings = GateSettings()
+    champion: Literal["registered", "none"] = "registered"
+    worst_examples: int = Field(default=24, ge=0, le=200)
 
 
 @dataclass(frozen=True)

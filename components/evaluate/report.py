@@ -17,7 +17,6 @@ from slipway.components import page
 from slipway.components.evaluate import charts
 from slipway.components.evaluate.accumulators import (
     CALIBRATION_BINS,
-    TOP,
     ConfusionMatrix,
     Curve,
     Measures,
@@ -25,9 +24,9 @@ from slipway.components.evaluate.accumulators import (
     WrongExample,
     wilson,
 )  # fmt: skip
+from slipway.components.evaluate.charts import read_history
 from slipway.components.evaluate.evaluation import Evaluation
 from slipway.components.evaluate.gate import NAMES
-from slipway.components.evaluate.history import read_history
 from slipway.components.evaluate.served_model import Measured
 from slipway.core.manifest import Manifest
 
@@ -192,10 +191,8 @@ def _figures(model: Measured, champion: Measured | None) -> list[dict[str, Any]]
 
 def _intervals(measures: Measures) -> dict[str, tuple[float, float]]:
     """Return the confidence intervals of the metrics that are proportions of the images."""
-    found = {"accuracy": wilson(measures.confusion.correct, measures.confusion.examples)}
-    if measures.top:
-        found[f"top_{TOP}_accuracy"] = wilson(measures.top.correct, measures.top.examples)
-    return found
+    hits = {"accuracy": measures.confusion.correct, "top_5_accuracy": measures.top_hits}
+    return {name: wilson(hit, measures.confusion.examples) for name, hit in hits.items() if hit is not None}
 
 
 def _trend(difference: float, lower_is_better: bool) -> str:

@@ -1,23 +1,35 @@
 """Evaluation of a model through its serving interface: encoded images in, class probabilities out.
 
-The code that built the model is not needed.
+The code that built the model is not needed. A SavedModel decodes the images itself. A torch.export program accepts
+pixels; images are decoded for it as in the SavedModel, to the size and channels in its model.json.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from slipway.components.evaluate import serving
 from slipway.components.evaluate.accumulators import Counts, Floats, Measures, Predictions, WrongExample
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.trainer.engines import installed
+from slipway.trainer.export.export import PROGRAM_FILE, SAVED_MODEL_FILE
+
+SIGNATURE = "serving_default"
+
+# Maps encoded images (a string tensor [batch]) to class names and probabilities [batch, classes].
+Serve = Callable[[Any], tuple[list[str], NDArray[np.floating[Any]]]]
+
+
+class NotServable(Exception):
+    """The model in the folder cannot be served; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +119,9 @@ class ServedModel:
             foreign=tuple(name for name in self._classes if name not in theirs),
         )
 
-    def _load(self) -> serving.Serve:
+    def _load(self) -> Serve:
         try:
-            return serving.load(self._folder, self._data)
+            return load(self._folder, self._data)
         except UserError as error:  # its framework is not installed
             if not self._is_champion:
                 raise
@@ -120,7 +132,7 @@ class ServedModel:
                 allowed="registered, none",
                 fix=f"--set evaluate.champion=none to evaluate without it, or {error.fix}",
             ) from None
-        except serving.NotServable as reason:
+        except NotServable as reason:
             raise self._problem(f"does not load: {reason}") from None
         except Exception as error:  # TensorFlow and PyTorch may raise anything for a damaged file
             logging.exception("loading %s", self._folder)
@@ -221,3 +233,56 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def load(folder: Path, data: Manifest) -> Serve:
+    """Load the model in `folder`.
+
+    Args:
+        folder: The model's folder.
+        data: The manifest of a data set. A torch.export program may have another image size and other channels.
+
+    Raises:
+        UserError: It is a PyTorch model and PyTorch is not installed.
+        NotServable: The SavedModel has no serving signature.
+        Exception: Anything that TensorFlow or PyTorch raises for a damaged file.
+    """
+    if (folder / PROGRAM_FILE).is_file() and not (folder / SAVED_MODEL_FILE).is_file():
+        installed.verify("pytorch")
+        return _program(folder, data)
+    return _saved_model(folder)
+
+
+def _saved_model(folder: Path) -> Serve:
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(folder))
+    if SIGNATURE not in loaded.signatures:
+        raise NotServable(f"its SavedModel has no signature {SIGNATURE!r}")
+
+    def serve(images: Any) -> tuple[list[str], NDArray[np.floating[Any]]]:
+        # Access through `loaded` keeps the object alive; the signature alone would not.
+        result = loaded.signatures[SIGNATURE](image_bytes=images)
+        names = [name.decode(errors="replace") for name in result["classes"][0].numpy()]
+        return names, result["probabilities"].numpy()
+
+    return serve
+
+
+def _program(folder: Path, data: Manifest) -> Serve:
+    import torch
+
+    from slipway.trainer.data.images import decode_images
+
+    description = json.loads((folder / "model.json").read_bytes())
+    classes = [str(name) for name in description["classes"]]
+    shape = {"image_size": tuple(description["image_size"]), "channels": description["channels"]}
+    own = data.model_copy(update=shape)
+    program = torch.export.load(str(folder / PROGRAM_FILE)).module()
+
+    def serve(images: Any) -> tuple[list[str], NDArray[np.floating[Any]]]:
+        pixels = torch.tensor(decode_images(images, own).numpy())
+        with torch.no_grad():
+            return classes, program(pixels).numpy()
+
+    return serve

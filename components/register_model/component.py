@@ -36,7 +36,7 @@ def register_model(
 
     from slipway.components.evaluate.gate import UNCHECKED
     from slipway.components.register_model.registration import register
-    from slipway.components.register_model.settings import RegisterSettings
+    from slipway.components.register_model.registry import RegisterSettings
     from slipway.components.step import step
 
     with step("register_model") as outcome:

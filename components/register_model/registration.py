@@ -11,8 +11,7 @@ from typing import Any
 from slipway.components.cloud.connection import Connection
 from slipway.components.evaluate.gate import UNCHECKED
 from slipway.components.register_model.model_registry import Candidate, ModelRegistry, RegisteredVersion
-from slipway.components.register_model.registry import PromoteOver, Registration, Registry, git_commit
-from slipway.components.register_model.settings import RegisterSettings
+from slipway.components.register_model.registry import PromoteOver, RegisterSettings, Registration, Registry, git_commit
 from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.trainer.export.export import PROGRAM_FILE, SAVED_MODEL_FILE

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock
+from pydantic import Field
 
 from slipway.core.atomic import FULL, replace_file, sync
 from slipway.core.errors import UserError
+from slipway.trainer.config import Settings
 
 METADATA = "metadata.json"
 CHAMPION = "champion"
@@ -28,6 +30,13 @@ UNFINISHED = ".unfinished-"
 
 # The champion that a model was compared with: a version number, None for no champion, "any" for no comparison.
 PromoteOver = int | None | Literal["any"]
+
+
+class RegisterSettings(Settings):
+    """Where versions are registered: `registry` is the local registry's folder, `model` the model's name in it."""
+
+    registry: str = "models"
+    model: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9-]*$")
 
 
 @dataclass(frozen=True)

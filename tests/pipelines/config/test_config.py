@@ -151,7 +151,7 @@ def test_a_problem_of_the_file_and_one_of_set_are_told_apart(write):
 
 
 def test_no_number_that_is_not_finite_passes_between_configuration_and_step():
-    from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
+    from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
     from slipway.trainer.config import ModelSettings
 
     for settings in (
