@@ -1,4 +1,4 @@
-"""The context manager around every step's work: logging, events, errors and termination on signals.
+"""The border between KFP and a step's work: logging, events, errors, termination on signals, arguments and outputs.
 
 A component's body is `with step("prepare_data") as outcome:` around a call of plain Python. On the local platform, the
 output goes to `<step>.log` in the folder SLIPWAY_LOGS; elsewhere it goes to stdout, and the platform stores it.
@@ -7,6 +7,7 @@ output goes to `<step>.log` in the folder SLIPWAY_LOGS; elsewhere it goes to std
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -22,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from slipway.core import events
+from slipway.core.atomic import JsonObject
 from slipway.core.errors import UserError, report, system_error
 from slipway.core.exit_codes import FAILED, STOPPED
 from slipway.trainer.distributed.signals import stop_signals
@@ -74,12 +76,31 @@ class WorkFailed(Exception):
         self.traceback = traceback
 
 
+def whole_numbers(value: Any) -> Any:
+    """Return an argument with integral floats converted back to int: KFP passes all numbers in lists as floats."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [whole_numbers(item) for item in value]
+    return value
+
+
+def write_metadata(*artifacts: Any) -> None:
+    """Write files for metadata-only artifacts: KFP repeats a finished step if an output file is missing."""
+    for artifact in artifacts:
+        path = Path(artifact.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(artifact.metadata))
+
+
 @dataclass
 class Outcome:
     """What a step reports when it ends: whether it reused an earlier result, and its outputs."""
 
     reused: bool = False
-    outputs: dict[str, Any] = field(default_factory=dict)
+    outputs: JsonObject = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -125,7 +146,7 @@ def step(name: str) -> Iterator[Outcome]:
         raise
 
 
-def _fail(error: dict[str, Any]) -> None:
+def _fail(error: JsonObject) -> None:
     """Emit the event `failed`, best effort: on a full disk, the run's watcher notices the failure anyway."""
     with contextlib.suppress(OSError):
         events.emit("failed", error=error)
@@ -147,7 +168,7 @@ def _own_peak_memory_bytes(unit: int) -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _internal(error: Exception) -> dict[str, Any]:
+def _internal(error: Exception) -> JsonObject:
     text = f"{type(error).__name__}: {error}"
     return {"message": text, "traceback": traceback.format_exc()}
 

@@ -6,9 +6,10 @@ import base64
 import io
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from slipway.components.evaluate.accumulators import Calibration, Counts, Curve,
 from slipway.core.atomic import JsonObject, json_lines
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # matplotlib needs literal colours; each of these placeholders stands for a CSS variable of the page.
@@ -94,7 +96,7 @@ def learning_curve(history: History, figure: str) -> str | None:
     if not train.steps and not validation.steps:
         return None
     with _style():
-        page, axes = _figure(4.6, 2.75)
+        page, (axes,) = _figure(4.6, 2.75)
         if train.steps:
             axes.plot(train.steps, train.values, color=ACCENT, linewidth=1.2, alpha=0.85, label="training")
         if validation.steps:
@@ -117,7 +119,7 @@ def learning_curve(history: History, figure: str) -> str | None:
 def roc_curve(average: Curve, classes: Sequence[Curve]) -> str:
     """Plot the average ROC curve, with the curves of the `classes` as thin lines below it."""
     with _style():
-        page, axes = _figure(*_SQUARE)
+        page, (axes,) = _figure(*_SQUARE)
         for curve in classes:
             axes.plot(curve.false_positive_rate, curve.true_positive_rate, color=MUTED, linewidth=0.6, alpha=0.55)
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
@@ -129,7 +131,7 @@ def roc_curve(average: Curve, classes: Sequence[Curve]) -> str:
 def precision_recall_curve(recalls: Floats, average: Floats, classes: Sequence[Floats]) -> str:
     """Plot the average precision [points] by recall, with the curves of the `classes` as thin lines below it."""
     with _style():
-        page, axes = _figure(*_SQUARE)
+        page, (axes,) = _figure(*_SQUARE)
         for precisions in classes:
             axes.plot(recalls, precisions, color=MUTED, linewidth=0.6, alpha=0.55)
         axes.plot(recalls, average, color=ACCENT, linewidth=1.8)
@@ -184,18 +186,18 @@ def _spans_decades(*series: Series) -> bool:
     return min(values) > 0 and math.log10(max(values) / min(values)) > 1.7
 
 
-def _style() -> Any:
+def _style() -> AbstractContextManager[None]:
     import matplotlib as mpl
 
     return mpl.rc_context(_STYLE)
 
 
-def _figure(width: float, height: float, rows: Sequence[float] = (1,)) -> tuple[Figure, Any]:
+def _figure(width: float, height: float, rows: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(len(rows), 1, gridspec_kw={"height_ratios": list(rows)})
-    return figure, axes
+    axes = figure.subplots(len(rows), 1, squeeze=False, gridspec_kw={"height_ratios": list(rows)})
+    return figure, list(axes[:, 0])
 
 
 def _svg(figure: Figure, description: str) -> str:

@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from slipway.components.evaluate.gate import EvaluateSettings, Opponent, Verdict, decide
 from slipway.components.evaluate.served_model import Batch, Measured, ServedModel
 from slipway.core import events, manifest
+from slipway.core.atomic import JsonObject
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split
 from slipway.trainer.engines.quick_import import import_tensorflow, import_triton
@@ -47,7 +48,7 @@ class Evaluation:
     verdict: Verdict
     settings: EvaluateSettings
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return what a run's record stores: both models' metrics and the verdict."""
         return {
             "metrics": self.model.metrics,

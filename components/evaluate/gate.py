@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, PositiveInt
 
+from slipway.core.atomic import JsonObject
 from slipway.trainer.config import Settings
 
 Decision = Literal["promote", "reject"]
@@ -69,7 +70,7 @@ class Verdict:
     reasons: list[str]
     checked: bool = True
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         return {"decision": self.decision, "reasons": self.reasons, "checked": self.checked}
 
 

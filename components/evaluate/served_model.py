@@ -11,12 +11,13 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.components.evaluate.accumulators import Counts, Floats, Measures, Predictions, WrongExample
+from slipway.core.atomic import JsonObject
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.engines import installed
@@ -24,8 +25,10 @@ from slipway.trainer.export.export import PROGRAM_FILE, SAVED_MODEL_FILE
 
 SIGNATURE = "serving_default"
 
-# Maps encoded images (a string tensor [batch]) to class names and probabilities [batch, classes].
-Serve = Callable[[Any], tuple[list[str], NDArray[np.floating[Any]]]]
+# A TensorFlow tensor of encoded images, strings [batch].
+Images: TypeAlias = Any
+# Maps encoded images to class names and probabilities [batch, classes].
+Serve = Callable[[Images], tuple[list[str], NDArray[np.float32]]]
 
 
 class NotServable(Exception):
@@ -34,9 +37,9 @@ class NotServable(Exception):
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of encoded images (a string tensor [batch]) with their labels [batch] and keys."""
+    """A batch of encoded images with their labels [batch] and keys."""
 
-    images: Any
+    images: Images
     labels: Counts
     keys: list[bytes]
 
@@ -49,8 +52,8 @@ class Measured:
     """
 
     folder: Path
-    description: dict[str, Any]
-    registration: dict[str, Any]
+    description: JsonObject
+    registration: JsonObject
     measures: Measures
     unknown: tuple[str, ...]
     foreign: tuple[str, ...]
@@ -226,7 +229,7 @@ def _sentence(error: Exception) -> str:
     return lines[0].strip().rstrip(".")[:200]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> JsonObject:
     """Return the JSON object in a file, {} if it is missing or invalid."""
     try:
         content = json.loads(path.read_bytes())
@@ -260,7 +263,7 @@ def _saved_model(folder: Path) -> Serve:
     if SIGNATURE not in loaded.signatures:
         raise NotServable(f"its SavedModel has no signature {SIGNATURE!r}")
 
-    def serve(images: Any) -> tuple[list[str], NDArray[np.floating[Any]]]:
+    def serve(images: Images) -> tuple[list[str], NDArray[np.float32]]:
         # Access through `loaded` keeps the object alive; the signature alone would not.
         result = loaded.signatures[SIGNATURE](image_bytes=images)
         names = [name.decode(errors="replace") for name in result["classes"][0].numpy()]
@@ -280,7 +283,7 @@ def _program(folder: Path, data: Manifest) -> Serve:
     own = data.model_copy(update=shape)
     program = torch.export.load(str(folder / PROGRAM_FILE)).module()
 
-    def serve(images: Any) -> tuple[list[str], NDArray[np.floating[Any]]]:
+    def serve(images: Images) -> tuple[list[str], NDArray[np.float32]]:
         pixels = torch.tensor(decode_images(images, own).numpy())
         with torch.no_grad():
             return classes, program(pixels).numpy()

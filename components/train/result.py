@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slipway.components.step import WorkFailed
-from slipway.core.atomic import json_lines
+from slipway.core.atomic import JsonObject, json_lines
 from slipway.trainer.export.export import SAVED_MODEL_FILE
 
 # Entries of model.json that become the model artifact's metadata.
@@ -28,7 +27,7 @@ class TrainedModel:
     """A model's folder, its metadata, and its loss and accuracy on the validation split."""
 
     folder: Path
-    metadata: dict[str, Any]
+    metadata: JsonObject
     validation: dict[str, float]
 
 

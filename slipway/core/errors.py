@@ -11,7 +11,8 @@ import errno
 import json
 import sys
 from collections.abc import Iterable
-from typing import Any
+
+from slipway.core.atomic import JsonObject
 
 # Prefix of the JSON line from which programs read an error in a log.
 ERROR_PREFIX = "slipway-error: "
@@ -35,7 +36,7 @@ class UserError(Exception):
         message: str,
         *,
         setting: str | None = None,
-        value: Any = None,
+        value: object = None,
         allowed: str | None = None,
         nearest: str | None = None,
         fix: str | None = None,
@@ -59,7 +60,7 @@ class UserError(Exception):
                 lines.append(f"  {label + ':':<10}{text}")
         return "\n".join(lines)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return the error as plain values, for a run's record and its event log."""
         value = self.value if isinstance(self.value, str | int | float | bool | None) else str(self.value)
         return {
@@ -113,7 +114,7 @@ class UserError(Exception):
         )
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> UserError:
+    def from_dict(cls, fields: JsonObject) -> UserError:
         """Create an error from the result of `as_dict`."""
         return cls(**fields)
 

@@ -18,8 +18,8 @@ from kfp.dsl.executor import create_artifact_instance
 from kfp.local import executor_input_utils, executor_output_utils, placeholder_utils
 from kfp.pipeline_spec.pipeline_spec_pb2 import ExecutorInput
 
+from slipway.components.step import whole_numbers
 from slipway.core.paths import local_path
-from slipway.core.values import whole_numbers
 from tests.fakes.containers import Container
 from tests.fakes.mount import open_to_all
 from tests.fakes.vertex.jobs import ENDED, JobService

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipway.components.plan_training.plan import plan_training
+from slipway.components.step import whole_numbers
 from slipway.core.manifest import Manifest, Shard, Split
-from slipway.core.values import whole_numbers
 from slipway.trainer.config import ModelSettings, TrainSettings
 
 EXAMPLES = 60_000
