@@ -19,7 +19,7 @@ from slipway.core import events
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError, report
 from slipway.core.exit_codes import FAILED, PEER_LOST, STOPPED
-from slipway.core.paths import Places, local_path, places
+from slipway.core.paths import OutputPaths, local_path, output_paths
 from slipway.trainer.checkpoint.best import FOLDER as BEST_FOLDER
 from slipway.trainer.checkpoint.best import BestWeights, no_validation
 from slipway.trainer.checkpoint.resume import identity, resume
@@ -77,7 +77,7 @@ def _work(config: str, stop: StopRequest) -> None:
     """Check everything that does not need TensorFlow, which takes seconds to import; then train."""
     job = processes.with_processes(_job(config), os.environ)
     installed.verify(job.train.engine)
-    where = places(os.environ)
+    where = output_paths(os.environ)
     cluster = clusters.read(os.environ)
     logger.info("%s", cluster.describe())
     if not cluster.is_chief:
@@ -120,7 +120,7 @@ def _train_in_processes(
         sys.exit(status)
 
 
-def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: StopRequest) -> Engine:
+def _train(job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, stop: StopRequest) -> Engine:
     from slipway.trainer import loop  # imported late because they import TensorFlow
     from slipway.trainer.data import inputs
     from slipway.trainer.engines import base
@@ -168,7 +168,7 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     return engine
 
 
-def _is_finished(job: JobConfig, where: Places, cluster: Cluster, share: Share, engine: Engine) -> bool:
+def _is_finished(job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, engine: Engine) -> bool:
     """Return whether an earlier attempt of this job already exported its model; the chief decides."""
     checksum = exported(job, share.manifest, where.model) if cluster.is_chief else None
     (finished,) = engine.agree([float(checksum is not None)])

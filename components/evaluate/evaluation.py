@@ -131,8 +131,7 @@ def _test_split(description: Manifest, data: Path) -> Split:
             allowed="a test split of at least one example",
             fix=f"add a folder {SPLIT!r} to the source, or set data.split.{SPLIT} above 0 for a source without splits",
         )
-    for shard in split.shards:
-        manifest.verify_shard(data / shard.file, shard)
+    manifest.verify(data, split.shards)
     return split
 
 

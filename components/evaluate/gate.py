@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from pydantic import Field, PositiveInt
@@ -71,7 +71,7 @@ class Verdict:
     checked: bool = True
 
     def as_dict(self) -> JsonObject:
-        return {"decision": self.decision, "reasons": self.reasons, "checked": self.checked}
+        return asdict(self)
 
 
 def decide(
@@ -105,13 +105,13 @@ def decide(
 
 
 def _against_minimum(metric: str, value: float, minimum: float) -> tuple[bool, str]:
-    lower_is_better = metric == "loss"
-    holds = value <= minimum + ROUNDING if lower_is_better else value >= minimum - ROUNDING
     shown, limit = _told_apart(value, minimum)
-    if lower_is_better:
-        relation = f"is within the maximum of {limit}" if holds else f"is above the maximum of {limit}"
+    if metric == "loss":
+        holds = value <= minimum + ROUNDING
+        relation = f"is {'within' if holds else 'above'} the maximum of {limit}"
     else:
-        relation = f"meets the minimum of {limit}" if holds else f"is below the minimum of {limit}"
+        holds = value >= minimum - ROUNDING
+        relation = f"{'meets' if holds else 'is below'} the minimum of {limit}"
     return holds, f"The {NAMES[metric]} on the test split, {shown}, {relation}."
 
 
@@ -122,8 +122,9 @@ def _against_champion(gate: GateSettings, value: float, champion: Opponent) -> t
     ours_shown, theirs_shown = _told_apart(value, theirs)
     if abs(gain) <= ROUNDING:
         relation = "equals"
-    else:
-        relation = f"is {'better' if gain > 0 else 'worse'} by {_difference(gain, gate.margin)} than"
+    else:  # with enough decimals to distinguish the difference from the margin
+        difference = _told_apart(abs(gain), abs(gate.margin))[0]
+        relation = f"is {'better' if gain > 0 else 'worse'} by {difference} than"
     asked = _margin(gate.margin)
     return beaten, (
         f"The {NAMES[gate.metric]}, {ours_shown}, {relation} the champion's ({champion.name}) {theirs_shown}: "
@@ -137,11 +138,6 @@ def _margin(margin: float) -> str:
     if margin < 0:
         return f"the gate accepts up to {-margin:g} worse"
     return "the gate requires at least as good"
-
-
-def _difference(gain: float, margin: float) -> str:
-    """Format the size of a gain with enough decimals to distinguish it from the margin."""
-    return _told_apart(abs(gain), abs(margin))[0]
 
 
 def _other_classes(champion: Opponent) -> list[str]:

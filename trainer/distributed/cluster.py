@@ -69,11 +69,6 @@ class Cluster:
         """
         return self.rank == 0
 
-    @property
-    def peers(self) -> list[Task]:
-        """All other replicas."""
-        return [task for task in self.tasks if task != self.task]
-
     def describe(self) -> str:
         """Return a one-line description for the log."""
         accelerators = self.accelerators.describe()
