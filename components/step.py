@@ -1,4 +1,4 @@
-"""The border between KFP and a step's work: logging, events, errors, termination on signals, arguments and outputs.
+"""The context manager around every step's work: logging, events, errors and termination on signals.
 
 A component's body is `with step("prepare_data") as outcome:` around a call of plain Python. On the local platform, the
 output goes to `<step>.log` in the folder SLIPWAY_LOGS; elsewhere it goes to stdout, and the platform stores it.
@@ -7,7 +7,6 @@ output goes to `<step>.log` in the folder SLIPWAY_LOGS; elsewhere it goes to std
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -20,12 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from slipway.core import events
-from slipway.core.atomic import JsonObject
 from slipway.core.errors import UserError, report, system_error
 from slipway.core.exit_codes import FAILED, STOPPED
+from slipway.core.values import JsonObject
 from slipway.trainer.distributed.signals import stop_signals
 
 LOGS_VARIABLE = "SLIPWAY_LOGS"
@@ -74,25 +72,6 @@ class WorkFailed(Exception):
         super().__init__(f"{traceback}\n{message}" if traceback else message)
         self.message = message
         self.traceback = traceback
-
-
-def whole_numbers(value: Any) -> Any:
-    """Return an argument with integral floats converted back to int: KFP passes all numbers in lists as floats."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {key: whole_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [whole_numbers(item) for item in value]
-    return value
-
-
-def write_metadata(*artifacts: Any) -> None:
-    """Write files for metadata-only artifacts: KFP repeats a finished step if an output file is missing."""
-    for artifact in artifacts:
-        path = Path(artifact.path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(artifact.metadata))
 
 
 @dataclass

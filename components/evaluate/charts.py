@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipway.components.evaluate.accumulators import Calibration, Counts, Curve, Floats
-from slipway.core.atomic import JsonObject, json_lines
+from slipway.core.atomic import json_lines
+from slipway.core.values import JsonObject
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,9 +30,10 @@ def evaluate(
     from slipway.components.evaluate.evaluation import evaluate as work
     from slipway.components.evaluate.evaluation import log_classification
     from slipway.components.evaluate.gate import UNCHECKED, EvaluateSettings
-    from slipway.components.step import step, write_metadata
+    from slipway.components.step import step
     from slipway.core import events
     from slipway.core.paths import local_path
+    from slipway.core.values import write_metadata
 
     with step("evaluate") as outcome:
         evaluation = work(

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from slipway.core.atomic import JsonObject
+from slipway.core.values import JsonObject
 from slipway.trainer.config import Settings
 
 Decision = Literal["promote", "reject"]
@@ -125,19 +125,18 @@ def _against_champion(gate: GateSettings, value: float, champion: Opponent) -> t
     else:  # with enough decimals to distinguish the difference from the margin
         difference = _told_apart(abs(gain), abs(gate.margin))[0]
         relation = f"is {'better' if gain > 0 else 'worse'} by {difference} than"
-    asked = _margin(gate.margin)
     return beaten, (
-        f"The {NAMES[gate.metric]}, {ours_shown}, {relation} the champion's ({champion.name}) {theirs_shown}: "
-        f"{asked}, which is {'met' if beaten else 'not met'}."
+        f"The {NAMES[gate.metric]}, {ours_shown}, {relation} the champion's ({champion.name}), {theirs_shown}. "
+        f"This {'meets' if beaten else 'does not meet'} the gate: {_margin(gate.margin)}."
     )
 
 
 def _margin(margin: float) -> str:
     if margin > 0:
-        return f"the gate requires at least {margin:g} better"
+        return f"at least {margin:g} better"
     if margin < 0:
-        return f"the gate accepts up to {-margin:g} worse"
-    return "the gate requires at least as good"
+        return f"at most {-margin:g} worse"
+    return "at least as good"
 
 
 def _other_classes(champion: Opponent) -> list[str]:

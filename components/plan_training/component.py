@@ -28,8 +28,9 @@ def plan_training(
     from pathlib import Path
 
     from slipway.components.plan_training.plan import plan_training as work
-    from slipway.components.step import step, whole_numbers
+    from slipway.components.step import step
     from slipway.core import manifest
+    from slipway.core.values import whole_numbers
     from slipway.trainer.config import ModelSettings, TrainSettings
 
     with step("plan_training") as outcome:

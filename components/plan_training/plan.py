@@ -10,10 +10,10 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.checkpoint.best import no_validation
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
-from slipway.trainer.data.batches import check_shared_evenly
-from slipway.trainer.data.class_weights import class_weights
-from slipway.trainer.engines import networks, table
-from slipway.trainer.learning_rate import warmup_steps
+from slipway.trainer.data.assignment import check_shared_evenly
+from slipway.trainer.engines import table
+from slipway.trainer.engines.builder import example_elements
+from slipway.trainer.hyperparameters import class_weights, warmup_steps
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
 # Environment variable with the data set's path (a folder or gs:// URI) for custom training modules.
@@ -112,8 +112,7 @@ def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: Train
         UserError: Not even one example per device fits.
     """
     events.phase("measuring the network's memory")
-    network = networks.build(train.engine, model, manifest.image_shape, len(manifest.classes))
-    each = networks.example_elements(network, manifest.image_shape) * ELEMENT_BYTES
+    each = ELEMENT_BYTES * example_elements(train.engine, model, manifest.image_shape, len(manifest.classes))
     asked, parts = train.batch_size, train.accumulation
     if asked * each <= memory * parts:
         return train

@@ -15,7 +15,7 @@ from typing import Any
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import is_conflict, is_transient, retried, status_of
 from slipway.components.register_model.registry import CHAMPION, superseded
-from slipway.core.atomic import JsonObject
+from slipway.core.values import JsonObject
 
 RUN_LABEL = "slipway-run"
 NOT_FOUND = 404

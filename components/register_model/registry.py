@@ -17,8 +17,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from slipway.core.atomic import FULL, JsonObject, replace_file, sync
+from slipway.core.atomic import FULL, replace_file, sync
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 from slipway.trainer.config import Settings
 
 METADATA = "metadata.json"

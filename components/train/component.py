@@ -29,10 +29,11 @@ def train(
     """
     from dataclasses import asdict
 
-    from slipway.components.step import step, whole_numbers, write_metadata
+    from slipway.components.step import step
     from slipway.components.train.local_cluster import run_local_cluster
     from slipway.components.train.result import publish
     from slipway.core.paths import local_path
+    from slipway.core.values import whole_numbers, write_metadata
     from slipway.trainer.config import RestartSettings
 
     with step("train") as outcome:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from slipway.components.step import WorkFailed
-from slipway.core.atomic import JsonObject, json_lines
+from slipway.core.atomic import json_lines
 from slipway.core.paths import local_path
-from slipway.trainer.export.export import SAVED_MODEL_FILE
+from slipway.core.values import JsonObject
+from slipway.trainer.engines.table import SAVED_MODEL_FILE
 
 # Entries of model.json that become the model artifact's metadata.
 METADATA = (

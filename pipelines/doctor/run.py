@@ -15,7 +15,7 @@ from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.placement import check_python
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
-from slipway.trainer.data.batches import check_shared_evenly
+from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.engines.builder import check_signature
 
 

@@ -28,7 +28,7 @@ from slipway.components.cloud.retries import is_transient
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, VertexSettings, no_place_on_vertex
 from slipway.pipelines.hardware import Hardware
-from slipway.trainer.engines.table import RUN_THEIR_OWN_MODELS
+from slipway.trainer.engines.table import ENGINES
 
 SOURCE_TREE = Path(slipway.__file__).parents[1]
 Say = Callable[[str], None]
@@ -99,7 +99,7 @@ def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
         "steps": wanted_image(config, "steps", "cpu", base, repository, say, with_engine=False),
         "trainer": wanted_image(config, "trainer", accelerator_of(config.parsed_hardware), base, repository, say),
     }
-    if config.train.engine in RUN_THEIR_OWN_MODELS:
+    if not ENGINES[config.train.engine].exports_saved_model:
         wanted["evaluation"] = wanted_image(config, "steps", "cpu", base, repository, say)
     return wanted
 

@@ -6,10 +6,9 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import Any, TypeAlias
 
-# A JSON object as Python reads it.
-JsonObject: TypeAlias = dict[str, Any]
+from slipway.core.values import JsonObject
+
 # Error numbers of a full disk and an exceeded quota.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 

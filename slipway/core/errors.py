@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields
 
-from slipway.core.atomic import JsonObject
+from slipway.core.values import JsonObject
 
 # Prefix of the JSON line from which programs read an error in a log.
 ERROR_PREFIX = "slipway-error: "

@@ -26,7 +26,7 @@ def second(workspace: Workspace, first) -> subprocess.CompletedProcess[str]:
     return workspace.slipway("run")
 
 
-def test_the_first_run_gives_a_registered_champion(workspace, first):
+def test_the_first_run_registers_a_champion(workspace, first):
     assert first.returncode == 0, first.stdout + first.stderr
     record = workspace.record(workspace.runs()[0].name)
     assert record["status"] == "succeeded"
@@ -56,11 +56,11 @@ def test_every_output_of_every_step_exists(workspace, first):
                 assert Path(value).exists()
 
 
-def test_nothing_is_left_among_temporary_files(workspace, first):
+def test_no_temporary_files_are_left(workspace, first):
     assert list((workspace.path / "temporary").iterdir()) == []
 
 
-def test_one_line_a_step_and_no_noise(workspace, first):
+def test_one_line_per_step_without_start_up_messages(workspace, first):
     lines = [line for line in first.stdout.splitlines() if line.startswith("✓")]
     assert [line.split()[1] for line in lines] == [
         "prepare_data",
@@ -76,7 +76,7 @@ def test_one_line_a_step_and_no_noise(workspace, first):
     assert 2 <= len(table) <= 12  # of 30 epochs
 
 
-def test_what_takes_seconds_is_announced(workspace, first):
+def test_slow_phases_are_announced(workspace, first):
     events = map(json.loads, (workspace.runs()[0] / "events.jsonl").read_text().splitlines())
     phases = {(event["step"], event["text"]) for event in events if event["event"] == "phase"}
     assert phases >= {
@@ -91,7 +91,7 @@ def test_what_takes_seconds_is_announced(workspace, first):
     }
 
 
-def test_a_second_run_reuses_the_data_and_does_not_beat_itself(workspace, first, second):
+def test_a_second_run_reuses_the_data_and_does_not_replace_the_champion(workspace, first, second):
     assert second.returncode == 0, second.stdout + second.stderr
     record = workspace.record()
     assert steps(record)["prepare_data"]["reused"]
@@ -117,7 +117,7 @@ def test_status_list_logs_and_explain(workspace, second):
     assert "has not failed" in workspace.slipway("explain").stdout
 
 
-def test_require_promotion_tells_by_the_exit_code(workspace, second):
+def test_require_promotion_sets_the_exit_code(workspace, second):
     result = workspace.slipway("run", "--set", "train.steps=5", "--require-promotion")
     assert result.returncode == 3, result.stdout + result.stderr
     assert workspace.record()["verdict"]["decision"] == "reject"

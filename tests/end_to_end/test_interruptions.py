@@ -27,7 +27,7 @@ def checkpoint_pointer(space: Workspace) -> bool:
     return (space.path / "runs/latest/train/checkpoints/latest").exists()
 
 
-def test_a_trainer_killed_in_mid_epoch_goes_on_from_its_checkpoint(space):
+def test_a_trainer_killed_in_mid_epoch_resumes_from_its_checkpoint(space):
     """Restarted automatically until the limit, then with --resume."""
     options = ("--set", "train.epochs=100", "--set", "train.checkpoint.every_steps=50")
     process = space.start("run", *options, "--set", "train.restarts.at_most=1")
@@ -63,7 +63,7 @@ def test_a_trainer_killed_in_mid_epoch_goes_on_from_its_checkpoint(space):
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "closed terminal", "cancel"])
-def test_a_stop_leaves_nothing_running_and_can_go_on(space, how):
+def test_a_stopped_run_leaves_no_processes_and_can_be_resumed(space, how):
     """`cancel` works while a replica and the command line are suspended, the latter as with Ctrl-Z."""
     process, terminal = space.start_in_terminal(*LONG, "--hardware", "cpu*2")
     shown = b""
@@ -104,7 +104,7 @@ def test_a_stop_leaves_nothing_running_and_can_go_on(space, how):
     assert not processes_of(space.path)
 
 
-def test_a_preempted_worker_starts_again_and_the_run_says_so(space):
+def test_a_preempted_worker_restarts_and_the_run_reports_it(space):
     process = space.start("run", "--set", "train.epochs=60", "--hardware", "cpu*2", "--set", "train.batch_size=32")
     wait_for(lambda: checkpoint_pointer(space))
     trainers(space.path)[1].terminate()
@@ -119,7 +119,7 @@ def test_a_preempted_worker_starts_again_and_the_run_says_so(space):
     assert restart["step"] > 0
 
 
-def test_a_killed_command_line_takes_its_run_along(space):
+def test_killing_the_command_ends_its_run(space):
     process = space.start(*LONG)
     wait_for(lambda: checkpoint_pointer(space))
     process.kill()

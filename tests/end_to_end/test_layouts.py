@@ -65,7 +65,7 @@ def variable_from_outside(image_shape, classes):
     ("builder", "words"),
     [("built_in_batch", "a fixed batch size of 64"), ("variable_from_outside", "was created outside of the builder")],
 )
-def test_a_model_that_could_not_train_there_is_caught(workspace: Workspace, builder, words):
+def test_a_model_that_cannot_train_in_the_layout_fails(workspace: Workspace, builder, words):
     (workspace.path / "broken.py").write_text(BROKEN)
     result = workspace.slipway("rehearse", "--hardware", "t4x2", "--set", f"model.builder=broken:{builder}")
     assert result.returncode == 1

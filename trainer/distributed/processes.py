@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from slipway.core import exit_codes
 from slipway.core.supervision import Child, Children, Ports
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.batches import check_shared_evenly
+from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
 from slipway.trainer.distributed.cluster import TORCHRUN, Cluster
 from slipway.trainer.distributed.signals import StopRequest
-from slipway.trainer.engines.table import ONE_DEVICE_A_PROCESS
+from slipway.trainer.engines.table import ENGINES
 
 # The number of processes per replica, for a child process: its `--config` is the replica's.
 PROCESSES_VARIABLE = "SLIPWAY_PROCESSES"
@@ -34,7 +34,8 @@ def count(engine: str, cluster: Cluster) -> int:
     machine, each is one process.
     """
     here = cluster.accelerators
-    if engine not in ONE_DEVICE_A_PROCESS or (cluster.source == TORCHRUN and cluster.on_this_machine > 1):
+    launched = cluster.source == TORCHRUN and cluster.on_this_machine > 1
+    if launched or not ENGINES[engine].one_device_per_process:
         return 1
     if here.kind == "virtual":
         return here.count
@@ -57,10 +58,10 @@ def run(config: str, job: JobConfig, cluster: Cluster, processes: int, stop: Sto
     Raises:
         UserError: The batch size is not divisible by the number of processes.
     """
-    check_shared_evenly(job.train, cluster.replicas, processes)
+    check_shared_evenly(job.train, cluster.world_size, processes)
     command = [sys.executable, "-m", "slipway.trainer", "--config", config]
     with contextlib.ExitStack() as ended, stop.deferred():
-        if cluster.replicas == 1:
+        if cluster.world_size == 1:
             meeting = ("127.0.0.1", ended.enter_context(Ports(1))[0])
         else:
             meeting = cluster.tasks[0].host_and_port
@@ -94,7 +95,7 @@ def environment_of(
     return kept | {
         PROCESSES_VARIABLE: str(processes),
         "RANK": str(cluster.rank * processes + number),
-        "WORLD_SIZE": str(cluster.replicas * processes),
+        "WORLD_SIZE": str(cluster.world_size * processes),
         "LOCAL_RANK": str(cluster.local_rank * processes + number),
         "LOCAL_WORLD_SIZE": str(cluster.on_this_machine * processes),
         "MASTER_ADDR": meeting[0],

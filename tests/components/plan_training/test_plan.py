@@ -10,7 +10,7 @@ from slipway.components.plan_training.plan import ELEMENT_BYTES, plan_training
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Shard, Split
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
-from slipway.trainer.engines import builder, networks
+from slipway.trainer.engines.builder import example_elements
 
 MODEL = ModelSettings(builder="a.b:c", arguments={"width": 3, "rate": 0.5})
 
@@ -109,8 +109,7 @@ CONVOLUTION = ModelSettings(builder="slipway.trainer.models.digits:build")
 
 def test_a_rehearsals_batch_is_the_largest_that_fits_and_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events"))
-    network = builder.build(CONVOLUTION, (8, 8, 1), 1)
-    each = networks.example_elements(network, (8, 8, 1)) * ELEMENT_BYTES
+    each = example_elements("tensorflow", CONVOLUTION, (8, 8, 1), 1) * ELEMENT_BYTES
     fitted = plan(
         replicas=2, devices=2, batch_size=512, model=CONVOLUTION, memory=int(each * 103.5), steps=3, epochs=None
     )

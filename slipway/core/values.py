@@ -1,0 +1,29 @@
+"""Conversion of values that pass through a pipeline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeAlias
+
+# A JSON object whose fields are known to the code that reads it.
+JsonObject: TypeAlias = dict[str, Any]
+
+
+def whole_numbers(value: Any) -> Any:
+    """Return `value` with integral floats converted back to int: KFP passes all numbers in lists as floats."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [whole_numbers(item) for item in value]
+    return value
+
+
+def write_metadata(*artifacts: Any) -> None:
+    """Write files for metadata-only artifacts: KFP repeats a finished step if an output file is missing."""
+    for artifact in artifacts:
+        path = Path(artifact.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(artifact.metadata))
