@@ -119,25 +119,27 @@ def learning_curve(history: History, figure: str) -> str | None:
 
 def roc_curve(average: Curve, classes: Sequence[Curve]) -> str:
     """Plot the average ROC curve, with the curves of the `classes` as thin lines below it."""
-    with _style():
-        page, (axes,) = _figure(*_SQUARE)
-        for curve in classes:
-            axes.plot(curve.false_positive_rate, curve.true_positive_rate, color=MUTED, linewidth=0.6, alpha=0.55)
-        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
-        axes.plot(average.false_positive_rate, average.true_positive_rate, color=ACCENT, linewidth=1.8)
-        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="false positive rate", ylabel="true positive rate")
-        return _svg(page, "ROC curve of each class against the rest, and their average")
+    lines = [(curve.false_positive_rate, curve.true_positive_rate) for curve in (average, *classes)]
+    return _rates(lines, "false positive rate", "true positive rate", "ROC curve", diagonal=True)
 
 
 def precision_recall_curve(recalls: Floats, average: Floats, classes: Sequence[Floats]) -> str:
     """Plot the average precision [points] by recall, with the curves of the `classes` as thin lines below it."""
+    lines = [(recalls, precisions) for precisions in (average, *classes)]
+    return _rates(lines, "recall", "precision", "precision-recall curve", diagonal=False)
+
+
+def _rates(lines: list[tuple[Floats, Floats]], x: str, y: str, name: str, *, diagonal: bool) -> str:
+    """Plot rates between 0 and 1: the average, which is the first of `lines`, above those of the classes."""
     with _style():
         page, (axes,) = _figure(*_SQUARE)
-        for precisions in classes:
-            axes.plot(recalls, precisions, color=MUTED, linewidth=0.6, alpha=0.55)
-        axes.plot(recalls, average, color=ACCENT, linewidth=1.8)
-        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="recall", ylabel="precision")
-        return _svg(page, "precision-recall curve of each class against the rest, and their average")
+        for line in lines[1:]:
+            axes.plot(*line, color=MUTED, linewidth=0.6, alpha=0.55)
+        if diagonal:
+            axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
+        axes.plot(*lines[0], color=ACCENT, linewidth=1.8)
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel=x, ylabel=y)
+        return _svg(page, f"{name} of each class against the rest, and their average")
 
 
 def calibration_diagram(calibration: Calibration) -> str:

@@ -137,15 +137,15 @@ def _test_split(description: Manifest, data: Path) -> Split:
 
 def _measure(data: Path, split: Split, batch_size: int, models: list[ServedModel]) -> None:
     """Run every model on every batch of the split."""
-    done, told = 0, time.monotonic()
-    started = told
+    done, started = 0, time.monotonic()
+    reported_at = started
     for batch in _batches([data / shard.file for shard in split.shards], batch_size):
         for model in models:
-            model.take(batch)
+            model.update(batch)
         done += len(batch.labels)
         now = time.monotonic()
-        if now - told >= EVENT_SECONDS or done == split.examples:
-            told = now
+        if now - reported_at >= EVENT_SECONDS or done == split.examples:
+            reported_at = now
             events.progress(done, split.examples, "examples", examples_per_second=done / max(now - started, 1e-9))
 
 

@@ -88,7 +88,7 @@ class ServedModel:
         self._classes: list[str] = []
         self._target: Counts = np.zeros(0, np.int64)
 
-    def take(self, batch: Batch) -> None:
+    def update(self, batch: Batch) -> None:
         """Predict a batch and update the metrics."""
         predictions = self._predict(batch)
         self._measures.update(predictions)

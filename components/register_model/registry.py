@@ -193,13 +193,12 @@ class Registry:
 
     def _champion_number(self, model: str) -> int | None:
         """Return the number of the existing version that the alias names; None if there is no alias."""
-        if not self._champion_file(model).exists():
-            return None
-        number = self._alias_number(model)
-        numbers = self._numbers(model)
-        if number is not None and number in numbers:
-            return number
         file = self._champion_file(model)
+        if not file.exists():
+            return None
+        number, numbers = self._alias_number(model), self._numbers(model)
+        if number in numbers:
+            return number
         named = "no version" if number is None else f"version {number}, which does not exist"
         repairs = [f"rm -r {file}"] if file.is_dir() or not numbers else []
         repairs += [f"echo {numbers[-1]} > {file}"] if numbers else []

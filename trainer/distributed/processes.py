@@ -62,12 +62,12 @@ def run(config: str, job: JobConfig, cluster: Cluster, processes: int, stop: Sto
     command = [sys.executable, "-m", "slipway.trainer", "--config", config]
     with contextlib.ExitStack() as ended, stop.deferred():
         if cluster.world_size == 1:
-            meeting = ("127.0.0.1", ended.enter_context(Ports(1))[0])
+            rendezvous = ("127.0.0.1", ended.enter_context(Ports(1))[0])
         else:
-            meeting = cluster.tasks[0].host_and_port
+            rendezvous = cluster.tasks[0].host_and_port
         children = ended.enter_context(Children())
         for number in range(processes):
-            environment = environment_of(os.environ, cluster, processes, number, meeting)
+            environment = environment_of(os.environ, cluster, processes, number, rendezvous)
             children.all.append(Child(str(number), command, environment, _keep if number else None))
         failed = children.wait(lambda: stop.requested)
     if not failed:
@@ -86,7 +86,7 @@ def _keep(_line: str) -> None:
 
 
 def environment_of(
-    environment: Mapping[str, str], cluster: Cluster, processes: int, number: int, meeting: tuple[str, int]
+    environment: Mapping[str, str], cluster: Cluster, processes: int, number: int, rendezvous: tuple[str, int]
 ) -> dict[str, str]:
     """Return the environment for device `number`'s process: torchrun's variables in place of the replica's own."""
     kept = {name: value for name, value in environment.items() if name not in ("TF_CONFIG", "CLUSTER_SPEC")}
@@ -98,6 +98,6 @@ def environment_of(
         "WORLD_SIZE": str(cluster.world_size * processes),
         "LOCAL_RANK": str(cluster.local_rank * processes + number),
         "LOCAL_WORLD_SIZE": str(cluster.on_this_machine * processes),
-        "MASTER_ADDR": meeting[0],
-        "MASTER_PORT": str(meeting[1]),
+        "MASTER_ADDR": rendezvous[0],
+        "MASTER_PORT": str(rendezvous[1]),
     }
