@@ -174,24 +174,18 @@ class ScoreHistograms:
 
     def curve(self, index: int) -> Curve | None:
         """Return a class's one-vs-rest ROC curve; None if it has no positive or no negative examples."""
-        positive = self.positive[index]
-        negative = self.all[index] - positive
-        if not positive.any() or not negative.any():
-            return None
-        used = np.flatnonzero(self.all[index])[::-1]
-        return Curve(
-            np.concatenate([[0.0], np.cumsum(negative[used]) / negative.sum()]),
-            np.concatenate([[0.0], np.cumsum(positive[used]) / positive.sum()]),
-            np.concatenate([[1.0], self._lower_edges()[used]]),
-        )
+        return self._mean_curve(slice(index, index + 1))
 
     def average_curve(self) -> Curve | None:
         """Return the mean of both rates over the classes at each threshold; None if no class has a curve."""
-        positive, negative = self.positive, self.all - self.positive
+        return self._mean_curve(slice(None))
+
+    def _mean_curve(self, classes: slice) -> Curve | None:
+        positive, negative = self.positive[classes], self.all[classes] - self.positive[classes]
         usable = positive.any(axis=1) & negative.any(axis=1)
         if not usable.any():
             return None
-        used = np.flatnonzero(self.all[usable].any(axis=0))[::-1]
+        used = np.flatnonzero(self.all[classes][usable].any(axis=0))[::-1]
 
         def rate(counts: Counts) -> Floats:
             summed = np.cumsum(counts[usable][:, used], axis=1) / counts[usable].sum(axis=1, keepdims=True)
@@ -273,11 +267,6 @@ class WrongExample:
     predicted: int
     confidence: float
 
-    @property
-    def rank(self) -> tuple[float, str]:
-        """Sort key: highest confidence first, ties broken by key so that the order of batches does not matter."""
-        return (-self.confidence, self.key)
-
 
 class WorstExamples:
     """The `limit` misclassified examples with the highest confidence."""
@@ -300,8 +289,9 @@ class WorstExamples:
         return wrong
 
     def add(self, examples: list[WrongExample]) -> None:
-        """Add examples; keep the most confident ones."""
-        self.examples = sorted([*self.examples, *examples], key=lambda example: example.rank)[: self._limit]
+        """Add examples; keep the most confident ones. Ties are broken by key: the order of batches does not matter."""
+        everything = [*self.examples, *examples]
+        self.examples = sorted(everything, key=lambda example: (-example.confidence, example.key))[: self._limit]
 
 
 class Measures:

@@ -129,13 +129,7 @@ class ServedModel:
         except UserError as error:  # its framework is not installed
             if not self._is_champion:
                 raise
-            raise UserError(
-                f"The champion in {self._folder} cannot be run here. {error.message}",
-                setting="evaluate.champion",
-                value="registered",
-                allowed="registered, none",
-                fix=f"--set evaluate.champion=none to evaluate without it, or {error.fix}",
-            ) from None
+            raise self._problem(f"cannot be run here. {error.message.removesuffix('.')}", error.fix) from None
         except NotServable as reason:
             raise self._problem(f"does not load: {reason}") from None
         except Exception as error:  # TensorFlow and PyTorch may raise anything for a damaged file
@@ -197,14 +191,14 @@ class ServedModel:
             except Exception:  # any exception, as in _predict; the first one is already logged
                 yield False
 
-    def _problem(self, what: str) -> UserError:
+    def _problem(self, what: str, fix: str | None = None) -> UserError:
         if self._is_champion:
             return UserError(
                 f"The champion in {self._folder} {what}.",
                 setting="evaluate.champion",
                 value="registered",
                 allowed="registered, none",
-                fix=f"--set evaluate.champion=none to evaluate without it, or restore {self._folder}",
+                fix=f"--set evaluate.champion=none to evaluate without it, or {fix or f'restore {self._folder}'}",
             )
         return UserError(
             f"The model in {self._folder} {what}.",
