@@ -279,6 +279,6 @@ class DataSource:
     def look(self, subject: Subject) -> str:
         if subject.target != "local":
             raise NotConcernedError("the source is not read from this machine")
-        from slipway.components.prepare_data.sources import look_at_source  # needs the extra training
+        from slipway.components.prepare_data.sources import check_source  # needs the extra training
 
-        return look_at_source(subject.config.data)
+        return check_source(subject.config.data)

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from slipway.components.prepare_data.sources import source_kind
 from slipway.components.step import LOGS_VARIABLE, step
 from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
-from slipway.core.paths import local_path
+from slipway.core.paths import is_remote, local_path
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.runs.record import RunFolder
@@ -121,8 +122,9 @@ def run_container(
 def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
     """Return the folders that the steps read and write: `here`, and those outside it that the settings name."""
     named = [Path(config.data.store), Path(config.register_.registry)]
-    kind, _, place = config.data.source.partition(":")
-    if kind in ("images", "csv", "tfrecord") and not place.startswith("gs://"):
+    kind = source_kind(config.data.source)
+    place = kind.place_of(config.data.source)
+    if kind.mounted and not is_remote(place):
         source = local_path(place).expanduser()
         # The folder of a pattern is the part before its first wildcard.
         fixed = Path(*source.parts[: _first_wildcard(source)])
