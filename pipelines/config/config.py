@@ -14,9 +14,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from slipway.components.build_image.settings import BuildSettings, ContainerSettings
 from slipway.components.cloud.connection import Connection, check_endpoints
-from slipway.components.evaluate.settings import EvaluateSettings
+from slipway.components.evaluate.gate import EvaluateSettings
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.register_model.settings import RegisterSettings
+from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.errors import UserError, nearest
 from slipway.core.yaml_loader import DEEPEST, NotYaml, load_yaml
 from slipway.pipelines.config.errors import explain_validation

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.writing.workers import how_it_ended
 from slipway.core.errors import UserError
+from slipway.core.exit_codes import describe, status_of
 
 DIGEST_BYTES = 8
 CALL = "from slipway.components.prepare_data.sources.again import main; main()"
@@ -60,7 +60,7 @@ class Again:
         if found == b"" and (code := self._process.wait()) != 0:
             self._errors.seek(0)
             lines = [line for line in self._errors.read().splitlines() if line.strip()]
-            why = lines[-1] if code == FAILED and lines else f"it {how_it_ended(code)}"
+            why = lines[-1] if code == FAILED and lines else f"it {describe(status_of(code))}"
             problem = f"{reference} failed when it was called a second time, in another process: {why}"
         elif found and expected:
             problem = f"{reference} is not deterministic: example {number:,} differs when it is called again."

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
+from slipway.core.exit_codes import describe, status_of
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -40,16 +41,11 @@ class WorkerDied(UserError):
 
     def __init__(self, code: int) -> None:
         super().__init__(
-            f"A process that prepares the data {how_it_ended(code)}.",
+            f"A process that prepares the data {describe(status_of(code))}.",
             fix="check the log; if the machine ran out of memory, use fewer processes: --set data.workers=1"
             if code < 0
             else "check the log, and your code for calls of os._exit",
         )
-
-
-def how_it_ended(code: int) -> str:
-    """Describe how a process ended by its exit code, which is negative if a signal ended it."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
 
 
 class WorkerFailed(Exception):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
+from slipway.core.exit_codes import STOPPED
 from slipway.trainer.config import ModelSettings
-from slipway.trainer.distributed.signals import EXIT_CODE
 from slipway.trainer.engines import builder
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
@@ -90,7 +90,7 @@ def test_batch_normalization_is_refused_on_several_devices_only() -> None:
 
 def test_a_stop_while_the_builder_runs_is_no_mistake_of_it() -> None:
     with pytest.raises(SystemExit), builder.user_code():
-        sys.exit(EXIT_CODE)
+        sys.exit(STOPPED)
 
 
 def test_processes_and_threads_of_user_code_end_as_they_ask_for() -> None:

@@ -286,7 +286,7 @@ def test_mistakes_are_named(write: Callable[[str], str], make_settings: MakeSett
 @pytest.mark.parametrize(
     ("end", "message"),
     [
-        ("thread = threading.Thread(target=os._exit, args=(3,))", "exited with status 3"),
+        ("thread = threading.Thread(target=os._exit, args=(3,))", "failed with exit code 3"),
         ("thread = threading.Thread(target=os.kill, args=(os.getpid(), 9))", "was killed by SIGKILL"),
     ],
 )
