@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -164,9 +165,9 @@ class RunConfig(Settings):
         """The model's name in the registry."""
         return self.register_.model or self.name
 
-    @property
+    @functools.cached_property
     def parsed_hardware(self) -> Hardware:
-        """The hardware as a typed choice."""
+        """The hardware as a typed choice, parsed once."""
         return parse_hardware(self.hardware)
 
     @property
