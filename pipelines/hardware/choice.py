@@ -170,16 +170,16 @@ class Hardware:
 
     def scheduling(self) -> JsonObject:
         """Return Vertex's Scheduling without defaults; CustomTrainingJobOp has arguments with the same names."""
-        told: JsonObject = {}
+        fields: JsonObject = {}
         if self.provisioning != "standard":
-            told["strategy"] = STRATEGIES[self.provisioning]
+            fields["strategy"] = STRATEGIES[self.provisioning]
         if self.timeout is not None:
-            told["timeout"] = f"{self.timeout}s"
+            fields["timeout"] = f"{self.timeout}s"
         if self.wait is not None:
-            told["max_wait_duration"] = f"{self.wait}s"
+            fields["max_wait_duration"] = f"{self.wait}s"
         if self.restart:
-            told["restart_job_on_worker_restart"] = True
-        return told
+            fields["restart_job_on_worker_restart"] = True
+        return fields
 
 
 def base_text(accelerator: Accelerator | None, count: int, topology: str | None) -> str:
