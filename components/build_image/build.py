@@ -9,7 +9,8 @@ from typing import TextIO
 from slipway.components.build_image import local
 from slipway.components.build_image.cloud_build import CloudBuild, Source
 from slipway.components.build_image.context import Context
-from slipway.components.build_image.registry import ARTIFACT_REGISTRY, ArtifactRegistry, HttpRegistry, Registry
+from slipway.components.build_image.reference import ARTIFACT_REGISTRY
+from slipway.components.build_image.registry import ArtifactRegistry, HttpRegistry, Registry
 from slipway.components.cloud.connection import Connection
 from slipway.core.errors import UserError
 from slipway.trainer.config import Settings

@@ -10,11 +10,11 @@ import urllib.parse
 import urllib.request
 from typing import Any, Protocol
 
+from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import retried, status_of
 from slipway.core.errors import UserError
 
-ARTIFACT_REGISTRY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)")
 MANIFESTS = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.oci.image.manifest.v1+json",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipway.components.cloud.retries import retried
-from slipway.core.errors import UserError, nearest
+from slipway.core.errors import UserError
 
 # Services in use, by the first part of their host name.
 SERVICES = (
@@ -166,13 +166,7 @@ def check_endpoints(endpoints: Mapping[str, str]) -> None:
     """Raise UserError if a service is unknown or an endpoint is not host[:port]."""
     for service, endpoint in endpoints.items():
         if service not in SERVICES:
-            raise UserError(
-                f"{service} is not a known service.",
-                setting=f"vertex.endpoints.{service}",
-                value=endpoint,
-                allowed=", ".join(SERVICES),
-                nearest=nearest(service, SERVICES),
-            )
+            raise UserError.unknown("service", service, SERVICES, setting="vertex.endpoints")
         if not endpoint or "/" in endpoint or " " in endpoint:
             raise UserError(
                 f"The endpoint of {service} is not a valid host.",

@@ -11,7 +11,7 @@ def setup_access(settings: str, grant: bool) -> None:
         settings: AccessSettings as JSON.
         grant: Whether to create what is missing; the run-as account needs permission to do so.
     """
-    from slipway.components.setup_access.ensure import ensure
+    from slipway.components.setup_access.access import ensure
     from slipway.components.setup_access.settings import AccessSettings
     from slipway.components.step import step
 

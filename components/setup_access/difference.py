@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from slipway.components.cloud import policies
 from slipway.components.cloud.policies import Resource
-from slipway.components.setup_access.found import HOSTS, Found
+from slipway.components.setup_access.desired import Account, Api, Binding, Bucket, Identity, Item, Repository, desired
+from slipway.components.setup_access.observed import HOSTS, Observed
 from slipway.components.setup_access.settings import AccessSettings
-from slipway.components.setup_access.wanted import Account, Api, Binding, Bucket, Identity, Item, Repository, wanted
 from slipway.core.errors import UserError
 
 # there: as desired. missing: setup creates it. wrong: it exists but differs, and setup does not change it. unseen: the
@@ -48,7 +48,7 @@ class Line:
 
     item: Item
     status: Status
-    found: str
+    observed: str
     fix: str | None = None
 
     @property
@@ -61,17 +61,17 @@ class Line:
         """Whether Google creates it with the first job, because setup cannot."""
         return bool(getattr(self.item, "later", False))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the line as JSON-compatible values."""
-        fields = {"kind": self.kind, "what": str(self.item), "status": self.status, "found": self.found}
+        fields = {"kind": self.kind, "what": str(self.item), "status": self.status, "observed": self.observed}
         return {**fields, "reason": self.item.reason, "fix": self.fix}
 
 
-def difference(settings: AccessSettings, found: Found) -> list[Line]:
+def difference(settings: AccessSettings, observed: Observed) -> list[Line]:
     """Return a line for every desired item, in the order in which they can be created."""
-    lines = [_line(item, settings, found) for item in wanted(settings, found.number, found.builder)]
-    if found.unasked is not None:
-        lines.append(_unseen(Account("the account of Cloud Build's builds", "it pushes the image"), found.unasked))
+    lines = [_line(item, settings, observed) for item in desired(settings, observed.number, observed.builder)]
+    if observed.unasked is not None:
+        lines.append(_unseen(Account("the account of Cloud Build's builds", "it pushes the image"), observed.unasked))
     return lines
 
 
@@ -80,30 +80,30 @@ def blocking(lines: Iterable[Line]) -> list[Line]:
     return [line for line in lines if line.status == "wrong" or (line.status == "missing" and not line.later)]
 
 
-def _line(item: Item, settings: AccessSettings, found: Found) -> Line:
-    if isinstance(item, Api) and found.enabled is None:
+def _line(item: Item, settings: AccessSettings, observed: Observed) -> Line:
+    if isinstance(item, Api) and observed.enabled is None:
         return Line(item, "unseen", "cannot list enabled APIs: serviceusage.services.get is missing")
     if isinstance(item, Api):
-        enabled = item.name in (found.enabled or ())
+        enabled = item.name in (observed.enabled or ())
         return Line(item, "there", "enabled") if enabled else Line(item, "missing", "to be enabled")
     if isinstance(item, Identity):
-        return _identity(item, found)
+        return _identity(item, observed)
     if isinstance(item, Account):
-        return _thing(item, Resource("account", item.email), settings, found)
+        return _resource(item, Resource("account", item.email), settings, observed)
     if isinstance(item, Bucket):
-        return _bucket(item, found)
+        return _bucket(item, observed)
     if isinstance(item, Repository):
-        return _thing(item, Resource("repository", item.name), settings, found)
-    return _binding(item, settings, found)
+        return _resource(item, Resource("repository", item.name), settings, observed)
+    return _binding(item, settings, observed)
 
 
-def _identity(item: Identity, found: Found) -> Line:
+def _identity(item: Identity, observed: Observed) -> Line:
     """No API lists a project's service agents, but policies can only name existing ones."""
     member = f"serviceAccount:{item.email}"
-    if any(member in _members(thing.policy) for thing in found.things.values()):
+    if any(member in _members(state.policy) for state in observed.resources.values()):
         return Line(item, "there", "named in a policy")
-    unread = next((t.error for r, t in found.things.items() if r.kind == "project" and t.policy is None), None)
-    if unread is not None and (found.enabled is None or item.service in found.enabled):
+    unread = next((t.error for r, t in observed.resources.items() if r.kind == "project" and t.policy is None), None)
+    if unread is not None and (observed.enabled is None or item.service in observed.enabled):
         return Line(item, "unseen", unread.message, unread.fix)
     return Line(item, "missing", "not named in any policy: to be created unless it exists")
 
@@ -112,40 +112,40 @@ def _members(policy: policies.Policy | None) -> set[str]:
     return {member for binding in (policy or {}).get("bindings", ()) for member in binding.get("members", ())}
 
 
-def _bucket(item: Bucket, found: Found) -> Line:
-    thing = found.things[Resource("bucket", item.name)]
-    if thing.exists is False:
+def _bucket(item: Bucket, observed: Observed) -> Line:
+    state = observed.resources[Resource("bucket", item.name)]
+    if state.exists is False:
         return Line(item, "missing", f"to be created in {item.region}, with uniform access")
-    if not thing.facts:
-        line = _unseen(item, thing.error)
-        return replace(line, found=f"{line.found} The bucket may belong to another project.")
-    place, kind = str(thing.facts["location"]).lower(), thing.facts["location_type"]
-    if thing.facts["number"] != found.number:
+    if not state.facts:
+        line = _unseen(item, state.error)
+        return replace(line, observed=f"{line.observed} The bucket may belong to another project.")
+    place, kind = str(state.facts["location"]).lower(), state.facts["location_type"]
+    if state.facts["number"] != observed.number:
         return Line(item, "wrong", "it belongs to another project", "--set vertex.bucket=gs://ANOTHER_NAME")
     if kind != "region" or place != item.region:
         fix = f"--set vertex.bucket=gs://ANOTHER_NAME: buckets cannot be moved; setup creates it in {item.region}"
         return Line(item, "wrong", f"it is in the {kind} {place}, the jobs are in {item.region}", fix)
-    if not thing.facts["uniform"]:
+    if not state.facts["uniform"]:
         fix = f"gcloud storage buckets update {item} --uniform-bucket-level-access"
         return Line(item, "wrong", "uniform bucket-level access is off, so object ACLs may override roles", fix)
     return Line(item, "there", f"in {place}, with uniform access")
 
 
-def _thing(item: Account | Repository, resource: Resource, settings: AccessSettings, found: Found) -> Line:
-    thing = found.things[resource]
-    if thing.exists is None:
-        return _unseen(item, thing.error)
-    if thing.exists:
-        kind = thing.facts.get("format", "DOCKER")
+def _resource(item: Account | Repository, resource: Resource, settings: AccessSettings, observed: Observed) -> Line:
+    state = observed.resources[resource]
+    if state.exists is None:
+        return _unseen(item, state.error)
+    if state.exists:
+        kind = state.facts.get("format", "DOCKER")
         if kind != "DOCKER":
             return Line(item, "wrong", f"it holds {kind}, not images", "--set vertex.image=… in a Docker repository")
-        if thing.facts.get("disabled"):
+        if state.facts.get("disabled"):
             fix = f"gcloud iam service-accounts enable {item}"
             return Line(item, "wrong", "it is disabled", fix)
         return Line(item, "there", "exists")
     full = policies.account_name(resource.name) if resource.kind == "account" else resource.name
     owner = full.split("/")[1]
-    if owner not in (settings.project, str(found.number)):
+    if owner not in (settings.project, str(observed.number)):
         return Line(item, "wrong", f"it does not exist in {owner}, which is another project", f"create it in {owner}")
     if resource.kind == "account" and not resource.name.endswith(policies.ACCOUNT_DOMAIN):
         fix = f"--set vertex.service_account=slipway@{settings.project}{policies.ACCOUNT_DOMAIN}"
@@ -153,24 +153,24 @@ def _thing(item: Account | Repository, resource: Resource, settings: AccessSetti
     return Line(item, "missing", "to be made")
 
 
-def _binding(item: Binding, settings: AccessSettings, found: Found) -> Line:
-    project = found.things[Resource("project", settings.project)]
+def _binding(item: Binding, settings: AccessSettings, observed: Observed) -> Line:
+    project = observed.resources[Resource("project", settings.project)]
     roles = (item.role, *INCLUDED_IN.get(item.role, ()))
-    thing = found.things[item.resource]
-    for where, policy in ((item.resource, thing.policy), (Resource("project", settings.project), project.policy)):
+    state = observed.resources[item.resource]
+    for where, policy in ((item.resource, state.policy), (Resource("project", settings.project), project.policy)):
         for role in roles:
             if policy is not None and policies.holds(policy, role, item.member):
                 given = "granted" if (role, where) == (item.role, item.resource) else f"{role} on {where} has it"
                 return Line(item, "there", given)
-    if thing.policy is None and thing.exists is not False and not _is_off(item.resource, found):
-        return _unseen(item, thing.error)
-    condition = _condition(thing.policy, item)
+    if state.policy is None and state.exists is not False and not _is_off(item.resource, observed):
+        return _unseen(item, state.error)
+    condition = _condition(state.policy, item)
     return Line(item, "missing", f"granted only under the condition {condition!r}" if condition else "to be granted")
 
 
-def _is_off(resource: Resource, found: Found) -> bool:
+def _is_off(resource: Resource, observed: Observed) -> bool:
     """Return whether the API that holds a resource's policy is disabled: then nothing has been granted yet."""
-    return found.enabled is not None and HOSTS[resource.kind] not in found.enabled
+    return observed.enabled is not None and HOSTS[resource.kind] not in observed.enabled
 
 
 def _condition(policy: policies.Policy | None, item: Binding) -> str | None:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from pydantic import Field
 
 from slipway.components.cloud.connection import Connection
 from slipway.trainer.config import Settings
-
-IMAGE = re.compile(
-    r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)/(?P<image>[^@:]+)"
-    r"(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
-)
-# Project of Google's public images.
-PUBLIC_PROJECT = "vertex-ai"
 
 
 class AccessSettings(Settings):
@@ -44,11 +35,3 @@ class AccessSettings(Settings):
     def connection(self) -> Connection:
         """The connection to Google Cloud for this project and region."""
         return Connection(self.project, self.region, self.endpoints)
-
-
-def repository_of(image: str) -> str | None:
-    """Return the full name of an image's Artifact Registry repository; None for other registries and Google images."""
-    found = IMAGE.fullmatch(image)
-    if found is None or found["project"] == PUBLIC_PROJECT:
-        return None
-    return f"projects/{found['project']}/locations/{found['location']}/repositories/{found['repository']}"

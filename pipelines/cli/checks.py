@@ -23,10 +23,10 @@ def check_configuration(
         UserError: A check failed.
     """
     from slipway.pipelines.doctor import refuse_on_failure
-    from slipway.pipelines.doctor.check import Subject
+    from slipway.pipelines.doctor.check import Context
 
-    subject = Subject(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd(), runner=runner.value)
-    refuse_on_failure(subject, submitting=submitting)
+    context = Context(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd(), runner=runner.value)
+    refuse_on_failure(context, submitting=submitting)
 
 
 def check_runner(asked: Runner, taken: Runner, what: str) -> None:

@@ -40,11 +40,11 @@ def doctor(
     from slipway.pipelines.cli.display import findings_table
     from slipway.pipelines.config.config import load
     from slipway.pipelines.doctor import examine_all
-    from slipway.pipelines.doctor.check import Subject
+    from slipway.pipelines.doctor.check import Context
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
     check_runner(runner, runner if target is Target.local else Runner.process, f"a run on {target.value}")
-    findings = examine_all(Subject(configuration, target.value, False, Path.cwd(), runner.value))
+    findings = examine_all(Context(configuration, target.value, False, Path.cwd(), runner.value))
     if as_json:
         rows = [row.as_dict() for row in findings]
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -12,6 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from slipway.components.build_image.reference import check_pinned
 from slipway.components.build_image.settings import BuildSettings, ContainerSettings
 from slipway.components.cloud.connection import Connection, check_endpoints
 from slipway.components.evaluate.gate import EvaluateSettings
@@ -88,9 +90,7 @@ class VertexSettings(Settings):
     @field_validator("image", "serving_image")
     @classmethod
     def _never_moved(cls, image: str | None) -> str | None:
-        if image is not None and ("@" not in image) and image.rpartition("/")[2].partition(":")[2] in ("", "latest"):
-            raise ValueError("an image must have a digest or an immutable tag; latest is not immutable")
-        return image
+        return None if image is None else check_pinned(image)
 
     @property
     def image_repository(self) -> str:
@@ -165,9 +165,9 @@ class RunConfig(Settings):
         """The model's name in the registry."""
         return self.register_.model or self.name
 
-    @property
+    @functools.cached_property
     def parsed_hardware(self) -> Hardware:
-        """The hardware as a typed choice."""
+        """The hardware as a typed choice, parsed once."""
         return parse_hardware(self.hardware)
 
     @property
@@ -209,9 +209,15 @@ def validate(values: Mapping[str, Any], where: str, overrides: Sequence[str] = (
         raise explain_validation(RunConfig, error, where, values, overrides) from None
 
 
-def no_place_on_vertex() -> UserError:
-    """Return the error for a run on Vertex AI whose configuration has no section `vertex`."""
-    return UserError(
+def vertex_of(config: RunConfig) -> VertexSettings:
+    """Return the section `vertex` of a configuration.
+
+    Raises:
+        UserError: The configuration has none.
+    """
+    if config.vertex is not None:
+        return config.vertex
+    raise UserError(
         "The configuration has no section vertex.",
         setting="vertex",
         value=None,

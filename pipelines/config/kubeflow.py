@@ -6,6 +6,7 @@ import posixpath
 
 from pydantic import Field, field_validator, model_validator
 
+from slipway.components.build_image.reference import check_pinned
 from slipway.trainer.config import Settings
 
 QUANTITY = r"^[1-9]\d*(\.\d+)?(m|Ki|Mi|Gi|Ti|K|M|G|T)?$"
@@ -47,13 +48,7 @@ class KubeflowSettings(Settings):
     @field_validator("image")
     @classmethod
     def _pinned(cls, image: str) -> str:
-        tag = image.rpartition("/")[2].partition(":")[2]
-        if "@sha256:" not in image and tag in ("", "latest"):
-            raise ValueError(
-                "an image must have a digest or an immutable tag, otherwise the pipeline's cache misses code changes; "
-                "set IMAGE@sha256:… or IMAGE:TAG"
-            )
-        return image
+        return check_pinned(image)
 
     @model_validator(mode="after")
     def _has_a_place(self) -> KubeflowSettings:

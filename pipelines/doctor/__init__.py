@@ -1,63 +1,75 @@
-"""`slipway doctor`: the list of checks and how they are run."""
+"""`slipway doctor`: the list of checks, which `slipway run` and `compile` share, and how they are run."""
 
 from __future__ import annotations
 
-from slipway.pipelines.doctor.check import Check, Finding, Subject, examine
-from slipway.pipelines.doctor.engine import TrainingEngine
-from slipway.pipelines.doctor.machine import Accelerators, Cores, Disk, Folder, Packages, PythonVersion
-from slipway.pipelines.doctor.memory import ModelMemory
-from slipway.pipelines.doctor.run import (
-    Batch,
-    Champion,
-    DataSource,
-    HardwareChoice,
-    ImageContext,
-    KubeflowServer,
-    ModelBuilder,
-    ServingImage,
+import queue
+import threading
+import time
+from collections.abc import Sequence
+
+from slipway.components.cloud.refusals import refusal
+from slipway.core.errors import UserError
+from slipway.pipelines.doctor import configuration, machine, model_builder, quotas, vertex
+from slipway.pipelines.doctor.check import Check, Context, Finding, examine
+
+CHECKS = (
+    Check("python", machine.python_version),
+    Check("folder", machine.folder),
+    Check("disk", machine.disk),
+    Check("cores", machine.cores),
+    Check("accelerators", machine.accelerators),
+    Check("packages", machine.packages, of_run=True),
+    Check("hardware", configuration.hardware_choice, of_run=True),
+    Check("batch", configuration.batch, of_run=True),
+    Check("engine", configuration.training_engine, of_run=True),
+    Check("data source", configuration.data_source, of_run=True),
+    Check("model builder", model_builder.model_builder, of_run=True),
+    Check("model memory", configuration.model_memory),
+    Check("image context", configuration.image_context, of_run=True),
+    Check("serving image", configuration.serving_image, of_run=True),
+    Check("kubeflow server", configuration.kubeflow_server),
+    Check("champion", configuration.champion, of_run=True),
+    Check("credentials", vertex.credentials, of_run=True, cloud=True),
+    Check("project", vertex.project_exists, of_run=True, cloud=True),
+    Check("APIs", vertex.apis, of_run=True, cloud=True),
+    Check("service agents", vertex.service_agents, of_run=True, cloud=True),
+    Check("own rights", vertex.own_rights, of_run=True, cloud=True),
+    Check("run-as account", vertex.run_as_account, of_run=True, cloud=True),
+    Check("bucket", vertex.bucket_place, of_run=True, cloud=True),
+    Check("bucket rights", vertex.bucket_rights, of_run=True, cloud=True),
+    Check("repository", vertex.repository, of_run=True, cloud=True),
+    Check("image", vertex.image, of_run=True, cloud=True),
+    Check("roles", vertex.roles, cloud=True),
+    Check("quota", quotas.hardware_quota, of_run=True, cloud=True),
+    Check("schedule quota", quotas.schedule_quota, cloud=True),
+    Check("first job", vertex.first_job, cloud=True),
 )
-
-CHECKS: tuple[Check, ...] = (
-    PythonVersion(),
-    Folder(),
-    Disk(),
-    Cores(),
-    Accelerators(),
-    Packages(),
-    HardwareChoice(),
-    Batch(),
-    TrainingEngine(),
-    DataSource(),
-    ModelBuilder(),
-    ModelMemory(),
-    ImageContext(),
-    ServingImage(),
-    KubeflowServer(),
-    Champion(),
-)
+SECONDS = 30.0
 
 
-def examine_all(subject: Subject) -> list[Finding]:
+def examine_all(context: Context) -> list[Finding]:
     """Run all checks and return their findings in order; for Vertex AI, the cloud checks run in parallel."""
-    findings = [examine(check, subject) for check in CHECKS]
-    return findings + (_examine_cloud(subject) if subject.target == "vertex" else [])
+    findings = [examine(check, context) for check in CHECKS if not check.cloud]
+    cloud = [check for check in CHECKS if check.cloud and context.target == "vertex"]
+    return findings + examine_side_by_side(cloud, context)
 
 
-def refuse_on_failure(subject: Subject, *, submitting: bool = False) -> None:
+def refuse_on_failure(context: Context, *, submitting: bool = False) -> None:
     """Run the checks that apply to a run.
 
     Args:
-        subject: The run to check.
+        context: The run to check.
         submitting: Whether the run is about to be submitted; if so, its project is checked, too.
 
     Raises:
         UserError: The error of the first check that failed.
     """
-    for check in CHECKS:
-        if check.of_run:
-            _refuse(examine(check, subject))
-    if submitting and subject.target == "vertex":
-        for finding in _examine_cloud(subject, of_run=True):
+    checks = [check for check in CHECKS if check.of_run]
+    for check in checks:
+        if not check.cloud:
+            _refuse(examine(check, context))
+    if submitting and context.target == "vertex":
+        for finding in examine_side_by_side([check for check in checks if check.cloud], context):
             _refuse(finding)
 
 
@@ -66,26 +78,38 @@ def _refuse(finding: Finding) -> None:
         raise finding.error
 
 
-def _examine_cloud(subject: Subject, *, of_run: bool = False) -> list[Finding]:
-    """Run the checks of the project; with `of_run`, only those that apply to every run."""
-    from slipway.pipelines.doctor import image, quotas, vertex
-    from slipway.pipelines.doctor.cloud import View, examine_side_by_side
+def examine_side_by_side(checks: Sequence[Check], context: Context, seconds: float = SECONDS) -> list[Finding]:
+    """Run checks in parallel and return their findings in order; a check that exceeds `seconds` fails."""
+    answers: queue.Queue[tuple[int, Finding]] = queue.Queue()
 
-    view = View(subject)
-    checks: list[Check] = [
-        vertex.Credentials(view),
-        vertex.Project(view),
-        vertex.Apis(view),
-        vertex.ServiceAgents(view),
-        vertex.OwnRights(view),
-        vertex.RunAsAccount(view),
-        vertex.BucketPlace(view),
-        vertex.BucketRights(view),
-        vertex.Repository(view),
-        image.Image(view),
-        vertex.Roles(view),
-        quotas.HardwareQuota(view),
-        quotas.ScheduleQuota(view),
-        vertex.FirstJob(view),
-    ]
-    return examine_side_by_side([check for check in checks if check.of_run or not of_run], view, subject)
+    def make(place: int, check: Check) -> None:
+        answers.put((place, _examine_cloud(check, context)))
+
+    for place, check in enumerate(checks):
+        # Daemon threads, so that a hanging call does not keep the command from exiting.
+        threading.Thread(target=make, args=(place, check), daemon=True).start()
+    findings: dict[int, Finding] = {}
+    until = time.monotonic() + seconds
+    while len(findings) < len(checks):
+        try:
+            place, finding = answers.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            break
+        findings[place] = finding
+    return [findings.get(place) or _late(check, seconds) for place, check in enumerate(checks)]
+
+
+def _examine_cloud(check: Check, context: Context) -> Finding:
+    try:
+        return examine(check, context)
+    except Exception as error:
+        problem = refusal(error, context.project.connection, f"check the {check.name}")
+        return Finding(check.name, "fail", problem.message, problem.fix, problem)
+
+
+def _late(check: Check, seconds: float) -> Finding:
+    error = UserError(
+        f"Google did not respond within {seconds:.0f} s.",
+        fix="try again; behind a proxy or in a private network, set vertex.endpoints",
+    )
+    return Finding(check.name, "fail", error.message, error.fix, error)

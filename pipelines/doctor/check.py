@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
 from slipway.trainer.engines.installed import missing_extra
 
+if TYPE_CHECKING:
+    from slipway.pipelines.doctor.project import Project
+
 
 @dataclass(frozen=True)
-class Subject:
+class Context:
     """The run to check: its configuration, target and working folder; `runner` is how local steps execute."""
 
     config: RunConfig
@@ -20,6 +25,13 @@ class Subject:
     rehearsal: bool
     folder: Path
     runner: Literal["process", "docker"] = "process"
+
+    @functools.cached_property
+    def project(self) -> Project:
+        """The run's Google Cloud project, which its checks share."""
+        from slipway.pipelines.doctor.project import Project
+
+        return Project(self.config)
 
 
 @dataclass(frozen=True)
@@ -32,41 +44,40 @@ class Finding:
     fix: str | None = None
     error: UserError | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the finding as plain values, for JSON."""
         error = self.error.as_dict() if self.error else None
         return {"check": self.check, "status": self.status, "found": self.found, "fix": self.fix, "error": error}
 
 
-class NotConcernedError(Exception):
+class NotApplicableError(Exception):
     """The check does not apply and is skipped; the text is the reason."""
 
 
-class Check(Protocol):
-    """One check. `of_run`: whether `slipway run` makes it, too, before anything starts."""
+@dataclass(frozen=True)
+class Check:
+    """A check: a function that describes what it found, or raises UserError or NotApplicableError.
+
+    `of_run`: whether `slipway run` and `compile` make it, too, before anything starts. `cloud`: whether it calls the
+    run's Google Cloud project; then it is made only for runs on Vertex AI, and not by `compile`.
+    """
 
     name: str
-    of_run: bool
-
-    def look(self, subject: Subject) -> str:
-        """Run the check and return a short description of what it found.
-
-        Raises:
-            UserError: The check failed; contains the fix.
-            NotConcernedError: The check does not apply.
-        """
+    look: Callable[[Context], str]
+    of_run: bool = False
+    cloud: bool = False
 
 
-def examine(check: Check, subject: Subject) -> Finding:
+def examine(check: Check, context: Context) -> Finding:
     """Run one check and return its finding; user errors become failed findings."""
     try:
-        return Finding(check.name, "pass", check.look(subject))
-    except NotConcernedError as reason:
+        return Finding(check.name, "pass", check.look(context))
+    except NotApplicableError as reason:
         return Finding(check.name, "skipped", str(reason))
     except UserError as error:
         return Finding(check.name, "fail", error.message, error.fix, error)
     except ModuleNotFoundError as error:
         if missing_extra(error) is None:
             raise
-        # The check Packages fails for this, with the command that installs the package.
+        # The check of the packages fails for this, with the command that installs the package.
         return Finding(check.name, "skipped", f"{error.name} is not installed")

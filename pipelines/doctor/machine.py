@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, system_error
-from slipway.pipelines.doctor.check import NotConcernedError, Subject
+from slipway.pipelines.doctor.check import Context, NotApplicableError
 from slipway.trainer.engines import installed
 
 OLDEST_PYTHON = (3, 11)
@@ -25,122 +25,92 @@ CLASHES = (
 )
 
 
-class PythonVersion:
+def python_version(_: Context) -> str:
     """Python is new enough."""
-
-    name = "python"
-    of_run = False
-
-    def look(self, subject: Subject) -> str:  # noqa: ARG002
-        if sys.version_info < OLDEST_PYTHON:
-            raise UserError(
-                f"Python {platform.python_version()} is too old.",
-                allowed="Python 3.11 or later",
-                fix="make install PYTHON=python3.11",
-            )
-        return f"Python {platform.python_version()}"
+    if sys.version_info < OLDEST_PYTHON:
+        raise UserError(
+            f"Python {platform.python_version()} is too old.",
+            allowed="Python 3.11 or later",
+            fix="make install PYTHON=python3.11",
+        )
+    return f"Python {platform.python_version()}"
 
 
-class Disk:
-    """There is disk space for data sets, checkpoints and models."""
-
-    name = "disk"
-    of_run = False
-
-    def look(self, subject: Subject) -> str:
-        store = Path(subject.config.data.store)
-        folder = store if store.is_dir() else subject.folder
-        free = shutil.disk_usage(folder).free
-        text = f"{free / 1024**3:.1f} GiB free in {folder}"
-        if free < LEAST_FREE_BYTES:
-            raise UserError(
-                f"Disk space is low: {text}.",
-                allowed=f"at least {LEAST_FREE_BYTES / 1024**3:.0f} GiB",
-                fix="free some space, or move the data sets: --set data.store=FOLDER",
-            )
-        return text
-
-
-class Folder:
+def folder(context: Context) -> str:
     """Runs, data sets and models can be written to the working folder."""
-
-    name = "folder"
-    of_run = False
-
-    def look(self, subject: Subject) -> str:
-        try:
-            with tempfile.TemporaryFile(dir=subject.folder):
-                return f"{subject.folder} is writable"
-        except OSError as error:
-            error.filename = subject.folder
-            raise system_error(error) or error from None
+    try:
+        with tempfile.TemporaryFile(dir=context.folder):
+            return f"{context.folder} is writable"
+    except OSError as error:
+        error.filename = context.folder
+        raise system_error(error) or error from None
 
 
-class Cores:
+def disk(context: Context) -> str:
+    """There is disk space for data sets, checkpoints and models."""
+    store = Path(context.config.data.store)
+    folder = store if store.is_dir() else context.folder
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 1024**3:.1f} GiB free in {folder}"
+    if free < LEAST_FREE_BYTES:
+        raise UserError(
+            f"Disk space is low: {text}.",
+            allowed=f"at least {LEAST_FREE_BYTES / 1024**3:.0f} GiB",
+            fix="free some space, or move the data sets: --set data.store=FOLDER",
+        )
+    return text
+
+
+def cores(context: Context) -> str:
     """There are at most four local replicas per CPU core."""
-
-    name = "cores"
-    of_run = False
-
-    def look(self, subject: Subject) -> str:
-        if subject.target != "local":
-            raise NotConcernedError("the run is not on this machine")
-        cores = available_cores()
-        replicas = subject.config.parsed_hardware.replicas
-        if replicas > 4 * cores:
-            raise UserError(
-                f"{replicas} replicas would share {cores} cores.",
-                setting="hardware",
-                value=subject.config.hardware,
-                allowed=f"up to {4 * cores} replicas on this machine",
-                nearest=f"cpu*{4 * cores}",
-                fix=f"--hardware 'cpu*{4 * cores}'",
-            )
-        return f"{cores} cores for {replicas} replica{'s' if replicas > 1 else ''}"
+    if context.target != "local":
+        raise NotApplicableError("the run is not on this machine")
+    cores = available_cores()
+    replicas = context.config.parsed_hardware.replicas
+    if replicas > 4 * cores:
+        raise UserError(
+            f"{replicas} replicas would share {cores} cores.",
+            setting="hardware",
+            value=context.config.hardware,
+            allowed=f"up to {4 * cores} replicas on this machine",
+            nearest=f"cpu*{4 * cores}",
+            fix=f"--hardware 'cpu*{4 * cores}'",
+        )
+    return f"{cores} cores for {replicas} replica{'s' if replicas > 1 else ''}"
 
 
-class Accelerators:
+def accelerators(_: Context) -> str:
     """The accelerators of this machine respond."""
-
-    name = "accelerators"
-    of_run = False
-
-    def look(self, subject: Subject) -> str:  # noqa: ARG002
-        chips = sorted(Path("/dev").glob("accel[0-9]*"))
-        if chips:
-            return f"{len(chips)} TPU chips"
-        if shutil.which("nvidia-smi") is None:
-            raise NotConcernedError("no accelerator found; local runs train on the CPU")
-        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
-        names = [line.partition(" (UUID")[0] for line in answer.stdout.splitlines() if line.startswith("GPU ")]
-        if answer.returncode or not names:
-            raise UserError(
-                f"nvidia-smi is installed but finds no GPU: {(answer.stderr or answer.stdout).strip()[:200]}",
-                fix="check that the driver is loaded: nvidia-smi",
-            )
-        return ", ".join(names)
+    chips = sorted(Path("/dev").glob("accel[0-9]*"))
+    if chips:
+        return f"{len(chips)} TPU chips"
+    if shutil.which("nvidia-smi") is None:
+        raise NotApplicableError("no accelerator found; local runs train on the CPU")
+    answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+    names = [line.partition(" (UUID")[0] for line in answer.stdout.splitlines() if line.startswith("GPU ")]
+    if answer.returncode or not names:
+        raise UserError(
+            f"nvidia-smi is installed but finds no GPU: {(answer.stderr or answer.stdout).strip()[:200]}",
+            fix="check that the driver is loaded: nvidia-smi",
+        )
+    return ", ".join(names)
 
 
-class Packages:
+def packages(context: Context) -> str:
     """The packages that the run needs on this machine are installed and do not conflict."""
-
-    name = "packages"
-    of_run = True
-
-    def look(self, subject: Subject) -> str:
-        for first, second, reason in CLASHES:
-            if _version(first) and _version(second):
-                raise UserError(
-                    f"{first} and {second} are both installed: {reason}.",
-                    fix=f"pip uninstall {first} {second}, then make install",
-                )
-        installed.verify_extra("training")
-        if subject.target == "vertex":
-            installed.verify_extra("cloud")
-        if subject.runner == "docker":
-            installed.verify_docker()
-        names = ("kfp", "tensorflow", "keras")
-        return ", ".join(f"{name} {version}" for name in names if (version := _version(name)))
+    for first, second, reason in CLASHES:
+        if _version(first) and _version(second):
+            raise UserError(
+                f"{first} and {second} are both installed: {reason}.",
+                fix=f"pip uninstall {first} {second}, then make install",
+            )
+    installed.verify_extra("training")
+    if context.target == "vertex":
+        installed.verify_extra("cloud")
+    if context.runner == "docker":
+        installed.verify_docker()
+    names = ("kfp", "tensorflow", "keras")
+    return ", ".join(f"{name} {version}" for name in names if (version := _version(name)))
 
 
 def _version(package: str) -> str | None:

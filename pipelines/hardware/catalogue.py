@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
-from slipway.pipelines.hardware.typed_rows import build
+from slipway.core.values import JsonObject
 from slipway.trainer.engines import table
 
 Provisioning = Literal["standard", "spot", "flex"]
@@ -24,7 +23,6 @@ QUOTA_PREFIX = "aiplatform.googleapis.com/custom_model_training_"
 CORES_PER_HOST = 8  # of TPU v2 and v3
 ENGINES = tuple(table.ENGINES)
 CATALOGUE_FILE = Path(__file__).with_name("catalogue.json")
-IMAGES_FILE = Path(__file__).with_name("images.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +68,7 @@ class Accelerator:
     quota: str | None = None
     default_quota: dict[str, int] = field(default_factory=dict)
     status: Status = "offered"
-    successors: tuple[str, ...] = ()
+    replacements: tuple[str, ...] = ()
     certainty: str
     source: tuple[str, ...]
     python: str | None = None
@@ -123,15 +121,6 @@ class Machine:
                 raise ValueError(f"{self.name}: {topology} is not {machines} machines of {self.chips} chips")
 
 
-class Offer(NamedTuple):
-    """One machine with one accelerator (or None), and the available counts or topologies."""
-
-    machine: Machine
-    accelerator: Accelerator | None
-    counts: tuple[int, ...]
-    topologies: dict[str, int]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
     """The whole catalogue. Look up machines and accelerators with `machine` and `accelerator`."""
@@ -144,6 +133,7 @@ class Catalogue:
     families: tuple[Family, ...]
     accelerators: tuple[Accelerator, ...]
     machines: tuple[Machine, ...]
+    prebuilt_images: dict[str, date]
 
     @cached_property
     def machine_index(self) -> dict[str, Machine]:
@@ -172,8 +162,8 @@ class Catalogue:
         for row in rows:
             if row.certainty not in self.certainties or not set(row.source) <= set(self.sources):
                 raise ValueError(f"{row.name} names an unknown certainty or source")
-            if isinstance(row, Accelerator) and not set(row.successors) <= accelerators:
-                raise ValueError(f"{row.name} has an unknown successor")
+            if isinstance(row, Accelerator) and not set(row.replacements) <= accelerators:
+                raise ValueError(f"{row.name} has an unknown replacement")
 
     def accelerator(self, name: str) -> Accelerator | None:
         """Return the accelerator with this name, alias or Vertex name ("NVIDIA_L4")."""
@@ -205,16 +195,6 @@ class Catalogue:
         """Return all regions with accelerators; the catalogue lists no others."""
         return sorted({region for accelerator in self.accelerators for region in accelerator.regions})
 
-    def offers(self) -> Iterator[Offer]:
-        """Yield every machine with every accelerator it supports, and without one if that is possible."""
-        for machine in self.machines:
-            if self.family(machine):
-                yield Offer(machine, None, (), {})
-            for name, counts in machine.accelerators.items():
-                yield Offer(machine, self.accelerator_index[name], counts, {})
-            if machine.tpu:
-                yield Offer(machine, self.accelerator_index[machine.tpu], (), machine.topologies)
-
 
 def chips_of(topology: str) -> int:
     """Return the number of chips in a topology such as "2x4"."""
@@ -224,11 +204,32 @@ def chips_of(topology: str) -> int:
 @lru_cache(maxsize=1)
 def load() -> Catalogue:
     """Return the catalogue, read once."""
-    return build(Catalogue, json.loads(CATALOGUE_FILE.read_text()), CATALOGUE_FILE.name)
+    return build(json.loads(CATALOGUE_FILE.read_text()))
 
 
-@lru_cache(maxsize=1)
-def image_ends() -> dict[str, date]:
-    """Return the end of availability of Google's prebuilt training images, by name without tag."""
-    images = json.loads(IMAGES_FILE.read_text())["images"]
-    return {name: date.fromisoformat(end) for name, end in images.items()}
+def build(values: JsonObject) -> Catalogue:
+    """Return the catalogue of parsed JSON. Its tests check the types of all values.
+
+    Raises:
+        TypeError: A row has an unknown or a missing key.
+        ValueError: A row refers to a name that does not exist, or a name is used twice.
+    """
+    values = _frozen(values)
+    rows = {
+        "checked": date.fromisoformat(values["checked"]),
+        "families": tuple(Family(**row) for row in values["families"]),
+        "accelerators": tuple(
+            Accelerator(**row | ({"slices": Slices(**row["slices"])} if "slices" in row else {}))
+            for row in values["accelerators"]
+        ),
+        "machines": tuple(Machine(**row) for row in values["machines"]),
+        "prebuilt_images": {name: date.fromisoformat(end) for name, end in values["prebuilt_images"].items()},
+    }
+    return Catalogue(**{**values, **rows})
+
+
+def _frozen(value: Any) -> Any:
+    """Return JSON data with lists as tuples."""
+    if isinstance(value, list):
+        return tuple(_frozen(item) for item in value)
+    return {key: _frozen(inner) for key, inner in value.items()} if isinstance(value, dict) else value

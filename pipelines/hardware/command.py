@@ -3,20 +3,67 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.table import Table
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.hardware.catalogue import ENGINES, Accelerator, Machine, load
+from slipway.pipelines.hardware.catalogue import (
+    ENGINES,
+    Accelerator,
+    Machine,
+    Provisioning,
+    Slices,
+    Status,
+    load,
+)
 from slipway.pipelines.hardware.choice import Hardware
-from slipway.pipelines.hardware.parsing import parse
 from slipway.pipelines.hardware.placement import nearest_region, validate_for
-from slipway.pipelines.hardware.sizes import sizes, spoken
+from slipway.pipelines.hardware.rules import parse
+from slipway.pipelines.hardware.sizes import sizes
 
 FEW_VCPUS = 4  # with fewer per accelerator, decoding images is rarely as fast as training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """One machine with one accelerator, or none; `regions` is None for every training region."""
+
+    machine: str
+    vcpus: int | None
+    memory_gb: float | None
+    accelerator: str | None
+    accelerator_type: str | None
+    counts: tuple[int, ...]
+    topologies: dict[str, int]
+    chip_memory_gb: int | None
+    regions: tuple[str, ...] | None
+    provisioning: tuple[Provisioning, ...]
+    engines: tuple[str, ...]
+    quota: str | None
+    status: Status
+    replacements: tuple[str, ...]
+    certainty: str
+    sources: tuple[str, ...]
+    note: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One kind of hardware, CPUs or an accelerator, with its offers; `regions` is None for every training region."""
+
+    accelerator: str
+    title: str
+    memory_gb: int | None
+    sizes: tuple[str, ...]
+    slices: Slices | None
+    regions: tuple[str, ...] | None
+    provisioning: tuple[Provisioning, ...]
+    engines: tuple[str, ...]
+    status: Status
+    replacements: tuple[str, ...]
+    offers: tuple[Offer, ...]
 
 
 def show_list(
@@ -29,8 +76,9 @@ def show_list(
     """
     kinds = listing(region, accelerator, engine)
     if accelerator is not None:
-        console.print(_machine_table(kinds[0]["offers"]), highlight=False)
-        console.print(f"Details of a choice: slipway hardware '{_example(kinds[0]['offers'][0])}'", highlight=False)
+        offers = kinds[0].offers
+        console.print(_machine_table(offers), highlight=False)
+        console.print(f"Details of a choice: slipway hardware '{_example(offers[0])}'", highlight=False)
         return
     console.print(_kind_table(kinds), highlight=False)
     console.print(
@@ -44,7 +92,7 @@ def show_list(
 
 def list_as_json(region: str | None = None, accelerator: str | None = None, engine: str | None = None) -> str:
     """Return the list as JSON: the kinds, each with its offers (one per machine)."""
-    return json.dumps(listing(region, accelerator, engine), indent=2)
+    return json.dumps([asdict(kind) for kind in listing(region, accelerator, engine)], indent=2)
 
 
 def show_choice(console: Console, text: str, region: str | None = None, engine: str | None = None) -> None:
@@ -54,37 +102,50 @@ def show_choice(console: Console, text: str, region: str | None = None, engine: 
         UserError: The choice is invalid, or not available with that region or engine.
     """
     table = Table(show_header=False, box=None, pad_edge=False)
-    for label, shown in _lines(describe(text, region, engine), region):
+    for label, shown in _lines(_choice(text, region, engine), region):
         if shown:
             table.add_row(label, shown)
     console.print(table, highlight=False)
 
 
-def _lines(facts: dict[str, Any], region: str | None) -> list[tuple[str, str]]:
+def _lines(hardware: Hardware, region: str | None) -> list[tuple[str, str]]:
     """Return the details of a choice as labels and texts; a text is empty if there is nothing to show."""
-    size = f": {facts['vcpus']} vCPUs, {facts['memory_gb']:g} GB each" if facts["vcpus"] else ""
-    devices = f"{facts['accelerators_per_replica']} {facts['accelerator']} per replica, {facts['chips']} chips in total"
-    memory = f", {facts['chip_memory_gb']} GB per chip"
-    if facts["device_memory_gb"] != facts["chip_memory_gb"]:
-        memory += f" ({facts['device_memory_gb']:g} GB per core)"
-    quota = f"{facts['quota_needed']} of {facts['quota_metric'] or 'an unlisted quota'}"
-    if facts["default_quota"] is not None:
-        quota += f"; a new project has {facts['default_quota']} in {region}"
+    machine, row = hardware.machine_row, hardware.accelerator_row
+    size = f": {machine.vcpus} vCPUs, {machine.memory_gb:g} GB each" if machine.vcpus else ""
+    devices = ""
+    if row is not None:
+        devices = (
+            f"{hardware.accelerators_per_replica} {row.title} per replica, "
+            f"{hardware.chips * hardware.replicas} chips in total, {row.memory_gb} GB per chip"
+        )
+        if row.cores_per_chip > 1:
+            devices += f" ({row.device_memory_gb:g} GB per core)"
+    quota = f"{hardware.quota_needed} of {hardware.quota_metric or 'an unlisted quota'}"
+    default = hardware.default_quota(region) if region else None
+    if default is not None:
+        quota += f"; a new project has {default} in {region}"
+    pools, scheduling = hardware.worker_pools(), hardware.scheduling()
     return [
-        ("hardware", facts["hardware"]),
-        ("replicas", str(facts["replicas"])),
-        ("machines", f"{facts['machines']} x {facts['machine']}{size}"),
-        ("accelerators", devices + memory if facts["accelerator"] else ""),
-        ("worker pools", "\n".join(f"{index}: {json.dumps(pool)}" for index, pool in enumerate(facts["worker_pools"]))),
-        ("scheduling", json.dumps(facts["scheduling"]) if facts["scheduling"] else ""),
-        ("regions", "every training region" if facts["regions"] is None else ", ".join(facts["regions"])),
-        ("provisioning", ", ".join(facts["provisioning"])),
-        ("quota", quota if facts["quota_needed"] else ""),
-        ("engines", ", ".join(facts["engines"])),
-        ("certainty", facts["certainty"]),
-        ("note", facts["note"] or ""),
-        ("advice", facts["advice"] or ""),
+        ("hardware", str(hardware)),
+        ("replicas", str(hardware.replicas)),
+        ("machines", f"{hardware.replicas * hardware.machines_per_replica} x {machine.name}{size}"),
+        ("accelerators", devices),
+        ("worker pools", "\n".join(f"{index}: {json.dumps(pool)}" for index, pool in enumerate(pools))),
+        ("scheduling", json.dumps(scheduling) if scheduling else ""),
+        ("regions", "every training region" if hardware.regions is None else ", ".join(hardware.regions)),
+        ("provisioning", ", ".join(hardware.provisioning_modes)),
+        ("quota", quota if hardware.quota_needed else ""),
+        ("engines", ", ".join(row.engines if row else ENGINES)),
+        ("certainty", hardware.certainty),
+        ("note", row.note or "" if row else ""),
+        ("advice", _advice(hardware) or ""),
     ]
+
+
+def _choice(text: str, region: str | None, engine: str | None) -> Hardware:
+    hardware = parse(text)
+    validate_for(hardware, region=region, engine=engine)
+    return hardware
 
 
 def choice_as_json(text: str, region: str | None = None, engine: str | None = None) -> str:
@@ -92,14 +153,13 @@ def choice_as_json(text: str, region: str | None = None, engine: str | None = No
     return json.dumps(describe(text, region, engine), indent=2)
 
 
-def describe(text: str, region: str | None = None, engine: str | None = None) -> dict[str, Any]:
+def describe(text: str, region: str | None = None, engine: str | None = None) -> dict[str, object]:
     """Return the details of a choice as plain data; worker pools and scheduling are as sent to Vertex AI.
 
     Raises:
         UserError: The choice is invalid, or not available with that region or engine.
     """
-    hardware = parse(text)
-    validate_for(hardware, region=region, engine=engine)
+    hardware = _choice(text, region, engine)
     machine, row = hardware.machine_row, hardware.accelerator_row
     return {
         "hardware": str(hardware),
@@ -146,13 +206,11 @@ def _advice(hardware: Hardware) -> str | None:
     )
 
 
-def listing(
-    region: str | None = None, accelerator: str | None = None, engine: str | None = None
-) -> list[dict[str, Any]]:
-    """Return the kinds of hardware that match the filters, as plain data: CPUs and accelerators, with their offers.
+def listing(region: str | None = None, accelerator: str | None = None, engine: str | None = None) -> list[Kind]:
+    """Return the kinds of hardware that match the filters.
 
-    An offer is one machine with the accelerator. `accelerator` (or "cpu") selects one kind. Kinds that are no longer
-    offered are listed only without a region and an engine; `regions` is None for every training region.
+    `accelerator` (or "cpu") selects one kind. Kinds that are no longer offered are listed only without a region and
+    an engine.
 
     Raises:
         UserError: A filter has an unknown value.
@@ -169,32 +227,19 @@ def listing(
             fix=f"--region {near}",
         )
     if engine is not None and engine not in ENGINES:
-        near = nearest(engine, ENGINES) or ENGINES[0]
-        raise UserError(
-            f"There is no engine {engine}.",
-            setting="--engine",
-            value=engine,
-            allowed=spoken(ENGINES),
-            nearest=near,
-            fix=f"--engine {near}",
-        )
-    kinds = [_cpu_kind(), *(_accelerator_kind(row) for row in catalogue.accelerators)]
-    kinds = [kind for kind in kinds if _passes(kind, region, engine)]
-    if accelerator is None:
-        return kinds
-    return _only(kinds, accelerator, region, engine)
+        raise UserError.unknown("engine", engine, ENGINES, setting="--engine")
+    kinds = [kind for row in (None, *catalogue.accelerators) if _passes(kind := _kind(row), region, engine)]
+    return kinds if accelerator is None else [_only(kinds, accelerator, region, engine)]
 
 
-def _passes(kind: dict[str, Any], region: str | None, engine: str | None) -> bool:
+def _passes(kind: Kind, region: str | None, engine: str | None) -> bool:
     if region is None and engine is None:
         return True
-    in_region = region is None or kind["regions"] is None or region in kind["regions"]
-    return in_region and kind["status"] == "offered" and (engine is None or engine in kind["engines"])
+    in_region = region is None or kind.regions is None or region in kind.regions
+    return in_region and kind.status == "offered" and (engine is None or engine in kind.engines)
 
 
-def _only(
-    kinds: list[dict[str, Any]], accelerator: str, region: str | None, engine: str | None
-) -> list[dict[str, Any]]:
+def _only(kinds: list[Kind], accelerator: str, region: str | None, engine: str | None) -> Kind:
     """Return the selected kind.
 
     Raises:
@@ -202,134 +247,116 @@ def _only(
     """
     row = load().accelerator(accelerator)
     name = row.name if row else accelerator.lower()
-    found = next((kind for kind in kinds if kind["accelerator"] == name), None)
-    if found is None or not found["offers"]:
-        known = [kind["accelerator"] for kind in kinds if kind["offers"]]
-        near = nearest(name, known)
-        filters = [f"in {region}"] * bool(region) + [f"for {engine}"] * bool(engine)
-        raise UserError(
-            f"No machine {' '.join(['has', name, *filters])}.",
-            setting="--accelerator",
-            value=accelerator,
-            allowed=", ".join(known),
-            nearest=near,
-            fix=f"--accelerator {near or 'cpu'}",
-        )
-    return [found]
+    kind = next((kind for kind in kinds if kind.accelerator == name and kind.offers), None)
+    if kind is not None:
+        return kind
+    known = [kind.accelerator for kind in kinds if kind.offers]
+    near = nearest(name, known)
+    filters = [f"in {region}"] * bool(region) + [f"for {engine}"] * bool(engine)
+    raise UserError(
+        f"No machine {' '.join(['has', name, *filters])}.",
+        setting="--accelerator",
+        value=accelerator,
+        allowed=", ".join(known),
+        nearest=near,
+        fix=f"--accelerator {near or 'cpu'}",
+    )
 
 
-def _cpu_kind() -> dict[str, Any]:
+def _kind(row: Accelerator | None) -> Kind:
+    """Return the kind of an accelerator, or of the machines without one."""
     catalogue = load()
-    machines = [machine for machine in catalogue.machines if catalogue.family(machine)]
-    offers = [_offer(machine, None) for machine in machines]
-    return {
-        "accelerator": "cpu",
-        "title": f"machines {' '.join(family.name for family in catalogue.families)}",
-        "memory_gb": None,
-        "sizes": [],
-        "slices": None,
-        "regions": None,
-        "provisioning": ["standard", "spot"],
-        "engines": list(ENGINES),
-        "status": "offered",
-        "successors": [],
-        "offers": offers,
-    }
+    if row is None:
+        machines = [machine for machine in catalogue.machines if catalogue.family(machine)]
+        title = f"machines {' '.join(family.name for family in catalogue.families)}"
+    else:
+        machines, title = catalogue.machines_with(row), row.title
+    return Kind(
+        accelerator=row.name if row else "cpu",
+        title=title,
+        memory_gb=row.memory_gb if row else None,
+        sizes=tuple(size.removeprefix(row.name)[1:] for size in sizes(row)) if row else (),
+        slices=row.slices if row else None,
+        regions=row.regions if row else None,
+        provisioning=row.provisioning if row else ("standard", "spot"),
+        engines=row.engines if row else ENGINES,
+        status=row.status if row else "offered",
+        replacements=row.replacements if row else (),
+        offers=tuple(_offer(machine, row) for machine in machines),
+    )
 
 
-def _accelerator_kind(row: Accelerator) -> dict[str, Any]:
-    return {
-        "accelerator": row.name,
-        "title": row.title,
-        "memory_gb": row.memory_gb,
-        "sizes": [size.removeprefix(row.name)[1:] for size in sizes(row)],
-        "slices": asdict(row.slices) if row.slices else None,
-        "regions": list(row.regions),
-        "provisioning": list(row.provisioning),
-        "engines": list(row.engines),
-        "status": row.status,
-        "successors": list(row.successors),
-        "offers": [_offer(machine, row) for machine in load().machines_with(row)],
-    }
-
-
-def _offer(machine: Machine, row: Accelerator | None) -> dict[str, Any]:
-    """Return one machine with one accelerator as plain data."""
-    family = load().family(machine)
-    source = row or family
+def _offer(machine: Machine, row: Accelerator | None) -> Offer:
+    source = row or load().family(machine)
     assert source is not None  # the catalogue's validation: a machine has an accelerator or a family
-    certainty = machine.certainty or source.certainty
-    return {
-        "machine": machine.name,
-        "vcpus": machine.vcpus,
-        "memory_gb": machine.memory_gb,
-        "accelerator": row.name if row else None,
-        "accelerator_type": row.type if row else None,
-        "counts": list(machine.accelerators.get(row.name, ())) if row else [],
-        "topologies": dict(machine.topologies),
-        "chip_memory_gb": row.memory_gb if row else None,
-        "regions": list(row.regions) if row else None,
-        "provisioning": list(source.provisioning),
-        "engines": list(row.engines) if row else list(ENGINES),
-        "quota": source.quota,
-        "status": row.status if row else "offered",
-        "successors": list(row.successors) if row else [],
-        "certainty": load().certainties[certainty],
-        "sources": [load().sources[name] for name in source.source],
-        "note": row.note if row else None,
-    }
+    return Offer(
+        machine=machine.name,
+        vcpus=machine.vcpus,
+        memory_gb=machine.memory_gb,
+        accelerator=row.name if row else None,
+        accelerator_type=row.type if row else None,
+        counts=machine.accelerators.get(row.name, ()) if row else (),
+        topologies=machine.topologies,
+        chip_memory_gb=row.memory_gb if row else None,
+        regions=row.regions if row else None,
+        provisioning=source.provisioning,
+        engines=row.engines if row else ENGINES,
+        quota=source.quota,
+        status=row.status if row else "offered",
+        replacements=row.replacements if row else (),
+        certainty=load().certainties[machine.certainty or source.certainty],
+        sources=tuple(load().sources[name] for name in source.source),
+        note=row.note if row else None,
+    )
 
 
-def _kind_table(kinds: list[dict[str, Any]]) -> Table:
+def _kind_table(kinds: list[Kind]) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("name", "sizes", "GB/chip", "regions", "provisioning", "engines", "status"):
         table.add_column(column, justify="right" if column in ("GB/chip", "regions") else "left")
     for kind in kinds:
         table.add_row(
-            kind["accelerator"],
+            kind.accelerator,
             _short_sizes(kind),
-            str(kind["memory_gb"] or ""),
-            "all" if kind["regions"] is None else str(len(kind["regions"])),
-            " ".join(kind["provisioning"]),
-            "all" if len(kind["engines"]) == len(ENGINES) else " ".join(kind["engines"]),
-            kind["status"] + (f", now {kind['successors'][0]}" if kind["successors"] else ""),
+            str(kind.memory_gb or ""),
+            "all" if kind.regions is None else str(len(kind.regions)),
+            " ".join(kind.provisioning),
+            "all" if len(kind.engines) == len(ENGINES) else " ".join(kind.engines),
+            kind.status + (f", now {kind.replacements[0]}" if kind.replacements else ""),
         )
     return table
 
 
-def _short_sizes(kind: dict[str, Any]) -> str:
+def _short_sizes(kind: Kind) -> str:
     """Return abbreviated sizes: "1 2 4 8", "8 32 … 512", "1x1 … 16x16"."""
-    if kind["status"] != "offered":
+    if kind.status != "offered":
         return ""
-    sizes = list(kind["sizes"])
-    if kind["slices"]:
-        sizes += [kind["slices"]["multiple_of"], "…", kind["slices"]["largest"]]
-    elif len(sizes) > 5:
-        sizes = [sizes[0], "…", sizes[-1]]
-    return " ".join(str(size) for size in sizes)
+    if kind.slices:
+        return " ".join([*kind.sizes, str(kind.slices.multiple_of), "…", str(kind.slices.largest)])
+    return " ".join(kind.sizes if len(kind.sizes) <= 5 else (kind.sizes[0], "…", kind.sizes[-1]))
 
 
-def _machine_table(offers: list[dict[str, Any]]) -> Table:
+def _machine_table(offers: tuple[Offer, ...]) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("machine", "vCPUs", "memory GB", "sizes", "provisioning", "status"):
         table.add_column(column, justify="right" if column in ("vCPUs", "memory GB") else "left")
     for offer in offers:
-        taken = offer["topologies"] or offer["counts"]
+        supported = map(str, offer.topologies or offer.counts)
         table.add_row(
-            offer["machine"],
-            str(offer["vcpus"] or "?"),
-            f"{offer['memory_gb']:g}" if offer["memory_gb"] else "?",
-            f"{offer['accelerator'] or 'cpu'} {' '.join(str(value) for value in taken)}".strip(),
-            " ".join(offer["provisioning"]),
-            offer["status"],
+            offer.machine,
+            str(offer.vcpus or "?"),
+            f"{offer.memory_gb:g}" if offer.memory_gb else "?",
+            " ".join([offer.accelerator or "cpu", *supported]),
+            " ".join(offer.provisioning),
+            offer.status,
         )
     return table
 
 
-def _example(offer: dict[str, Any]) -> str:
+def _example(offer: Offer) -> str:
     """Return a choice that runs on an offer's machine."""
-    name = offer["accelerator"]
+    name = offer.accelerator
     if name is None:
-        return f"cpu@{offer['machine']}"
-    size = next(iter(offer["topologies"] or offer["counts"]))
-    return f"{name}{'-' if name.startswith('tpu') else 'x'}{size}@{offer['machine']}"
+        return f"cpu@{offer.machine}"
+    size = next(iter(offer.topologies or offer.counts))
+    return f"{name}{'-' if name.startswith('tpu') else 'x'}{size}@{offer.machine}"

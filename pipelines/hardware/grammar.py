@@ -18,8 +18,7 @@ from typing import Any
 
 from slipway.core.errors import nearest
 from slipway.pipelines.hardware.catalogue import Provisioning, load
-from slipway.pipelines.hardware.refusal import Refusal
-from slipway.pipelines.hardware.request import Request
+from slipway.pipelines.hardware.request import Refusal, Request
 
 EXAMPLES = "cpu, cpu*4, t4x2, l4x8*4, a100x8+spot, h100x8*2+flex, tpu-v3-8, tpu-v5e-2x4"
 OPTIONS = "+spot, +flex, +restart, +timeout=1d, +wait=1h, +disk=pd-ssd:200, +reservation=any"
@@ -52,11 +51,11 @@ def read_text(text: str) -> Request:
     request = read_base(base)
     seen: set[str] = set()
     for sign, word in zip(rest[::2], rest[1::2], strict=True):
-        key, fields = _read_option(sign, word, request)
+        key, with_option = _read_option(sign, word, request)
         if key in seen:
             raise Refusal(f"{key} is given twice.", allowed="each option once", candidates=[request])
         seen.add(key)
-        request = replace(request, **fields)
+        request = with_option
     return request
 
 
@@ -73,19 +72,19 @@ def read_base(base: str) -> Request:
     return Request(accelerator=base)
 
 
-def _read_option(sign: str, word: str, request: Request) -> tuple[str, dict[str, Any]]:
-    """Parse one option; return its name and the fields that it sets. `request` is the text before it, parsed."""
+def _read_option(sign: str, word: str, request: Request) -> tuple[str, Request]:
+    """Parse one option; return its name, and `request` (the parsed text before it) with the option applied."""
     if sign == "*":
-        return "The number of replicas", {"replicas": _number(word, "replicas", request)}
+        return "The number of replicas", replace(request, replicas=_number(word, "replicas", request))
     if sign == "@":
         if not word:
             raise Refusal("No machine type follows @.", allowed="@ and a machine type", candidates=[request])
-        return "The machine type", {"machine": word}
+        return "The machine type", replace(request, machine=word)
     key, equals, value = word.partition("=")
     if not equals and word in PROVISIONING:
-        return "The provisioning", {"provisioning": PROVISIONING[word]}
+        return "The provisioning", replace(request, provisioning=PROVISIONING[word])
     if not equals and word == "restart":
-        return "+restart", {"restart": True}
+        return "+restart", replace(request, restart=True)
     if equals and key in READERS:
         return f"+{key}", READERS[key](value, request)
     raise _unknown_option(word, request)
@@ -104,41 +103,34 @@ def _unknown_option(word: str, request: Request) -> Refusal:
     return Refusal(
         f"There is no option +{word}.",
         allowed=OPTIONS,
-        candidates=[replace(request, **_read_option("+", near, request)[1]) if near else request],
+        candidates=[_read_option("+", near, request)[1] if near else request],
     )
 
 
-def _read_time(field: str) -> Callable[[str, Request], dict[str, Any]]:
-    def read(value: str, request: Request) -> dict[str, Any]:
-        match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", value)
-        if match is None:
-            raise Refusal(
-                f"{value!r} is not a duration.",
-                allowed="an integer and s, m, h or d: 90m, 12h, 7d",
-                candidates=[request],
-            )
-        return {field: int(match[1]) * UNITS[match[2] or "s"]}
-
-    return read
+def _seconds(value: str, request: Request) -> int:
+    match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", value)
+    if match is None:
+        raise Refusal(
+            f"{value!r} is not a duration.",
+            allowed="an integer and s, m, h or d: 90m, 12h, 7d",
+            candidates=[request],
+        )
+    return int(match[1]) * UNITS[match[2] or "s"]
 
 
-def _read_disk(value: str, request: Request) -> dict[str, Any]:
+def _read_disk(value: str, request: Request) -> Request:
     kind, colon, size = value.rpartition(":")
     if not colon and not re.fullmatch(r"[0-9]+", size):
         kind, size = size, ""
     gigabytes = _number(size, "gigabytes", request) if size or not kind else None
-    return {"disk_type": kind or None, "disk_gb": gigabytes}
+    return replace(request, disk_type=kind or None, disk_gb=gigabytes)
 
 
-def _read_reservation(value: str, request: Request) -> dict[str, Any]:  # noqa: ARG001
-    return {"reservation": tuple(value.split(","))}
-
-
-READERS: dict[str, Callable[[str, Request], dict[str, Any]]] = {
-    "timeout": _read_time("timeout"),
-    "wait": _read_time("wait"),
+READERS: dict[str, Callable[[str, Request], Request]] = {
+    "timeout": lambda value, request: replace(request, timeout=_seconds(value, request)),
+    "wait": lambda value, request: replace(request, wait=_seconds(value, request)),
     "disk": _read_disk,
-    "reservation": _read_reservation,
+    "reservation": lambda value, request: replace(request, reservation=tuple(value.split(","))),
 }
 
 
@@ -174,7 +166,7 @@ REFUSED_KEYS = {
 }
 
 
-def read_mapping(mapping: Mapping[Any, Any]) -> Request:
+def read_mapping(mapping: Mapping[str, object]) -> Request:
     """Parse a mapping into a request: optionally `choice` (the text), with Vertex's names applied on top.
 
     Raises:
@@ -189,7 +181,7 @@ def read_mapping(mapping: Mapping[Any, Any]) -> Request:
         if key not in KEYS:
             raise _unknown_key(key, value)
         if value is not None:
-            request = replace(request, **_read_value(key, value))
+            request = _read_value(key, value, request)
     if request.topology and not request.accelerator:
         # Vertex names these TPUs by machine type and topology alone.
         machine = load().machine(request.machine or "")
@@ -197,17 +189,17 @@ def read_mapping(mapping: Mapping[Any, Any]) -> Request:
     return request
 
 
-def _read_value(key: str, value: Any) -> dict[str, Any]:
-    """Parse the value of a key into fields of a request."""
+def _read_value(key: str, value: object, request: Request) -> Request:
+    """Return the request with a key of the mapping applied."""
     field = KEYS[key]
     if key in ("accelerator_count", "replica_count", "boot_disk_size_gb"):
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST_NUMBER:
             raise _wrong(key, value, f"an integer up to {LARGEST_NUMBER:,}")
-        return {field: value or None if field == "count" else value}
+        return _with(request, field, value or None if field == "count" else value)
     if key == "restart_job_on_worker_restart":
         if not isinstance(value, bool):
             raise _wrong(key, value, "true or false")
-        return {field: value}
+        return replace(request, restart=value)
     if field in READERS and isinstance(value, int) and not isinstance(value, bool):
         value = f"{value}s"
     names = [value] if isinstance(value, str) else value
@@ -215,27 +207,32 @@ def _read_value(key: str, value: Any) -> dict[str, Any]:
         raise _wrong(key, value, "text")
     words = tuple(name.strip().lower() for name in names)
     if key == "reservation":
-        return {field: words}
+        return replace(request, reservation=words)
     if len(words) != 1:
         raise _wrong(key, value, "a single value: all replicas must have the same hardware")
-    return _read_word(key, words[0])
+    return _read_word(key, words[0], request)
 
 
-def _read_word(key: str, word: str) -> dict[str, Any]:
+def _read_word(key: str, word: str, request: Request) -> Request:
     field = KEYS[key]
     if field in READERS:
-        return READERS[field](word, Request())
+        return READERS[field](word, request)
     if key == "strategy":
         if word not in PROVISIONING:
             names = ["STANDARD", "SPOT", "FLEX_START"]
             raise _wrong(key, word, ", ".join(names), near=nearest(word, names))
-        return {field: PROVISIONING[word]}
+        return replace(request, provisioning=PROVISIONING[word])
     if key == "tpu_topology" and not re.fullmatch(TOPOLOGY, word):
         raise _wrong(key, word, "a topology, such as 2x4")
-    return {field: None if field == "accelerator" and word == "cpu" else word[:LONGEST_TEXT]}
+    return _with(request, field, None if field == "accelerator" and word == "cpu" else word[:LONGEST_TEXT])
 
 
-def _unknown_key(key: Any, value: Any) -> Refusal:
+def _with(request: Request, field: str, value: str | int | None) -> Request:
+    fields: dict[str, Any] = {field: value}
+    return replace(request, **fields)
+
+
+def _unknown_key(key: str, value: object) -> Refusal:
     if key in REFUSED_KEYS:
         return Refusal(
             f"hardware.{key} is not supported: {REFUSED_KEYS[key]}.",
@@ -255,7 +252,7 @@ def _unknown_key(key: Any, value: Any) -> Refusal:
     )
 
 
-def _wrong(key: str, value: Any, allowed: str, *, near: str | None = None) -> Refusal:
+def _wrong(key: str, value: object, allowed: str, *, near: str | None = None) -> Refusal:
     return Refusal(
         f"hardware.{key} cannot be {value!r}.",
         setting=f"hardware.{key}",

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from slipway.core.errors import UserError
 from slipway.pipelines.hardware.catalogue import load
 from slipway.pipelines.hardware.choice import Hardware
-from slipway.pipelines.hardware.parsing import parse
 from slipway.pipelines.hardware.placement import alternatives
+from slipway.pipelines.hardware.request import Request
+from slipway.pipelines.hardware.rules import resolve
 
 GIB = 2**30
 # Number of values that an optimizer stores per trainable variable.
@@ -90,7 +91,7 @@ def _larger(hardware: Hardware, engine: str | None) -> Iterator[Hardware]:
         return
     for machine in sorted(load().machines, key=lambda machine: (machine.memory_gb or 0, machine.size)):
         if load().family(machine):
-            yield parse(f"cpu@{machine.name}*{hardware.replicas}")
+            yield resolve(Request(machine=machine.name, replicas=hardware.replicas))
 
 
 def _gib(size: int) -> str:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from datetime import date
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.hardware.catalogue import ENGINES, Accelerator, chips_of, image_ends, load
+from slipway.pipelines.hardware.catalogue import ENGINES, Accelerator, chips_of, load
 from slipway.pipelines.hardware.choice import Hardware
-from slipway.pipelines.hardware.parsing import working
 from slipway.pipelines.hardware.request import Request
+from slipway.pipelines.hardware.rules import working
 from slipway.pipelines.hardware.sizes import near_topologies
 
 REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
@@ -19,7 +19,7 @@ ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z]")
 PREBUILT_IMAGE = re.compile(r"(?:[a-z0-9-]+-)?docker\.pkg\.dev/vertex-ai/training/([^:@/]+)(?:[:@].*)?")
 # As in containers/Dockerfile; packages are locked for this version.
 IMAGE_PYTHON = "3.11"
-OLD_SERVICE_IMAGES = "gcr.io/cloud-ml-public/"
+LEGACY_IMAGES = "gcr.io/cloud-ml-public/"
 
 
 def validate_for(
@@ -113,15 +113,7 @@ def check_reservation_zone(hardware: Hardware, region: str) -> None:
 def check_engine(hardware: Hardware, engine: str, region: str | None = None) -> None:
     """Check that the engine supports the accelerators."""
     if engine not in ENGINES:
-        near = nearest(engine, ENGINES)
-        raise UserError(
-            f"There is no engine {engine}.",
-            setting="train.engine",
-            value=engine,
-            allowed=", ".join(ENGINES),
-            nearest=near,
-            fix=f"--set train.engine={near or ENGINES[0]}",
-        )
+        raise UserError.unknown("engine", engine, ENGINES, setting="train.engine")
     row = hardware.accelerator_row
     if row is None or engine in row.engines:
         return
@@ -219,7 +211,7 @@ def _create_bucket(region: str | None) -> str:
 def check_image(image: str, today: date) -> None:
     """Check that the image is not a Google image that is no longer available."""
     own = "a custom image; the trainer's is built from containers/"
-    if image.startswith(OLD_SERVICE_IMAGES):
+    if image.startswith(LEGACY_IMAGES):
         raise UserError(
             f"{image} belongs to AI Platform Training, which was shut down on 2025-01-31.",
             setting="vertex.image",
@@ -228,11 +220,11 @@ def check_image(image: str, today: date) -> None:
             fix="--set vertex.image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE@DIGEST",
         )
     found = PREBUILT_IMAGE.fullmatch(image)
-    end = image_ends().get(found[1]) if found else None
-    if end is None or today <= end:
+    end = load().prebuilt_images.get(found[1]) if found else None
+    if found is None or end is None or today <= end:
         return
     raise UserError(
-        f"The prebuilt training image {found[1] if found else image} has not been available since {end.isoformat()}.",
+        f"The prebuilt training image {found[1]} has not been available since {end.isoformat()}.",
         setting="vertex.image",
         value=image,
         allowed=own,

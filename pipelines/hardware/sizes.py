@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from slipway.pipelines.hardware.catalogue import Accelerator, Machine, chips_of, load
 from slipway.pipelines.hardware.choice import base_text, takes
-from slipway.pipelines.hardware.refusal import Refusal
-from slipway.pipelines.hardware.request import Request
+from slipway.pipelines.hardware.request import Refusal, Request
 
 
 def check_gpu(request: Request, accelerator: Accelerator, machine: Machine | None) -> int:

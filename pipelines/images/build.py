@@ -8,7 +8,7 @@ from slipway.components.build_image import local
 from slipway.components.build_image.build import build_locally, ensure, registry_of
 from slipway.components.build_image.settings import BuildSettings
 from slipway.components.step import WorkFailed
-from slipway.core.errors import UserError, nearest
+from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.images.images import Say, ensure_images, wanted_image, wanted_images
 
@@ -24,13 +24,7 @@ def build_images(
         UserError: A build failed, or the user has to fix something first.
     """
     if builder is not None and builder not in BUILDERS:
-        raise UserError(
-            f"{builder} is not a builder.",
-            setting="--builder",
-            value=builder,
-            allowed=", ".join(BUILDERS),
-            nearest=nearest(builder, BUILDERS),
-        )
+        raise UserError.unknown("builder", builder, BUILDERS, setting="--builder")
     try:
         if not push:
             return _on_this_machine(config, target, builder, log, say)

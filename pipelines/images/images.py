@@ -23,11 +23,11 @@ from slipway.components.build_image.build import (
 from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
 from slipway.components.build_image.context import Context, make_context
 from slipway.components.build_image.images import image_kind
-from slipway.components.build_image.registry import ARTIFACT_REGISTRY
+from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.cloud.retries import is_transient
 from slipway.components.prepare_data.sources import source_kind
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.hardware import Hardware
 from slipway.trainer.engines.table import ENGINES
 
@@ -94,7 +94,7 @@ def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
     Raises:
         UserError: No image can be built: no checkout, files that git does not track, or no such image.
     """
-    settings = _vertex(config)
+    settings = vertex_of(config)
     base, repository = settings.build.base, settings.image_repository
     wanted = {
         "steps": wanted_image(config, "steps", "cpu", base, repository, say, with_engine=False),
@@ -132,7 +132,7 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
         UserError: The user can fix it: missing permissions, a missing repository, untracked files.
         WorkFailed: A build failed.
     """
-    settings = _vertex(config)
+    settings = vertex_of(config)
     if settings.image is not None:
         return Images.one(settings.image)
     check_builder(settings, builder or settings.build.builder)
@@ -154,7 +154,7 @@ def known_images(config: RunConfig, say: Say) -> Images:
 
     Images are named by digest if the registry has their tag; otherwise by tag, with a warning.
     """
-    settings = _vertex(config)
+    settings = vertex_of(config)
     if settings.image is not None:
         return Images.one(settings.image)
     wanted = wanted_images(config, say)
@@ -193,12 +193,6 @@ def _place(package: str, reference: str) -> Path:
     if spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations)))
     return Path(str(spec.origin))
-
-
-def _vertex(config: RunConfig) -> VertexSettings:
-    if config.vertex is None:
-        raise no_place_on_vertex()
-    return config.vertex
 
 
 def _service(settings: VertexSettings) -> CloudBuildSettings:

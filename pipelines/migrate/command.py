@@ -17,7 +17,7 @@ def migration_of(source: Path | None, arguments: Sequence[str] = ()) -> Migratio
     """Migrate a job file, or gcloud flags if no file is given.
 
     Raises:
-        UserError: The file does not exist, neither or both inputs are given, or the job was invalid on the old service.
+        UserError: The file does not exist, neither or both inputs are given.
     """
     if (source is None) == (not arguments):
         raise UserError(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from slipway.core.errors import UserError, nearest
-from slipway.pipelines.migrate.reading import parse_text
+from slipway.core.errors import UserError
+from slipway.pipelines.migrate.job import parse_text
 
 COMMAND = ("gcloud", "alpha", "beta", "ai-platform", "ml-engine", "jobs", "submit", "training")
 # Each flag and the dotted job key that it sets.
@@ -45,7 +44,7 @@ KMS_FLAGS = ("--kms-key", "--kms-keyring", "--kms-location", "--kms-project")
 VALUE_FLAGS = (*TEXT_FLAGS, *ACCELERATOR_FLAGS, *KEPT_FLAGS, *KMS_FLAGS, *GCLOUD_FLAGS)
 
 
-def read_flags(arguments: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def read_flags(arguments: list[str]) -> tuple[dict[str, object], dict[str, str]]:
     """Return the job described by the flags, and the flags that only gcloud used (bucket, package path, project).
 
     Args:
@@ -60,8 +59,7 @@ def read_flags(arguments: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
     while own and own[0] in COMMAND:
         own.pop(0)
     flags, switches, positional = _collect(own)
-    job: dict[str, Any] = _configuration(flags.get("--config"))
-    given: dict[str, Any] = job["trainingInput"]
+    job, given = _configuration(flags.get("--config"))
     for flag, path in TEXT_FLAGS.items():
         if flag in flags:
             _put(given, path, flags[flag])
@@ -107,15 +105,12 @@ def _collect(arguments: list[str]) -> tuple[dict[str, str], dict[str, bool], lis
         elif positive in SWITCHES:
             switches[positive] = name == positive and value.lower() != "false"
         elif name not in VALUE_FLAGS:
-            known = [*VALUE_FLAGS, *SWITCHES, *GCLOUD_SWITCHES]
-            near = nearest(name, known)
-            raise UserError(
-                f"{name} is not a flag of gcloud ai-platform jobs submit training.",
+            raise UserError.unknown(
+                "gcloud flag",
+                name,
+                [*VALUE_FLAGS, *SWITCHES, *GCLOUD_SWITCHES],
                 setting="gcloud",
-                value=argument,
-                allowed=", ".join(known),
-                nearest=near,
-                fix=f"write {near}, or put -- before the program's arguments" if near else f"put -- before {name}",
+                fix=f"correct {name}, or put -- before the program's arguments",
             )
         else:
             flags[name] = value if equals else next(rest, "")
@@ -124,35 +119,37 @@ def _collect(arguments: list[str]) -> tuple[dict[str, str], dict[str, bool], lis
     return flags, switches, positional
 
 
-def _configuration(path: str | None) -> dict[str, Any]:
-    """Return the job in the --config file, wrapped in `trainingInput`; an empty job if there is no file."""
+def _configuration(path: str | None) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the job in the --config file (empty without a file) and its `trainingInput`, which is added if missing."""
     if path is None:
-        return {"trainingInput": {}}
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise UserError(f"File {path} does not exist.", setting="--config", value=path, fix="--config config.yaml")
-    try:
-        text = file.read_text()
-    except UnicodeDecodeError:
-        raise UserError(
-            f"{path} is not valid UTF-8.", setting="--config", value=path, fix="--config config.yaml"
-        ) from None
-    job = dict(parse_text(text, path))
-    if "trainingInput" not in job and "jobId" not in job:
-        labels = {"labels": job.pop("labels")} if "labels" in job else {}
-        job = {"trainingInput": job, **labels}
-    given = job.get("trainingInput") or {}
+        values: dict[str, object] = {}
+    else:
+        file = Path(path).expanduser()
+        if not file.is_file():
+            raise UserError(f"File {path} does not exist.", setting="--config", value=path, fix="--config config.yaml")
+        try:
+            values = dict(parse_text(file.read_text(), path))
+        except UnicodeDecodeError:
+            raise UserError(
+                f"{path} is not valid UTF-8.", setting="--config", value=path, fix="--config config.yaml"
+            ) from None
+    if "trainingInput" not in values and "jobId" not in values:
+        labels = {"labels": values.pop("labels")} if "labels" in values else {}
+        values = {"trainingInput": values, **labels}
+    given = values.get("trainingInput") or {}
     if not isinstance(given, dict):
         raise UserError(f"trainingInput in {path} is not a mapping.", setting="trainingInput", value=str(given))
-    return {**job, "trainingInput": given}
+    return {**values, "trainingInput": given}, given
 
 
-def _put(target: dict[str, Any], path: str, value: Any) -> None:
+def _put(target: dict[str, object], path: str, value: object) -> None:
     """Set a dotted key; flags override the file."""
     *parents, last = path.split(".")
     for parent in parents:
         child = target.get(parent)
-        target[parent] = target = dict(child) if isinstance(child, dict) else {}
+        section: dict[str, object] = dict(child) if isinstance(child, dict) else {}
+        target[parent] = section
+        target = section
     target[last] = value
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import yaml
 
 from slipway.pipelines.hardware import Hardware
-from slipway.pipelines.migrate import old_rules
 from slipway.pipelines.migrate.flags import read_flags
-from slipway.pipelines.migrate.old_service import load
-from slipway.pipelines.migrate.reading import ROLES, OldJob, parse_text, read_job
-from slipway.pipelines.migrate.successor import Notes, hardware_for, region_for
-from slipway.pipelines.migrate.writing import write
+from slipway.pipelines.migrate.job import ROLES, LegacyJob, parse_text, read_job
+from slipway.pipelines.migrate.legacy_machines import SHUTDOWN
+from slipway.pipelines.migrate.replacement import Notes, hardware_for, region_for
 
 NAME_LENGTH = 40
-# Placeholders for what the old job does not contain, so that the configuration runs unchanged.
+WIDTH = 110
+# Placeholders for what the job does not contain, so that the configuration runs unchanged.
 STAND_IN_DATA = {"source": "digits"}
 STAND_IN_MODEL = {"builder": "slipway.trainer.models.digits:build"}
 STAND_IN_EPOCHS = 10
@@ -41,13 +42,13 @@ class Migration:
     `yaml` is `configuration` with comments; `changed`, `dropped` and `decisions` are sentences.
     """
 
-    configuration: dict[str, Any]
+    configuration: dict[str, object]
     yaml: str
     changed: tuple[str, ...]
     dropped: tuple[str, ...]
     decisions: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the migration as plain data."""
         lists = {"changed": self.changed, "dropped": self.dropped, "decisions": self.decisions}
         return {"configuration": self.configuration, **{key: list(value) for key, value in lists.items()}}
@@ -57,7 +58,7 @@ def migrate(text: str, *, source: str) -> Migration:
     """Return the run configuration for an AI Platform Training job in YAML or JSON; `source` is its file name.
 
     Raises:
-        UserError: The job cannot be read, or was invalid on the old service.
+        UserError: The job cannot be read, or names hardware that is unknown.
     """
     return _migrate(read_job(parse_text(text, source)), source)
 
@@ -66,20 +67,22 @@ def from_arguments(arguments: list[str]) -> Migration:
     """Return the run configuration for `gcloud ai-platform jobs submit training` flags.
 
     Raises:
-        UserError: A flag cannot be read, or the job was invalid on the old service.
+        UserError: A flag cannot be read, or the job names hardware that is unknown.
     """
-    values, told_gcloud = read_flags(arguments)
-    job = read_job(values)
-    fields = {"staging_bucket": "--staging-bucket", "package_path": "--package-path", "project": "--project"}
-    told = {name: told_gcloud.get(flag) for name, flag in fields.items()}
-    return _migrate(OldJob(**{**vars(job), **told}), "gcloud ai-platform jobs submit training")
+    values, flags = read_flags(arguments)
+    job = replace(
+        read_job(values),
+        staging_bucket=flags.get("--staging-bucket"),
+        package_path=flags.get("--package-path"),
+        project=flags.get("--project"),
+    )
+    return _migrate(job, "gcloud ai-platform jobs submit training")
 
 
-def _migrate(job: OldJob, source: str) -> Migration:
-    old_rules.check(job)
+def _migrate(job: LegacyJob, source: str) -> Migration:
     notes = Notes()
     hardware = hardware_for(job, notes)
-    configuration: dict[str, Any] = {
+    configuration: dict[str, object] = {
         "name": _name(job, notes),
         "hardware": str(hardware),
         "data": STAND_IN_DATA,
@@ -90,12 +93,12 @@ def _migrate(job: OldJob, source: str) -> Migration:
     _decide_what_is_trained(job, notes)
     _note_the_rest(job, notes)
     heading = [
-        f"From {source}. AI Platform Training was shut down on {load().shutdown.isoformat()}; this run "
+        f"From {source}. AI Platform Training was shut down on {SHUTDOWN.isoformat()}; this run "
         "configuration replaces the job. Settings marked DECIDE hold placeholders that need a decision.",
         *(f"Changed: {text}." for text in notes.changed),
         *(f"Dropped: {text}." for text in notes.dropped),
     ]
-    text = write(configuration, _comments(notes.decisions), heading, _remains(job))
+    text = _document(configuration, _comments(notes.decisions), heading, _remains(job))
     return Migration(configuration, text, tuple(notes.changed), tuple(notes.dropped), tuple(notes.decisions))
 
 
@@ -108,7 +111,7 @@ def _comments(decisions: Sequence[str]) -> dict[str, str]:
     return comments
 
 
-def _name(job: OldJob, notes: Notes) -> str:
+def _name(job: LegacyJob, notes: Notes) -> str:
     """Return the job id as a run name: lowercase letters, digits and hyphens."""
     words = re.sub(r"[^a-z0-9]+", "-", (job.job_id or "").lower()).strip("-")
     name = re.sub(r"^[^a-z]+", "", words)[:NAME_LENGTH].rstrip("-") or "migrated"
@@ -125,25 +128,25 @@ def _batch_size(hardware: Hardware) -> int:
     return -(-USUAL_BATCH // devices) * devices
 
 
-def _vertex(job: OldJob, hardware: Hardware, notes: Notes) -> dict[str, Any]:
+def _vertex(job: LegacyJob, hardware: Hardware, notes: Notes) -> dict[str, object]:
     region = region_for(job, hardware, notes)
     project = job.project or PROJECT
     if job.project is None:
         notes.decisions.append("vertex.project: the job names no project.")
     repository = f"{region}-docker.pkg.dev/{project}/slipway"
-    vertex: dict[str, Any] = {
+    vertex: dict[str, object] = {
         "project": project,
         "region": region,
         "bucket": _bucket(job, notes),
         "serving_image": f"{repository}/serving:1",
     }
-    old_images = sorted({replica.image for replica in job.replicas.values() if replica.image})
-    if old_images:
+    images = sorted({replica.image for replica in job.replicas.values() if replica.image})
+    if images:
         notes.changed.append(
-            f"{', '.join(old_images)}: replaced by Slipway's training image, built when the run starts (docs/images.md)"
+            f"{', '.join(images)}: replaced by Slipway's training image, built when the run starts (docs/images.md)"
         )
     notes.decisions.append("vertex.serving_image: set the image that serves the SavedModel.")
-    for setting, old_name, value in (
+    for setting, key, value in (
         ("service_account", "serviceAccount", job.service_account),
         ("network", "network", job.network),
         ("encryption_key", "encryptionConfig.kmsKeyName", job.kms_key),
@@ -153,14 +156,14 @@ def _vertex(job: OldJob, hardware: Hardware, notes: Notes) -> dict[str, Any]:
             vertex[setting] = value
             notes.changed.append(f"{value} became vertex.{setting}")
         elif value:
-            notes.dropped.append(f"{old_name} {value}: not a {words}")
+            notes.dropped.append(f"{key} {value}: not a {words}")
     if job.labels:
         vertex["labels"] = job.labels
         notes.changed.append("labels became vertex.labels")
     return vertex
 
 
-def _bucket(job: OldJob, notes: Notes) -> str:
+def _bucket(job: LegacyJob, notes: Notes) -> str:
     """Return the bucket of the job directory, or the staging bucket."""
     for value in filter(None, (job.job_dir, job.staging_bucket)):
         found = BUCKET.match(value)
@@ -171,7 +174,7 @@ def _bucket(job: OldJob, notes: Notes) -> str:
     return "gs://your-bucket"
 
 
-def _decide_what_is_trained(job: OldJob, notes: Notes) -> None:
+def _decide_what_is_trained(job: LegacyJob, notes: Notes) -> None:
     """Note the settings that the user's program used to decide."""
     notes.decisions.append(
         f"data: the program read its own data; {STAND_IN_DATA['source']} is a placeholder. "
@@ -186,7 +189,7 @@ def _decide_what_is_trained(job: OldJob, notes: Notes) -> None:
     notes.decisions.append(f"train: the program set epochs and batch size{said}.")
 
 
-def _note_the_rest(job: OldJob, notes: Notes) -> None:
+def _note_the_rest(job: LegacyJob, notes: Notes) -> None:
     """Note the settings that have no equivalent."""
     if job.runtime_version or job.python_version:
         versions = [f"runtimeVersion {job.runtime_version}"] * bool(job.runtime_version)
@@ -217,14 +220,14 @@ def _note_the_rest(job: OldJob, notes: Notes) -> None:
             notes.dropped.append(f"{role}Config.containerCommand and containerArgs: replaced by the trainer's command")
 
 
-def _remains(job: OldJob) -> dict[str, Any]:
-    """Return the old settings that are needed for the open decisions."""
+def _remains(job: LegacyJob) -> dict[str, object]:
+    """Return the job's settings that are needed for the open decisions."""
     commands = {
         f"{role}Config": {"containerCommand": list(replica.command), "containerArgs": list(replica.arguments)}
         for role, replica in job.replicas.items()
         if replica.command or replica.arguments
     }
-    remains: dict[str, Any] = {
+    remains: dict[str, object] = {
         "packagePath": job.package_path,
         "packageUris": list(job.package_uris),
         "pythonModule": job.python_module,
@@ -233,3 +236,49 @@ def _remains(job: OldJob) -> dict[str, Any]:
         **commands,
     }
     return {key: value for key, value in remains.items() if value}
+
+
+def _document(
+    configuration: Mapping[str, object],
+    comments: Mapping[str, str],
+    heading: Iterable[str],
+    remains: Mapping[str, object],
+) -> str:
+    """Return the configuration as YAML.
+
+    Args:
+        configuration: The settings, in output order.
+        comments: Comments by dotted setting name, written above the setting.
+        heading: Paragraphs of the header comment.
+        remains: The job's settings without an equivalent, appended as a comment.
+    """
+    paragraphs = [_comment(text, "") for text in heading]
+    body = "".join(_setting(key, value, comments, "", "") for key, value in configuration.items())
+    parts = ["\n#\n".join(paragraphs), "\n\n", body]
+    if remains:
+        parts += ["\n# Old settings without an equivalent:\n", _prefixed(_dump(remains))]
+    return "".join(parts)
+
+
+def _setting(key: str, value: object, comments: Mapping[str, str], path: str, indent: str) -> str:
+    name = f"{path}{key}"
+    comment = f"{_comment(comments[name], indent)}\n" if name in comments else ""
+    if isinstance(value, Mapping) and any(other.startswith(f"{name}.") for other in comments):
+        inner = "".join(_setting(sub, item, comments, f"{name}.", f"{indent}  ") for sub, item in value.items())
+        return f"{comment}{indent}{key}:\n{inner}"
+    return comment + textwrap.indent(_dump({key: value}), indent)
+
+
+def _comment(text: str, indent: str) -> str:
+    # Escape line separators, which would end the comment.
+    visible = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    lines = textwrap.wrap(visible, WIDTH - len(indent) - 2, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"{indent}# {line}" for line in lines)
+
+
+def _dump(values: Mapping[str, object]) -> str:
+    return str(yaml.safe_dump(dict(values), sort_keys=False, width=WIDTH, allow_unicode=True))
+
+
+def _prefixed(text: str) -> str:
+    return "".join(f"# {line}\n" if line else "#\n" for line in text.splitlines())

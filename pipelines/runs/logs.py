@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipway.core.errors import UserError, nearest
+from slipway.core.errors import UserError
 from slipway.pipelines.runs.record import RunFolder
 
 POLL_SECONDS = 0.2
@@ -77,15 +77,7 @@ def check_step(folder: RunFolder, step: str | None, *also: str) -> list[str]:
     """
     names = [record.name for record in folder.read().steps]
     if step is not None and step not in (*names, *also):
-        near = nearest(step, names)
-        raise UserError(
-            f"Run {folder.run_id} has no step {step}.",
-            setting="--step",
-            value=step,
-            allowed=", ".join(names),
-            nearest=near,
-            fix=f"slipway logs {folder.run_id}" + (f" --step {near}" if near else ""),
-        )
+        raise UserError.unknown("step", step, names, setting="--step")
     return names
 
 

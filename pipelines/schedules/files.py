@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from pydantic import Field, PositiveInt, ValidationError
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.config.config import RunConfig, load, no_place_on_vertex, read_yaml
+from slipway.pipelines.config.config import RunConfig, load, read_yaml, vertex_of
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.schedules.cron import Cron, parse
 from slipway.trainer.config import Settings
@@ -96,15 +96,7 @@ def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[ScheduleF
         )
     for name in names:
         if name not in paths:
-            near = nearest(name, paths)
-            raise UserError(
-                f"Schedule {name} does not exist: no file {folder}/{name}.yaml.",
-                setting="NAME",
-                value=name,
-                allowed=", ".join(paths),
-                nearest=near,
-                fix=f"slipway schedule diff {near}" if near else f"write {folder}/{name}.yaml",
-            )
+            raise UserError.unknown("schedule", name, paths, setting="NAME", fix=f"write {folder}/{name}.yaml")
     return [read(paths[name]) for name in names or paths]
 
 
@@ -140,8 +132,7 @@ def read(path: Path) -> ScheduleFile:
             fix=f"correct configuration in {path}",
         )
     config = load(settings.configuration, settings.set, settings.hardware)
-    if config.vertex is None:
-        raise no_place_on_vertex()
+    vertex_of(config)
     return ScheduleFile(path, settings, config, cron, zone, start, end)
 
 

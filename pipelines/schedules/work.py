@@ -13,12 +13,12 @@ from zoneinfo import ZoneInfo
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.known_errors import as_user_error
-from slipway.core.errors import UserError, nearest
-from slipway.pipelines.config.config import RunConfig, VertexSettings
+from slipway.core.errors import UserError
+from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.doctor import refuse_on_failure
-from slipway.pipelines.doctor.check import Subject
+from slipway.pipelines.doctor.check import Context
 from slipway.pipelines.images.images import Images, ensure_images, known_images
-from slipway.pipelines.platforms.vertex.submission import compile_pipeline, facts_of, pipeline_job, settings_of
+from slipway.pipelines.platforms.vertex.submission import compile_pipeline, facts_of, pipeline_job
 from slipway.pipelines.schedules.difference import NAME_PREFIX, Difference, differences, needs_new, wanted
 from slipway.pipelines.schedules.files import ScheduleFile, read_all
 from slipway.pipelines.schedules.service import Schedules
@@ -112,7 +112,7 @@ def compare(names: Sequence[str], say: Say) -> list[Result]:
     files = read_all(names)
     results = []
     for file in files:
-        settings = settings_of(file.config)
+        settings = vertex_of(file.config)
         with _refusals(file.config, f"Could not read schedule {file.name}"):
             want = request_of(file, known_images(file.config, say))
             results.append(_compared(file, want, Schedules(settings.connection).named(file.name)))
@@ -124,9 +124,9 @@ def apply(names: Sequence[str], log: TextIO, say: Say) -> list[Result]:
     results = []
     for file in read_all(names):
         _check_end(file)
-        subject = Subject(file.config, "vertex", rehearsal=False, folder=Path.cwd())
-        refuse_on_failure(subject, submitting=True)
-        settings = settings_of(file.config)
+        context = Context(file.config, "vertex", rehearsal=False, folder=Path.cwd())
+        refuse_on_failure(context, submitting=True)
+        settings = vertex_of(file.config)
         with _refusals(file.config, f"Vertex AI rejected schedule {file.name}"):
             want = request_of(file, ensure_images(file.config, log, say))
             applied = Schedules(settings.connection).apply(file.name, want, file.settings.paused)
@@ -157,22 +157,18 @@ def doomed(name: str | None) -> list[Result]:
     files = read_all() if name is None else [file for file in read_all() if file.name == name]
     found = []
     for file in files:
-        settings = settings_of(file.config)
+        settings = vertex_of(file.config)
         with _refusals(file.config, "Could not list the schedules"):
             schedules = Schedules(settings.connection).named(file.name)
         found += [Result(file.name, schedule, file=file, settings=settings) for schedule in schedules]
     if name is not None and not files:
         found = [result for result in _without_file(read_all()) if result.name == name]
     if not found:
-        others = [result.name for result in _without_file(read_all())]
-        raise UserError(
-            f"Vertex AI has no schedule {name}." if name else "Vertex AI has none of these schedules.",
-            setting="NAME",
-            value=name,
-            allowed=", ".join([*(file.name for file in read_all()), *others]) or None,
-            nearest=nearest(name, [*(file.name for file in read_all()), *others]) if name else None,
-            fix="slipway schedule diff",
-        )
+        if name is None or files:
+            what = f"no schedule {name}" if name else "none of these schedules"
+            raise UserError(f"Vertex AI has {what}.", setting="NAME", value=name, fix="slipway schedule diff")
+        known = [*(file.name for file in read_all()), *(result.name for result in _without_file(read_all()))]
+        raise UserError.unknown("schedule", name, known, setting="NAME", fix="slipway schedule diff")
     return found
 
 
@@ -192,7 +188,7 @@ def request_of(file: ScheduleFile, images: Images) -> Any:
         specification = Path(folder) / "spec.yaml"
         compile_pipeline(file.config, images, specification)
         job = pipeline_job(file.config, specification)
-    return wanted(file, job, settings_of(file.config).connection.parent)
+    return wanted(file, job, vertex_of(file.config).connection.parent)
 
 
 def _compared(file: ScheduleFile, want: Any, found: list[Any]) -> Result:
@@ -214,23 +210,23 @@ def _without_file(files: list[ScheduleFile]) -> list[Result]:
     known = {file.name for file in files}
     places: dict[Any, RunConfig] = {}
     for file in files:
-        settings = settings_of(file.config)
+        settings = vertex_of(file.config)
         places[(settings.project, settings.region, *sorted(settings.endpoints.items()))] = file.config
     found = []
     for config in places.values():
         with _refusals(config, "Could not list the schedules"):
-            every = Schedules(settings_of(config).connection).all()
+            every = Schedules(vertex_of(config).connection).all()
         for schedule in every:
             name = schedule.display_name.removeprefix(NAME_PREFIX)
             if name not in known:
                 note = f"no file; to delete it: slipway schedule delete {name}"
-                found.append(Result(name, schedule, note=note, settings=settings_of(config)))
+                found.append(Result(name, schedule, note=note, settings=vertex_of(config)))
     return found
 
 
 def _steered(file: ScheduleFile, state: str, steer: Callable[[Schedules, Any], None]) -> Result:
     """Pause or resume a schedule, unless it is in that state already."""
-    connection: Connection = settings_of(file.config).connection
+    connection: Connection = vertex_of(file.config).connection
     schedules = Schedules(connection)
     with _refusals(file.config, f"Could not make schedule {file.name} {state}"):
         found = schedules.named(file.name)

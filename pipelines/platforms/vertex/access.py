@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.difference import Line, blocking
-from slipway.components.setup_access.settings import AccessSettings, repository_of
+from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 
 MARKS = {"there": "[green]✓[/]", "missing": "[yellow]+[/]", "wrong": "[red]✗[/]", "unseen": "[dim]?[/]"}
 RESULTS = {"done": "[green]✓[/]", "later": "[dim]–[/]", "failed": "[red]✗[/]"}
@@ -30,16 +31,14 @@ def access_settings(config: RunConfig) -> AccessSettings:
     Raises:
         UserError: It does not say where on Vertex AI it runs.
     """
-    vertex = config.vertex
-    if vertex is None:
-        raise no_place_on_vertex()
+    vertex = vertex_of(config)
     return AccessSettings(
         project=vertex.project,
         region=vertex.region,
         bucket=vertex.bucket.removeprefix("gs://"),
         stores=_buckets(config.data.store, vertex.bucket),
         sources=_buckets(source_kind(config.data.source).located(config.data)[1], vertex.bucket),
-        repository=repository_of(vertex.image or f"{vertex.image_repository}/image"),
+        repository=ImageReference.parse(vertex.image or f"{vertex.image_repository}/image").artifact_repository,
         account=vertex.service_account,
         submitters=tuple(vertex.submitters),
         tpu=config.parsed_hardware.is_tpu,
@@ -76,13 +75,13 @@ def setup(config: RunConfig, console: Console, *, make: bool, as_json: bool) -> 
     Raises:
         UserError: No place on Vertex AI, no run-as account, no credentials, no such project.
     """
-    from slipway.components.setup_access.apply import Outcome, apply
+    from slipway.components.setup_access.access import Outcome, apply
     from slipway.components.setup_access.difference import difference
-    from slipway.components.setup_access.found import look
+    from slipway.components.setup_access.observed import observe
 
     settings = access_settings(config)
     _check_account(settings)
-    lines = difference(settings, look(settings))
+    lines = difference(settings, observe(settings))
     if not as_json:
         show(lines, console)
     if not make or all(line.status == "there" for line in lines):
@@ -129,8 +128,8 @@ def show(lines: list[Line], console: Console) -> None:
         table.add_column(heading, overflow="fold")
     for line in rest:
         table.add_row(MARKS[line.status], line.kind, escape(str(line.item)), escape(line.item.reason))
-        if line.found not in PLAIN:
-            table.add_row("", "", "", f"[yellow]{escape(line.found)}[/]")
+        if line.observed not in PLAIN:
+            table.add_row("", "", "", f"[yellow]{escape(line.observed)}[/]")
         if line.fix:
             table.add_row("", "", "", f"fix: {escape(line.fix)}")
     console.print(table, highlight=False)
@@ -150,9 +149,11 @@ def show_end(outcomes: list[Any], left: list[Line], console: Console) -> None:
             said.add(str(outcome.error))
             console.print(f"[red]error:[/] {escape(str(outcome.error))}", highlight=False, soft_wrap=True)
     for line in left:
-        if line.status in ("wrong", "unseen") and line.found not in said:
-            said.add(line.found)
-            console.print(f"[red]✗[/] {escape(str(line.item))}: {escape(line.found)}", highlight=False, soft_wrap=True)
+        if line.status in ("wrong", "unseen") and line.observed not in said:
+            said.add(line.observed)
+            console.print(
+                f"[red]✗[/] {escape(str(line.item))}: {escape(line.observed)}", highlight=False, soft_wrap=True
+            )
             if line.fix:
                 console.print(f"  fix:      {escape(line.fix)}", highlight=False, soft_wrap=True)
     if not said and not blocking(left):

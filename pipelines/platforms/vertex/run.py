@@ -12,7 +12,7 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.known_errors import as_user_error
 from slipway.components.cloud.retries import is_transient, retried, status_of
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import RunConfig, load
+from slipway.pipelines.config.config import RunConfig, load, vertex_of
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.platforms.vertex import submission
 from slipway.pipelines.platforms.vertex.explanation import explain
@@ -52,12 +52,12 @@ class VertexRun:
     def __init__(self, folder: RunFolder, config: RunConfig | None = None) -> None:
         self.folder = folder
         self.config = config or load(folder.configuration_file)
-        self.connection: Connection = submission.settings_of(self.config).connection
+        self.connection: Connection = vertex_of(self.config).connection
 
     @property
     def experiment(self) -> str | None:
         """The experiment to add the run to."""
-        return submission.settings_of(self.config).experiment
+        return vertex_of(self.config).experiment
 
     def submit(self, images: Images, earlier: RunRecord | None = None) -> RunRecord:
         """Compile the pipeline, create the job, and record it.

@@ -12,12 +12,12 @@ from slipway import steps
 from slipway.components.build_image.component import build_image
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.setup_access.component import setup_access
-from slipway.pipelines.config.config import RunConfig, VertexSettings
+from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.platforms.vertex.access import access_settings
-from slipway.pipelines.platforms.vertex.submission import serving_image_of, settings_of
+from slipway.pipelines.platforms.vertex.submission import serving_image_of
 from slipway.pipelines.table import TASKS, Role, Task
 
 
@@ -132,7 +132,7 @@ def pipeline(config: RunConfig, images: Images, run_id: str | None = None) -> Ba
     Raises:
         UserError: The configuration has no vertex section.
     """
-    platform = VertexPlatform(settings_of(config), images)
+    platform = VertexPlatform(vertex_of(config), images)
     run = run_id or dsl.PIPELINE_JOB_NAME_PLACEHOLDER
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")

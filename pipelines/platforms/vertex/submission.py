@@ -10,7 +10,7 @@ from slipway.components.cloud.retries import is_conflict, retried
 from slipway.components.register_model.model_registry import label
 from slipway.components.register_model.registry import git_commit
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import RunConfig, VertexSettings, no_place_on_vertex
+from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.images.images import Images
 
 if TYPE_CHECKING:
@@ -22,17 +22,6 @@ FINGERPRINT_LETTERS = 16
 ARTIFACTS = "pipelines"
 # The metadata of a context that is an experiment, as the console and the SDK write it.
 EXPERIMENT = {"schema_title": "system.Experiment", "schema_version": "0.0.1", "metadata": {"experiment_deleted": False}}
-
-
-def settings_of(config: RunConfig) -> VertexSettings:
-    """Return the vertex section.
-
-    Raises:
-        UserError: The configuration has none.
-    """
-    if config.vertex is None:
-        raise no_place_on_vertex()
-    return config.vertex
 
 
 def serving_image_of(settings: VertexSettings) -> str:
@@ -54,7 +43,7 @@ def serving_image_of(settings: VertexSettings) -> str:
 
 def facts_of(config: RunConfig) -> dict[str, str | None]:
     """Return the values of a configuration that the messages of known errors contain."""
-    vertex = settings_of(config)
+    vertex = vertex_of(config)
     return {
         "project": vertex.project,
         "region": vertex.region,
@@ -74,7 +63,7 @@ def compile_pipeline(config: RunConfig, images: Images, target: Path, run_id: st
 
 def labels_of(config: RunConfig) -> dict[str, str]:
     """Return a job's labels: the configured ones, the configuration's fingerprint and the git commit."""
-    labels = {**settings_of(config).labels, CONFIGURATION_LABEL: config.fingerprint()[:FINGERPRINT_LETTERS]}
+    labels = {**vertex_of(config).labels, CONFIGURATION_LABEL: config.fingerprint()[:FINGERPRINT_LETTERS]}
     commit = git_commit(Path.cwd())
     return {**labels, COMMIT_LABEL: label(commit)} if commit else labels
 
@@ -89,7 +78,7 @@ def pipeline_job(config: RunConfig, specification: Path) -> PipelineJob:
     from google.cloud import aiplatform
     from google.cloud.aiplatform_v1 import types
 
-    vertex = settings_of(config)
+    vertex = vertex_of(config)
     made = aiplatform.PipelineJob(
         display_name=config.name,
         template_path=str(specification),
@@ -144,7 +133,7 @@ def submit(connection: Connection, job: PipelineJob, job_id: str) -> PipelineJob
 
 def console_url(config: RunConfig, job_id: str) -> str:
     """Return the URL of a run's page in the console."""
-    vertex = settings_of(config)
+    vertex = vertex_of(config)
     return (
         f"https://console.cloud.google.com/vertex-ai/locations/{vertex.region}/pipelines/runs/{job_id}"
         f"?project={vertex.project}"

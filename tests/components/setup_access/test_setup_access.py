@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from slipway.components.setup_access.apply import apply
+from slipway.components.setup_access.access import apply
 from slipway.components.setup_access.difference import blocking, difference
-from slipway.components.setup_access.found import look
+from slipway.components.setup_access.observed import observe
 from slipway.core.errors import UserError
 from tests.components.setup_access.project import ACCOUNT, BUCKET, REPOSITORY, settings
 from tests.fakes.errors import ServiceError
@@ -34,7 +34,7 @@ def granted(google: FakeGoogle, resource: str) -> set[tuple[str, str]]:
 
 def statuses(google: FakeGoogle, **fields) -> dict[str, str]:
     asked = settings(google, **fields)
-    return {str(line.item): line.status for line in difference(asked, look(asked))}
+    return {str(line.item): line.status for line in difference(asked, observe(asked))}
 
 
 def test_a_new_project_gets_all_that_a_run_needs_and_no_more(new_project):
@@ -141,10 +141,10 @@ def test_a_grant_under_a_condition_is_not_a_grant(google):
             binding["condition"] = condition
     google.world.set_policy(name, {**policy, "version": 3})
     asked = settings(google, builds=False)
-    lines = {str(line.item): line for line in difference(asked, look(asked))}
+    lines = {str(line.item): line for line in difference(asked, observe(asked))}
     line = lines[f"roles/storage.objectUser on gs://{BUCKET} for {ACCOUNT}"]
     assert line.status == "missing"
-    assert "office hours" in line.found
+    assert "office hours" in line.observed
     apply(asked)
     bindings = [b for b in google.world.policy(name)["bindings"] if b["role"] == "roles/storage.objectUser"]
     assert sorted(bool(b.get("condition")) for b in bindings) == [False, True]
@@ -202,7 +202,7 @@ def test_a_right_that_is_taken_away_in_between_ends_as_a_sentence(new_project):
 
 def test_a_project_that_is_not_there_is_named(new_project):
     with pytest.raises(UserError, match="no project slipway-tset") as error:
-        look(settings(new_project, project="slipway-tset"))
+        observe(settings(new_project, project="slipway-tset"))
     assert error.value.setting == "vertex.project"
 
 
@@ -213,7 +213,7 @@ def test_who_may_not_look_is_told_so_line_by_line(google):
     policy = google.world.policy(f"projects/{PROJECT}")
     google.world.set_policy(f"projects/{PROJECT}", {**policy, "bindings": [*policy["bindings"], grant]})
     asked = settings(google, builds=False)
-    lines = difference(asked, look(asked))
+    lines = difference(asked, observe(asked))
     unseen = [line for line in lines if line.status == "unseen"]
     assert {line.kind for line in unseen} == {"identity", "account", "bucket", "repository", "binding"}
     assert all(line.fix for line in unseen)
@@ -224,6 +224,6 @@ def test_an_account_of_builds_that_cannot_be_asked_for_hides_nothing(google):
     make_ready(google)
     google.faults.plan("defaultServiceAccount", ServiceError(403, "Permission 'cloudbuild.builds.get' denied"))
     asked = settings(google)
-    unseen = [line for line in difference(asked, look(asked)) if line.status == "unseen"]
+    unseen = [line for line in difference(asked, observe(asked)) if line.status == "unseen"]
     assert [str(line.item) for line in unseen] == ["the account of Cloud Build's builds"]
-    assert "cloudbuild.builds.get is missing" in unseen[0].found
+    assert "cloudbuild.builds.get is missing" in unseen[0].observed

@@ -10,7 +10,7 @@ import pytest
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.policies import Resource
-from slipway.components.setup_access.apply import apply
+from slipway.components.setup_access.access import apply
 from slipway.components.setup_access.difference import blocking
 from tests.components.setup_access.project import ACCOUNT, BUCKET, REPOSITORY, settings
 from tests.fakes.errors import ServiceError

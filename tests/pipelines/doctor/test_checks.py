@@ -126,7 +126,7 @@ CASES = {
         "No Kubeflow Pipelines server", target="kubeflow", more=(("kubeflow", KUBEFLOW),), compiled=False
     ),
     "replicas on Kubeflow": Case(
-        "training is one container", ("--hardware", "cpu*2"), "kubeflow", more=(("kubeflow", KUBEFLOW),)
+        "Training on Kubeflow is one container", ("--hardware", "cpu*2"), "kubeflow", more=(("kubeflow", KUBEFLOW),)
     ),
 }
 

@@ -9,13 +9,11 @@ import pytest
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.doctor import examine_all, machine, memory
-from slipway.pipelines.doctor.check import Subject, examine
-from slipway.pipelines.doctor.machine import Folder
-from slipway.pipelines.doctor.run import ModelBuilder
+from slipway.pipelines.doctor import CHECKS, configuration, examine_all, machine
+from slipway.pipelines.doctor.check import Context, Finding, examine
 
 
-def subject(folder: Path, target="local", rehearsal=False, **fields) -> Subject:
+def subject(folder: Path, target="local", rehearsal=False, **fields) -> Context:
     values = {
         "name": "digits",
         "data": {"source": "digits", "store": str(folder)},
@@ -24,11 +22,15 @@ def subject(folder: Path, target="local", rehearsal=False, **fields) -> Subject:
         "register": {"registry": str(folder / "models")},
         **fields,
     }
-    return Subject(RunConfig.model_validate(values), target, rehearsal, folder)
+    return Context(RunConfig.model_validate(values), target, rehearsal, folder)
 
 
-def findings(subject: Subject) -> dict[str, tuple[str, str]]:
-    return {finding.check: (finding.status, finding.found) for finding in examine_all(subject)}
+def findings(context: Context) -> dict[str, tuple[str, str]]:
+    return {finding.check: (finding.status, finding.found) for finding in examine_all(context)}
+
+
+def finding_of(name: str, context: Context) -> Finding:
+    return examine(next(check for check in CHECKS if check.name == name), context)
 
 
 NOT_LOCAL = ("model memory", "image context", "serving image", "kubeflow server")
@@ -71,35 +73,35 @@ def test_one_failure_does_not_hide_another(tmp_path):
 )
 def test_a_builder_is_found_without_being_run(tmp_path, text, fails):
     (tmp_path / "mine.py").write_text(text)
-    finding = examine(ModelBuilder(), subject(tmp_path, model={"builder": "mine:build"}))
+    finding = finding_of("model builder", subject(tmp_path, model={"builder": "mine:build"}))
     assert (finding.status == "fail") == fails
 
 
 def test_a_missing_builder_names_the_nearest(tmp_path):
-    finding = examine(ModelBuilder(), subject(tmp_path, model={"builder": "slipway.trainer.models.digit:build"}))
+    finding = finding_of("model builder", subject(tmp_path, model={"builder": "slipway.trainer.models.digit:build"}))
     assert isinstance(finding.error, UserError)
     assert finding.error.nearest == "slipway.trainer.models.digits:build"
 
 
 def test_a_full_disk_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: machine.shutil._ntuple_diskusage(10, 9, 1))
-    finding = examine(machine.Disk(), subject(tmp_path))
+    finding = finding_of("disk", subject(tmp_path))
     assert finding.status == "fail"
     assert "data.store" in finding.fix
 
 
 def test_conflicting_packages_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_version", lambda name: "1.0")
-    finding = examine(machine.Packages(), subject(tmp_path))
+    finding = finding_of("packages", subject(tmp_path))
     assert finding.status == "fail"
     assert "tensorflow-tpu" in finding.found
 
 
 def test_too_many_replicas_for_the_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "available_cores", lambda: 2)
-    assert examine(machine.Cores(), subject(tmp_path, hardware="cpu*8")).status == "pass"
-    assert examine(machine.Cores(), subject(tmp_path, hardware="cpu*9")).fix == "--hardware 'cpu*8'"
-    assert examine(machine.Cores(), subject(tmp_path, target="vertex", hardware="cpu*9")).status == "skipped"
+    assert finding_of("cores", subject(tmp_path, hardware="cpu*8")).status == "pass"
+    assert finding_of("cores", subject(tmp_path, hardware="cpu*9")).fix == "--hardware 'cpu*8'"
+    assert finding_of("cores", subject(tmp_path, target="vertex", hardware="cpu*9")).status == "skipped"
 
 
 def wide(image_shape, classes, width):
@@ -118,7 +120,7 @@ def test_a_model_that_does_not_fit_in_memory_is_refused_with_its_size(tmp_path, 
     }  # fmt: skip
     (tmp_path / "d" / "f").mkdir(parents=True)
     (tmp_path / "d" / "f" / "manifest.json").write_text(json.dumps(manifest))
-    monkeypatch.setattr(memory.builder, "load", lambda _: wide)
+    monkeypatch.setattr(configuration.builder, "load", lambda _: wide)
     monkeypatch.setattr("slipway.pipelines.hardware.memory.device_bytes", lambda _: 30_000_000)
     asked = subject(
         tmp_path,
@@ -127,7 +129,7 @@ def test_a_model_that_does_not_fit_in_memory_is_refused_with_its_size(tmp_path, 
         data={"source": "images:d", "store": str(tmp_path)},
         model={"builder": "any:wide", "arguments": {"width": width}},
     )
-    finding = examine(memory.ModelMemory(), asked)
+    finding = finding_of("model memory", asked)
     assert finding.status == status
     assert "variables" in finding.found
     assert "state of adam" in finding.found
@@ -149,14 +151,14 @@ def test_available_gpus_are_named(tmp_path, monkeypatch, answer, status, found):
     script.write_text(f"#!/bin/sh\n{answer}\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    finding = examine(machine.Accelerators(), subject(tmp_path))
+    finding = finding_of("accelerators", subject(tmp_path))
     assert finding.status == status
     assert found in finding.found
 
 
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="/sys is Linux's")
 def test_a_read_only_folder_fails(tmp_path):
-    assert examine(Folder(), subject(tmp_path)).status == "pass"
-    finding = examine(Folder(), subject(Path("/sys/kernel")))  # where not even root may create a file
+    assert finding_of("folder", subject(tmp_path)).status == "pass"
+    finding = finding_of("folder", subject(Path("/sys/kernel")))  # where not even root may create a file
     assert finding.status == "fail"
     assert "/sys/kernel" in finding.found

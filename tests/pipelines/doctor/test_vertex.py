@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.doctor import examine_all, refuse_on_failure
-from slipway.pipelines.doctor.check import Finding, Subject
-from slipway.pipelines.doctor.cloud import View, examine_side_by_side
-from slipway.pipelines.doctor.vertex import Credentials, Project
+from slipway.pipelines.doctor import examine_all, examine_side_by_side, refuse_on_failure
+from slipway.pipelines.doctor import vertex as checks
+from slipway.pipelines.doctor.check import Check, Context, Finding
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 from tests.fakes.ready import BUCKET, REPOSITORY, RUNNER, make_ready, take_away, vertex_settings
@@ -34,7 +33,7 @@ def ready(google: FakeGoogle) -> FakeGoogle:
     return google
 
 
-def subject(google: FakeGoogle, folder, hardware: str = "cpu", data=None, **place) -> Subject:
+def subject(google: FakeGoogle, folder, hardware: str = "cpu", data=None, **place) -> Context:
     values = {
         "name": "digits",
         "hardware": hardware,
@@ -43,7 +42,7 @@ def subject(google: FakeGoogle, folder, hardware: str = "cpu", data=None, **plac
         "train": {"epochs": 1},
         "vertex": vertex_settings(google, **place),
     }
-    return Subject(RunConfig.model_validate(values), "vertex", False, folder)
+    return Context(RunConfig.model_validate(values), "vertex", False, folder)
 
 
 def findings(google: FakeGoogle, folder, hardware: str = "cpu", **place) -> dict[str, Finding]:
@@ -183,6 +182,7 @@ def test_a_failed_check_stops_the_submission(ready, tmp_path):
     asked = subject(ready, tmp_path)
     refuse_on_failure(asked, submitting=True)
     take_away(ready, f"buckets/{BUCKET}", "roles/storage.objectUser")
+    asked = subject(ready, tmp_path)  # a context reads its project once
     refuse_on_failure(asked)
     with pytest.raises(UserError, match=r"roles/storage\.objectUser"):
         refuse_on_failure(asked, submitting=True)
@@ -191,16 +191,13 @@ def test_a_failed_check_stops_the_submission(ready, tmp_path):
 def test_an_unreachable_service_fails_only_its_check(ready, tmp_path):
     hangs = threading.Event()
 
-    class Hanging(Project):
-        name = "hanging"
-
-        def look(self, subject: Subject) -> str:
-            hangs.wait(60)
-            return "too late"
+    def hang(_: Context) -> str:
+        hangs.wait(60)
+        return "too late"
 
     asked = subject(ready, tmp_path)
-    view = View(asked)
-    slow, quick = examine_side_by_side([Hanging(view), Credentials(view)], view, asked, seconds=3)
+    both = [Check("hanging", hang, cloud=True), Check("credentials", checks.credentials, cloud=True)]
+    slow, quick = examine_side_by_side(both, asked, seconds=3)
     hangs.set()
     assert (slow.status, quick.status) == ("fail", "pass")
     assert "did not respond within 3 s" in slow.found

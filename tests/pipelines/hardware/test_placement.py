@@ -44,7 +44,7 @@ def test_regions_that_are_refused(choice, circumstances, reason, nearest, fix):
     [
         ("tpu-v6e-4x4", {"engine": "tensorflow"}, "does not run on TPU v6e", "tpu-v5e-4x4", "train.engine=jax"),
         ("tpu7x-2x2x1", {"engine": "pytorch"}, "does not run on TPU7x", "tpu-v6e-2x2", "train.engine=jax"),
-        ("cpu", {"engine": "tensorfow"}, "no engine tensorfow", "tensorflow", "train.engine=tensorflow"),
+        ("cpu", {"engine": "tensorfow"}, "no engine 'tensorfow'", "tensorflow", "train.engine=tensorflow"),
     ],
 )
 def test_engines_that_are_refused(choice, circumstances, reason, nearest, fix):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from slipway.core.errors import UserError
 from slipway.pipelines.hardware import Hardware, parse
 from slipway.pipelines.hardware.catalogue import load
+from slipway.pipelines.hardware.command import listing
 from slipway.pipelines.hardware.grammar import KEYS
 
 PROPERTY = settings(max_examples=300)
@@ -37,13 +38,15 @@ def build():
 
 def choices():
     """Every machine with every accelerator in every count and topology, as text."""
-    for machine, accelerator, counts, topologies in load().offers():
-        if accelerator is None:
-            yield f"cpu@{machine.name}"
-        elif accelerator.status == "offered":
-            sign = "-" if accelerator.is_tpu else "x"
-            yield from (f"{accelerator.name}{sign}{count}@{machine.name}" for count in counts)
-            yield from (f"{accelerator.name}-{topology}@{machine.name}" for topology in topologies)
+    for kind in listing():
+        for offer in kind.offers:
+            name, machine = offer.accelerator, offer.machine
+            if name is None:
+                yield f"cpu@{machine}"
+            elif offer.status == "offered":
+                sign = "-" if name.startswith("tpu") else "x"
+                yield from (f"{name}{sign}{count}@{machine}" for count in offer.counts)
+                yield from (f"{name}-{topology}@{machine}" for topology in offer.topologies)
     for row in load().accelerators:
         if row.slices:
             yield from (f"{row.name}-{count}" for count in range(32, row.slices.largest + 1, row.slices.multiple_of))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
@@ -16,10 +17,10 @@ from rich.console import Console
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.hardware import validate_for
+from slipway.pipelines.hardware import parse, validate_for
 from slipway.pipelines.migrate import from_arguments, migrate
 from slipway.pipelines.migrate.command import show
-from slipway.pipelines.migrate.reading import INPUT_KEYS, REPLICA_KEYS
+from slipway.pipelines.migrate.job import INPUT_KEYS, REPLICA_KEYS
 
 
 def job(**fields) -> str:
@@ -112,13 +113,15 @@ def test_every_example_of_the_guides(example):
 
 def test_a_migrated_configuration_passes_the_doctor(tmp_path):
     from slipway.pipelines.config.config import load
-    from slipway.pipelines.doctor import CHECKS, Subject, examine
+    from slipway.pipelines.doctor import CHECKS, Context, examine
 
     for example, (text, _) in EXAMPLES.items():
         file = tmp_path / "run.yaml"
         file.write_text(migrate(text, source="config.yaml").yaml)
-        subject = Subject(load(file), "vertex", rehearsal=False, folder=Path.cwd())
-        failed = [finding for check in CHECKS if (finding := examine(check, subject)).status == "fail"]
+        context = Context(load(file), "vertex", rehearsal=False, folder=Path.cwd())
+        failed = [
+            finding for check in CHECKS if not check.cloud and (finding := examine(check, context)).status == "fail"
+        ]
         assert not failed, (example, failed)
 
 
@@ -198,6 +201,109 @@ def test_different_master_and_workers_get_the_same_hardware():
     )
     assert check(migration).hardware == "t4x4@n1-standard-16*4"
     assert said(migration.decisions, "the master was n1-standard-4, its 3 workers n1-standard-16 with 4 t4")
+
+
+COMPATIBILITY = Path(__file__).parents[1] / "gpu_compatibility.csv"
+
+
+def compatibility():
+    """(machine, GPU, supported counts) of AI Platform Training's published table."""
+    with COMPATIBILITY.open() as file:
+        for row in csv.DictReader(file):
+            machine = row.pop("machine")
+            for gpu, counts in row.items():
+                yield machine, gpu, {int(count) for count in counts.split()}
+
+
+@pytest.mark.parametrize(("machine", "gpu", "counts"), compatibility())
+def test_compatibility_table(machine, gpu, counts):
+    """Supported counts migrate to the same machine; unsupported counts become a decision."""
+    for count in (1, 2, 3, 4, 8, 16):
+        attached = replica(f"NVIDIA_TESLA_{gpu.upper()}", count)
+        migration = migrate(job(masterType=machine, masterConfig=attached), source="config.yaml")
+        hardware = parse(migration.configuration["hardware"])
+        if count in counts:
+            assert hardware.count == count
+            assert hardware.machine == machine
+            assert hardware.accelerator == (gpu if gpu not in ("k80", "p100") else "v100" if count == 8 else "t4")
+        else:
+            assert said(migration.decisions, "hardware:", f"{hardware} is the replacement")
+
+
+TPU = {"masterType": "n1-highcpu-16", "workerType": "cloud_tpu", "workerCount": 1}
+ONE_T4 = replica("NVIDIA_TESLA_T4", 1)
+V2 = replica("TPU_V2", 8)
+# Jobs without an exact equivalent: the fields, the hardware, the list with the note, and words of the note.
+INEXACT = [
+    ({}, "cpu", "decisions", "the job names no machine type"),
+    ({"masterType": "n1-standard-8", "masterConfig": replica("NVIDIA_L4", 1)}, "l4x1", "decisions", "l4x1"),
+    ({"masterType": "standard_gpu", "masterConfig": ONE_T4}, "t4x1@n1-standard-8", "changed", "standard_gpu"),
+    ({"masterType": "standard", "workerCount": 2}, "cpu*3", "changed", "2 workers"),
+    (
+        {"masterType": "standard", "workerType": "n1-standard-8", "workerCount": 1},
+        "cpu@n1-standard-8*2",
+        "decisions",
+        "the master was n1-standard-4",
+    ),
+    (TPU | {"workerCount": 2}, "tpu-v2-32", "decisions", "exactly one worker pool"),
+    (TPU | {"workerConfig": replica("TPU_V3", 4)}, "tpu-v3-8", "decisions", "no TPU v3 with 4 cores"),
+    (TPU | {"workerConfig": replica("TPU_V3", 32)}, "tpu-v3-32", "changed", "TPU_V3"),
+    (TPU | SERVERS, "tpu-v2-8", "dropped", "3 parameter servers"),
+    (TPU | {"workerConfig": {"imageUri": "gcr.io/p/i"}}, "tpu-v2-8", "changed", "gcr.io/p/i"),
+    ({"masterType": "cloud_tpu"}, "tpu-v2-8", "dropped", "the master: a TPU job"),
+    ({"masterType": "n1-standard-4", "masterConfig": V2}, "tpu-v2-8", "changed", "TPU_V2"),
+    (TPU | {"region": "europe-west1"}, "tpu-v2-8", "decisions", "no tpu-v2 for training in europe-west1"),
+    ({"masterType": "standard_gpu", "region": "europe-west3"}, "t4x1@n1-standard-8", "decisions", "K80 is retired"),
+    ({"scaleTier": "BASIC", "masterType": "large_model"}, "cpu", "dropped", "masterType large_model"),
+]
+
+
+@pytest.mark.parametrize(("fields", "hardware", "notes", "words"), INEXACT)
+def test_a_job_without_an_exact_equivalent_is_mapped_with_a_note(fields, hardware, notes, words):
+    migration = migrate(job(**fields), source="config.yaml")
+    assert check(migration).hardware == hardware
+    assert said(getattr(migration, notes), words), getattr(migration, notes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "setting", "nearest"),
+    [
+        ({"masterType": "n1-standart-8"}, "masterType", "n1-standard-8"),
+        (
+            {"masterType": "n1-standard-8", "masterConfig": replica("NVIDIA_TESLA_T5", 1)},
+            "masterConfig.acceleratorConfig.type",
+            "NVIDIA_TESLA_T4",
+        ),
+        ({"scaleTier": "BASIC_GPUS"}, "scaleTier", "BASIC_GPU"),
+        ({"masterTyp": "standard"}, "masterTyp", "masterType"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_closest(fields, setting, nearest):
+    with pytest.raises(UserError, match="There is no") as caught:
+        migrate(job(**fields), source="config.yaml")
+    assert (caught.value.setting, caught.value.nearest) == (f"trainingInput.{setting}", nearest)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("trainingInput: {masterConfig: {image: x}}", "There is no trainingInput.masterConfig field 'image'"),
+        ("trainingInput: {workerCount: many}", "workerCount is not a whole number"),
+        ("trainingInput: {workerCount: -1}", "workerCount is not a whole number"),
+        ("trainingInput: {args: --epochs}", "args is not a list of strings"),
+        ("trainingInput: {region: [a]}", "region is not text"),
+        ("trainingInput: [a]", "trainingInput is not a mapping"),
+        ("predictionInput: {}", "There is no job field 'predictionInput'"),
+        ("{", "line 1 is not valid JSON"),
+        ("a: [", "is not YAML"),
+        ("just text", "is not a mapping"),
+        ("", "is not a mapping"),
+    ],
+)
+def test_a_job_that_cannot_be_read(text, words):
+    with pytest.raises(UserError) as caught:
+        migrate(text, source="config.yaml")
+    assert words in caught.value.message
 
 
 EVERYTHING = {
@@ -355,7 +461,7 @@ def test_an_incomplete_encryption_key_is_dropped():
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["job", "--worker-cuont=3"], "--worker-cuont is not a flag"),
+        (["job", "--worker-cuont=3"], "There is no gcloud flag '--worker-cuont'"),
         (["job", "--region"], "--region requires a value"),
         (["job", "another"], "Unexpected argument another"),
         (["job", "--master-accelerator=4"], "key=value pairs"),

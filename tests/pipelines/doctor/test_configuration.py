@@ -9,11 +9,11 @@ import pytest
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.doctor import engine
-from slipway.pipelines.doctor.check import Subject
+from slipway.pipelines.doctor import configuration
+from slipway.pipelines.doctor.check import Context
 
 
-def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vertex", **train: object) -> Subject:
+def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vertex", **train: object) -> Context:
     config = RunConfig.model_validate(
         {
             "name": "digits",
@@ -23,7 +23,7 @@ def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vert
             "hardware": hardware,
         }
     )
-    return Subject(config, target, rehearsal=True, folder=Path.cwd())
+    return Context(config, target, rehearsal=True, folder=Path.cwd())
 
 
 @pytest.mark.parametrize(
@@ -31,23 +31,23 @@ def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vert
     [("tensorflow", "t4x2"), ("jax", "tpu-v5e-2x4"), ("jax", "l4x8*4"), ("pytorch", "l4x4*2"), ("pytorch", "cpu*2")],
 )
 def test_an_engine_on_its_hardware_passes(name: str, hardware: str) -> None:
-    assert name in engine.TrainingEngine().look(subject(name, hardware))
+    assert name in configuration.training_engine(subject(name, hardware))
 
 
 def test_hardware_that_the_engine_does_not_run_on_is_refused() -> None:
     with pytest.raises(UserError, match=r"tensorflow does not run on .*v6e") as caught:
-        engine.TrainingEngine().look(subject("tensorflow", "tpu-v6e-2x4"))
+        configuration.training_engine(subject("tensorflow", "tpu-v6e-2x4"))
     assert "train.engine=jax" in (caught.value.fix or "")
 
 
 def test_several_tpu_chips_per_replica_are_refused_for_pytorch() -> None:
     with pytest.raises(UserError, match="one TPU chip per replica; tpu-v6e-2x2 has 4"):
-        engine.TrainingEngine().look(subject("pytorch", "tpu-v6e-2x2"))
+        configuration.training_engine(subject("pytorch", "tpu-v6e-2x2"))
 
 
 def test_a_setting_that_the_engine_does_not_support_is_refused() -> None:
     with pytest.raises(UserError) as caught:
-        engine.TrainingEngine().look(subject("jax", "cpu", xla=False))
+        configuration.training_engine(subject("jax", "cpu", xla=False))
     assert caught.value.setting == "train.xla"
 
 
@@ -55,7 +55,7 @@ def test_only_a_local_run_needs_it_installed(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(name: str) -> None:
         raise UserError(f"{name} is not installed")
 
-    monkeypatch.setattr(engine.installed, "verify", refuse)
-    engine.TrainingEngine().look(subject("jax", "cpu"))
+    monkeypatch.setattr(configuration.installed, "verify", refuse)
+    configuration.training_engine(subject("jax", "cpu"))
     with pytest.raises(UserError, match="jax is not installed"):
-        engine.TrainingEngine().look(subject("jax", "cpu", "local"))
+        configuration.training_engine(subject("jax", "cpu", "local"))

@@ -1,4 +1,4 @@
-"""Create missing APIs, resources and role bindings, in order; nothing is ever removed.
+"""A run's access: verify it, and create missing APIs, resources and role bindings in order; nothing is ever removed.
 
 Every call is idempotent: to continue after an interruption, run it again.
 """
@@ -16,12 +16,14 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import finished
 from slipway.components.cloud.refusals import is_disabled, message_of, refusal
 from slipway.components.cloud.retries import CONFLICT, retried, status_of
-from slipway.components.setup_access.difference import Line, difference
-from slipway.components.setup_access.found import Found, look
+from slipway.components.setup_access.desired import Account, Api, Binding, Bucket, Identity, Item, Repository
+from slipway.components.setup_access.difference import Line, blocking, difference
+from slipway.components.setup_access.observed import Observed, observe
 from slipway.components.setup_access.settings import AccessSettings
-from slipway.components.setup_access.wanted import Account, Api, Binding, Bucket, Identity, Item, Repository
 from slipway.core.errors import UserError
 
+COMMAND = "slipway setup --apply"
+OBJECTS = tuple(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list"))
 # New APIs and accounts take a while to propagate.
 SETTLING_TRIES = 20
 BATCH = 20
@@ -37,14 +39,78 @@ class Outcome:
     result: Literal["done", "later", "failed"]
     error: UserError | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the outcome as JSON-compatible values."""
         error = self.error.as_dict() if self.error else None
         return {**self.line.as_dict(), "result": self.result, "error": error}
 
 
+def ensure(settings: AccessSettings, *, grant: bool) -> dict[str, object]:
+    """Verify access; return what exists, what was granted and what could not be seen.
+
+    Args:
+        settings: The desired state.
+        grant: Whether to create what is missing; otherwise nothing is changed.
+
+    Raises:
+        UserError: Something that a run needs is missing or misconfigured.
+    """
+    failed = []
+    granted = []
+    if grant:
+        outcomes, lines = apply(settings)
+        granted = [str(outcome.line.item) for outcome in outcomes if outcome.result == "done"]
+        failed = [outcome.error for outcome in outcomes if outcome.error is not None]
+    else:
+        lines = difference(settings, observe(settings))
+    for line in lines:
+        logger.info("%s: %s %s: %s (%s)", line.status, line.kind, line.item, line.observed, line.item.reason)
+    if blocking(lines):
+        raise failed[0] if failed else _lacking(blocking(lines))
+    if settings.account and settings.connection.caller == settings.account:
+        _check_own_rights(settings)
+    return {
+        "there": sum(line.status == "there" for line in lines),
+        "granted": granted,
+        "unseen": [str(line.item) for line in lines if line.status == "unseen"],
+    }
+
+
+def _lacking(lines: list[Line]) -> UserError:
+    """Return the error for lines that would make a run fail: the first in full, and the number of others."""
+    first = lines[0]
+    more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
+    problem = "is missing" if first.status == "missing" else f"is misconfigured: {first.observed}"
+    return UserError(
+        f"{first.item} {problem}{more}. Required because: {first.item.reason}.",
+        fix=first.fix or COMMAND,
+    )
+
+
+def _check_own_rights(settings: AccessSettings) -> None:
+    """Verify that the caller may use the bucket, which works without permission to read its policy.
+
+    Raises:
+        UserError: The caller lacks a permission.
+    """
+    connection = settings.connection
+    bucket = connection.storage.bucket(settings.bucket)
+    try:
+        granted = retried(lambda: bucket.test_iam_permissions(list(OBJECTS), retry=None))
+    except Exception as error:
+        raise refusal(error, connection, f"test permissions on gs://{settings.bucket}") from error
+    missing = sorted(set(OBJECTS) - set(granted))
+    if missing:
+        raise UserError(
+            f"{connection.caller} may not use the bucket gs://{settings.bucket}: it lacks {', '.join(missing)}.",
+            setting="vertex.bucket",
+            value=f"gs://{settings.bucket}",
+            fix=COMMAND,
+        )
+
+
 def apply(
-    settings: AccessSettings, told: Callable[[Outcome], None] = lambda _: None
+    settings: AccessSettings, report: Callable[[Outcome], None] = lambda _: None
 ) -> tuple[list[Outcome], list[Line]]:
     """Create everything that is missing; return the outcomes and the remaining difference.
 
@@ -53,7 +119,7 @@ def apply(
 
     Args:
         settings: The desired state.
-        told: Called with each outcome.
+        report: Called with each outcome.
 
     Raises:
         UserError: There are no credentials, or the project does not exist.
@@ -61,22 +127,22 @@ def apply(
     connection = settings.connection
     outcomes: dict[str, Outcome] = {}
     for stage in ((Api,), (Identity, Account, Bucket, Repository), (Binding,)):
-        found = look(settings, SETTLING_TRIES)
-        lines = [line for line in difference(settings, found) if isinstance(line.item, stage)]
+        observed = observe(settings, SETTLING_TRIES)
+        lines = [line for line in difference(settings, observed) if isinstance(line.item, stage)]
         missing = [line for line in lines if line.status == "missing"]
         for outcome in [
-            *_make(connection, [line for line in missing if _has_place(line, found)]),
-            *(_without_place(line) for line in missing if not _has_place(line, found)),
+            *_make(connection, [line for line in missing if _has_place(line, observed)]),
+            *(_without_place(line) for line in missing if not _has_place(line, observed)),
         ]:
             logger.info("%s %s: %s", outcome.line.kind, outcome.line.item, outcome.result)
             outcomes[str(outcome.line.item)] = outcome
-            told(outcome)
-    return list(outcomes.values()), difference(settings, look(settings, SETTLING_TRIES))
+            report(outcome)
+    return list(outcomes.values()), difference(settings, observe(settings, SETTLING_TRIES))
 
 
-def _has_place(line: Line, found: Found) -> bool:
+def _has_place(line: Line, observed: Observed) -> bool:
     """Return whether the resource to grant a role on may exist."""
-    return not isinstance(line.item, Binding) or found.things[line.item.resource].exists is not False
+    return not isinstance(line.item, Binding) or observed.resources[line.item.resource].exists is not False
 
 
 def _without_place(line: Line) -> Outcome:
@@ -92,10 +158,10 @@ def _without_place(line: Line) -> Outcome:
 
 def _make(connection: Connection, lines: list[Line]) -> Iterable[Outcome]:
     """Create the lines of one stage: all APIs in one call, bindings in one call per resource, the rest one by one."""
-    groups: dict[Any, list[Line]] = defaultdict(list)
+    groups: dict[object, list[Line]] = defaultdict(list)
     for line in lines:
         item = line.item
-        key: Any = item
+        key: object = item
         if isinstance(item, Binding):
             # A member that does not exist yet would fail the whole write.
             key = (item.resource, item.member if item.later else "")

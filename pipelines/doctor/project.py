@@ -1,27 +1,25 @@
-"""Shared, cached access to a Google Cloud project for the checks of Vertex AI, and their parallel execution."""
+"""Shared, cached state of a Google Cloud project for the checks of Vertex AI."""
 
 from __future__ import annotations
 
 import functools
-import queue
 import threading
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import retried, status_of
+from slipway.components.setup_access.desired import apis
 from slipway.components.setup_access.difference import Line, difference
-from slipway.components.setup_access.found import Found, look, services
+from slipway.components.setup_access.observed import Observed, observe, services
 from slipway.components.setup_access.settings import AccessSettings
-from slipway.components.setup_access.wanted import apis
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import VertexSettings
-from slipway.pipelines.doctor.check import Check, Finding, NotConcernedError, Subject, examine
+from slipway.core.values import JsonObject
+from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
+from slipway.pipelines.doctor.check import NotApplicableError
 from slipway.pipelines.platforms.vertex.access import access_settings
 
-SECONDS = 30.0
 PAGE = 1000
 COMPUTE_ACCOUNT = "{number}-compute@developer.gserviceaccount.com"
 
@@ -51,32 +49,30 @@ class Once(Generic[Result]):
         return self._result
 
 
-class View:
+class Project:
     """Cached state of a project for the checks of one configuration.
 
     Missing credentials or a missing project fail in the check for them; all other checks are then skipped.
     """
 
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
         self._caller = Once(lambda: self.connection.caller)
         self._services = Once(lambda: services(self.connection, [api.name for api in apis(self.settings)]))
-        self._found = Once(lambda: look(self.settings))
-        self._lines = Once(lambda: difference(self.settings, self.found))
+        self._observed = Once(lambda: observe(self.settings))
+        self._lines = Once(lambda: difference(self.settings, self.observed))
         self._quotas = Once(self._read_quotas)
 
     @functools.cached_property
     def vertex(self) -> VertexSettings:
         """The section `vertex`. If it is missing, checks are skipped; the check of the hardware reports it."""
-        if self.subject.config.vertex is None:
-            raise NotConcernedError("the configuration has no section vertex")
-        return self.subject.config.vertex
+        return self._after(lambda: vertex_of(self.config), "the section vertex is missing")
 
     @property
     def settings(self) -> AccessSettings:
         """The settings that permissions depend on."""
         _ = self.vertex
-        return access_settings(self.subject.config)
+        return access_settings(self.config)
 
     @functools.cached_property
     def connection(self) -> Connection:
@@ -106,10 +102,10 @@ class View:
         return self._after(self.services, "the project is not accessible")[0]
 
     @property
-    def found(self) -> Found:
+    def observed(self) -> Observed:
         """The observed state of everything that permissions depend on."""
         _ = self.number
-        return self._found()
+        return self._observed()
 
     def lines(self, wanted: Callable[[Line], bool]) -> list[Line]:
         """Return the lines of setup's difference that match `wanted`; skip the check if they could not be observed."""
@@ -117,7 +113,7 @@ class View:
         lines = [line for line in self._lines() if wanted(line)]
         unseen = [line for line in lines if line.status == "unseen"]
         if unseen and not any(line.status in ("missing", "wrong") for line in lines):
-            raise NotConcernedError(unseen[0].found)
+            raise NotApplicableError(unseen[0].observed)
         return lines
 
     @property
@@ -145,7 +141,7 @@ class View:
                 answer = retried(request.execute)
             except Exception as error:
                 if status_of(error) == 403:
-                    raise NotConcernedError(refusal(error, self.connection, "see the quotas").message) from error
+                    raise NotApplicableError(refusal(error, self.connection, "see the quotas").message) from error
                 raise
             for metric in answer.get("metrics", ()):
                 quotas[metric["metric"]] = _by_region(metric)
@@ -157,10 +153,10 @@ class View:
         try:
             return first()
         except UserError:
-            raise NotConcernedError(why) from None
+            raise NotApplicableError(why) from None
 
 
-def _by_region(metric: dict[str, Any]) -> dict[str, int]:
+def _by_region(metric: JsonObject) -> dict[str, int]:
     """Return a metric's limits by region; the default has the key ""."""
     limits = {}
     for limit in metric.get("consumerQuotaLimits", ()):
@@ -170,42 +166,3 @@ def _by_region(metric: dict[str, Any]) -> dict[str, int]:
             # The response omits zeros, so a missing limit is 0.
             limits[bucket.get("dimensions", {}).get("region", "")] = int(bucket.get("effectiveLimit", 0))
     return limits
-
-
-def examine_side_by_side(
-    checks: Sequence[Check], view: View, subject: Subject, seconds: float = SECONDS
-) -> list[Finding]:
-    """Run checks in parallel and return their findings in order; a check that exceeds `seconds` fails."""
-    answers: queue.Queue[tuple[int, Finding]] = queue.Queue()
-
-    def make(place: int, check: Check) -> None:
-        answers.put((place, _examine(check, view, subject)))
-
-    for place, check in enumerate(checks):
-        # Daemon threads, so that a hanging call does not keep the command from exiting.
-        threading.Thread(target=make, args=(place, check), daemon=True).start()
-    findings: dict[int, Finding] = {}
-    until = time.monotonic() + seconds
-    while len(findings) < len(checks):
-        try:
-            place, finding = answers.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            break
-        findings[place] = finding
-    return [findings.get(place) or _late(check, seconds) for place, check in enumerate(checks)]
-
-
-def _examine(check: Check, view: View, subject: Subject) -> Finding:
-    try:
-        return examine(check, subject)
-    except Exception as error:
-        problem = refusal(error, view.connection, f"check the {check.name}")
-        return Finding(check.name, "fail", problem.message, problem.fix, problem)
-
-
-def _late(check: Check, seconds: float) -> Finding:
-    error = UserError(
-        f"Google did not respond within {seconds:.0f} s.",
-        fix="try again; behind a proxy or in a private network, set vertex.endpoints",
-    )
-    return Finding(check.name, "fail", error.message, error.fix, error)

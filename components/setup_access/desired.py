@@ -95,7 +95,7 @@ Item = Api | Identity | Bucket | Repository | Account | Binding
 
 def apis(settings: AccessSettings) -> list[Api]:
     """Return the APIs that must be enabled."""
-    found = [
+    listed = [
         Api("aiplatform.googleapis.com", "runs the pipeline and the training jobs"),
         Api("cloudresourcemanager.googleapis.com", "reads and writes the project's policy"),
         Api("iam.googleapis.com", "manages the run-as account and who may act as it"),
@@ -103,15 +103,15 @@ def apis(settings: AccessSettings) -> list[Api]:
         Api("storage.googleapis.com", "holds data, checkpoints and models"),
     ]
     if settings.repository:
-        found.append(Api("artifactregistry.googleapis.com", "holds the image"))
+        listed.append(Api("artifactregistry.googleapis.com", "holds the image"))
     if settings.builds:
-        found.append(Api("cloudbuild.googleapis.com", "builds the image"))
+        listed.append(Api("cloudbuild.googleapis.com", "builds the image"))
     if settings.tpu:
-        found.append(Api("tpu.googleapis.com", "provides the TPUs"))
-    return sorted(found, key=lambda api: api.name)
+        listed.append(Api("tpu.googleapis.com", "provides the TPUs"))
+    return sorted(listed, key=lambda api: api.name)
 
 
-def wanted(settings: AccessSettings, number: int, builder: str | None) -> list[Item]:
+def desired(settings: AccessSettings, number: int, builder: str | None) -> list[Item]:
     """Return everything that a run needs, in the order in which it can be created.
 
     Args:
@@ -132,7 +132,7 @@ def wanted(settings: AccessSettings, number: int, builder: str | None) -> list[I
 
 def identities(settings: AccessSettings, number: int) -> list[Identity]:
     """Return the service agents of the project."""
-    found = [
+    listed = [
         Identity("aiplatform.googleapis.com", _agent(number, "gcp-sa-aiplatform"), "Vertex AI acts as it"),
         Identity(
             "aiplatform.googleapis.com",
@@ -142,12 +142,12 @@ def identities(settings: AccessSettings, number: int) -> list[Identity]:
         ),
     ]
     if settings.tpu:
-        found.append(Identity("tpu.googleapis.com", _agent(number, "cloud-tpu"), "Cloud TPU acts as it"))
+        listed.append(Identity("tpu.googleapis.com", _agent(number, "cloud-tpu"), "Cloud TPU acts as it"))
     if settings.builds:
-        found.append(
+        listed.append(
             Identity("cloudbuild.googleapis.com", _agent(number, "gcp-sa-cloudbuild"), "Cloud Build acts as it")
         )
-    return found
+    return listed
 
 
 def bindings(settings: AccessSettings, number: int, builder: str | None) -> list[Binding]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from slipway.components.setup_access.settings import AccessSettings, repository_of
-from slipway.components.setup_access.wanted import bindings, wanted
+from slipway.components.setup_access.desired import bindings, desired
+from slipway.components.setup_access.settings import AccessSettings
 
 SETTINGS = AccessSettings(
     project="p",
@@ -41,7 +39,7 @@ def test_nothing_is_wide():
 
 def test_a_builder_of_ones_own_is_made_and_submitters_may_use_it():
     own = SETTINGS.model_copy(update={"builder": "builder@p.iam.gserviceaccount.com"})
-    items = {str(item) for item in wanted(own, 1, own.builder)}
+    items = {str(item) for item in desired(own, 1, own.builder)}
     assert "builder@p.iam.gserviceaccount.com" in items
     assert "roles/iam.serviceAccountUser on builder@p.iam.gserviceaccount.com for team@example.com" in items
 
@@ -50,20 +48,3 @@ def test_other_buckets_are_written_or_only_read():
     more = SETTINGS.model_copy(update={"stores": ("prepared",), "sources": ("raw",), "submitters": ()})
     roles = {(str(b.resource), b.role) for b in bindings(more, 1, None) if more.account in b.member}
     assert {("gs://prepared", "roles/storage.objectUser"), ("gs://raw", "roles/storage.objectViewer")} <= roles
-
-
-@pytest.mark.parametrize(
-    ("image", "repository"),
-    [
-        (
-            "europe-west4-docker.pkg.dev/p/r/trainer@sha256:" + "0" * 64,
-            "projects/p/locations/europe-west4/repositories/r",
-        ),
-        ("us-docker.pkg.dev/p/r/a/b:v1", "projects/p/locations/us/repositories/r"),
-        ("europe-docker.pkg.dev/vertex-ai/prediction/tf2-cpu.2-15:latest", None),
-        ("docker.io/me/trainer:1", None),
-        ("localhost:5000/trainer:1", None),
-    ],
-)
-def test_the_repository_is_read_from_the_image(image, repository):
-    assert repository_of(image) == repository

@@ -13,9 +13,10 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.policies import Policy, Resource
 from slipway.components.cloud.refusals import is_absent, is_disabled, refusal
 from slipway.components.cloud.retries import TRIES, retried, status_of
+from slipway.components.setup_access.desired import apis
 from slipway.components.setup_access.settings import AccessSettings
-from slipway.components.setup_access.wanted import apis
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 
 # The API of each kind of resource.
 HOSTS = {
@@ -27,7 +28,7 @@ HOSTS = {
 
 
 @dataclass(frozen=True)
-class Thing:
+class State:
     """The observed state of a resource.
 
     `exists` is None if it could not be determined; `error` then says why. `facts` is the service's description of it,
@@ -35,13 +36,13 @@ class Thing:
     """
 
     exists: bool | None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: JsonObject = field(default_factory=dict)
     policy: Policy | None = None
     error: UserError | None = None
 
 
 @dataclass(frozen=True)
-class Found:
+class Observed:
     """The observed state of a project. `enabled` is None if the caller may not list the enabled APIs.
 
     `builder` is the account that Cloud Build's builds run as, None if it is unknown; `unasked` then says why, unless
@@ -50,12 +51,12 @@ class Found:
 
     number: int
     enabled: frozenset[str] | None
-    things: Mapping[Resource, Thing]
+    resources: Mapping[Resource, State]
     builder: str | None = None
     unasked: UserError | None = None
 
 
-def look(settings: AccessSettings, tries: int = 1) -> Found:
+def observe(settings: AccessSettings, tries: int = 1) -> Observed:
     """Read the observed state.
 
     Args:
@@ -67,23 +68,23 @@ def look(settings: AccessSettings, tries: int = 1) -> Found:
     """
     connection = settings.connection
     number, enabled = services(connection, [api.name for api in apis(settings)])
-    wanted = resources(settings)
-    with ThreadPoolExecutor(max_workers=len(wanted) + 1) as pool:
+    listed = resources_of(settings)
+    with ThreadPoolExecutor(max_workers=len(listed) + 1) as pool:
         builder = pool.submit(_builder, connection) if settings.builds and not settings.builder else None
-        ask = functools.partial(thing, connection, enabled=enabled, tries=tries)
-        things = dict(zip(wanted, pool.map(ask, wanted), strict=True))
+        ask = functools.partial(read, connection, enabled=enabled, tries=tries)
+        states = dict(zip(listed, pool.map(ask, listed), strict=True))
     email, unasked = builder.result() if builder else (settings.builder, None)
-    return Found(number, enabled, things, email, unasked)
+    return Observed(number, enabled, states, email, unasked)
 
 
-def resources(settings: AccessSettings) -> list[Resource]:
+def resources_of(settings: AccessSettings) -> list[Resource]:
     """Return the resources whose policies are read."""
     buckets = dict.fromkeys((settings.bucket, *settings.stores, *settings.sources))
-    found = [Resource("project", settings.project), *(Resource("bucket", name) for name in buckets)]
+    listed = [Resource("project", settings.project), *(Resource("bucket", name) for name in buckets)]
     if settings.repository:
-        found.append(Resource("repository", settings.repository))
+        listed.append(Resource("repository", settings.repository))
     accounts = {settings.account, settings.builder if settings.builds else None} - {None}
-    return [*found, *(Resource("account", str(account)) for account in sorted(map(str, accounts)))]
+    return [*listed, *(Resource("account", str(account)) for account in sorted(map(str, accounts)))]
 
 
 def services(connection: Connection, names: list[str]) -> tuple[int, frozenset[str] | None]:
@@ -128,9 +129,9 @@ def _number(connection: Connection) -> int:
         ) from error
 
 
-def thing(connection: Connection, resource: Resource, enabled: frozenset[str] | None = None, tries: int = 1) -> Thing:
-    """One resource: whether it is there, what it is, who may do what with it. `tries` are for APIs in `enabled`."""
-    facts: Mapping[str, Any] = {}
+def read(connection: Connection, resource: Resource, enabled: frozenset[str] | None = None, tries: int = 1) -> State:
+    """Return a resource's state; `tries` applies to resources whose API is in `enabled`."""
+    facts: JsonObject = {}
     seen = 0
 
     def settles(error: BaseException) -> bool:
@@ -143,15 +144,15 @@ def thing(connection: Connection, resource: Resource, enabled: frozenset[str] | 
     except Exception as error:
         if is_disabled(error) or is_absent(error):
             # Nothing exists behind a disabled API; the API itself is reported as missing.
-            return Thing(exists=resource.kind == "project", error=refusal(error, connection, f"see {resource}"))
+            return State(exists=resource.kind == "project", error=refusal(error, connection, f"see {resource}"))
         # Without permission to get a resource, its policy may still be readable.
         if status_of(error) != 403:
-            return Thing(exists=None, error=refusal(error, connection, f"see {resource}"))
+            return State(exists=None, error=refusal(error, connection, f"see {resource}"))
     try:
-        return Thing(exists=True, facts=facts, policy=policies.read(connection, resource, settles, max(tries, TRIES)))
+        return State(exists=True, facts=facts, policy=policies.read(connection, resource, settles, max(tries, TRIES)))
     except Exception as error:
         problem = refusal(error, connection, f"read the policy of {resource}")
-        return Thing(exists=True if facts else None, facts=facts, error=problem)
+        return State(exists=True if facts else None, facts=facts, error=problem)
 
 
 def _builder(connection: Connection) -> tuple[str | None, UserError | None]:
@@ -169,7 +170,7 @@ def _builder(connection: Connection) -> tuple[str | None, UserError | None]:
         return None, refusal(error, connection, "get the account that builds run as")
 
 
-def _bucket(connection: Connection, resource: Resource) -> Mapping[str, Any]:
+def _bucket(connection: Connection, resource: Resource) -> JsonObject:
     bucket = connection.storage.get_bucket(resource.name, retry=None)
     return {
         "location": bucket.location,
@@ -179,22 +180,22 @@ def _bucket(connection: Connection, resource: Resource) -> Mapping[str, Any]:
     }
 
 
-def _repository(connection: Connection, resource: Resource) -> Mapping[str, Any]:
+def _repository(connection: Connection, resource: Resource) -> JsonObject:
     repositories = connection.api("artifactregistry", "v1").projects().locations().repositories()
     return dict(repositories.get(name=resource.name).execute())
 
 
-def _account(connection: Connection, resource: Resource) -> Mapping[str, Any]:
+def _account(connection: Connection, resource: Resource) -> JsonObject:
     accounts = connection.api("iam", "v1").projects().serviceAccounts()
     return dict(accounts.get(name=policies.account_name(resource.name)).execute())
 
 
-def _project(_: Connection, resource: Resource) -> Mapping[str, Any]:
+def _project(_: Connection, resource: Resource) -> JsonObject:
     """Return only the name; `services` has already verified that the project exists."""
     return {"project": resource.name}
 
 
-FACTS: Mapping[str, Callable[[Connection, Resource], Mapping[str, Any]]] = {
+FACTS: Mapping[str, Callable[[Connection, Resource], JsonObject]] = {
     "project": _project,
     "bucket": _bucket,
     "repository": _repository,

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.components.setup_access.apply import apply
+from slipway.components.setup_access.access import apply, ensure
 from slipway.components.setup_access.component import setup_access
-from slipway.components.setup_access.ensure import ensure
 from slipway.core.errors import UserError
 from tests.components.setup_access.project import BUCKET, settings
 from tests.fakes.ready import RUNNER, make_ready, take_away

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from slipway.core.errors import UserError, nearest
 from slipway.core.yaml_loader import load_yaml
@@ -38,8 +37,8 @@ ANSWER_KEYS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class OldReplica:
-    """The replicas of one role. `machine` is as written; `accelerator` is the old API's name."""
+class LegacyReplica:
+    """The replicas of one role. `machine` is as written; `accelerator` is Vertex AI's name in capitals."""
 
     role: str
     machine: str | None = None
@@ -53,21 +52,15 @@ class OldReplica:
     command: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
 
-    @property
-    def given(self) -> bool:
-        """Whether any field of this role is set."""
-        return self != OldReplica(role=self.role)
-
 
 @dataclass(frozen=True, kw_only=True)
-class OldJob:
-    """A parsed AI Platform Training job, not yet validated."""
+class LegacyJob:
+    """A parsed AI Platform Training job."""
 
     job_id: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
     scale_tier: str = "BASIC"
-    scale_tier_given: bool = False
-    replicas: dict[str, OldReplica] = field(default_factory=dict)
+    replicas: dict[str, LegacyReplica] = field(default_factory=dict)
     region: str | None = None
     job_dir: str | None = None
     runtime_version: str | None = None
@@ -75,7 +68,7 @@ class OldJob:
     package_uris: tuple[str, ...] = ()
     python_module: str | None = None
     arguments: tuple[str, ...] = ()
-    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    hyperparameters: dict[str, object] = field(default_factory=dict)
     use_chief: str | None = None
     max_running_time: str | None = None
     max_wait_time: str | None = None
@@ -89,15 +82,15 @@ class OldJob:
     package_path: str | None = None
     project: str | None = None
 
-    def replica(self, role: str) -> OldReplica:
+    def replica(self, role: str) -> LegacyReplica:
         """Return one role's replicas; empty if the role is not set."""
-        return self.replicas.get(role, OldReplica(role=role))
+        return self.replicas.get(role, LegacyReplica(role=role))
 
 
 class Section:
-    """A mapping in the old job with typed accessors; rejects unknown keys. `where` is "" for the job itself."""
+    """A mapping in the job with typed accessors; rejects unknown keys. `where` is "" for the job itself."""
 
-    def __init__(self, values: Any, where: str, known: tuple[str, ...]) -> None:
+    def __init__(self, values: object, where: str, known: tuple[str, ...]) -> None:
         self.where = where
         place = where or "a job"
         if values in (None, ""):
@@ -105,17 +98,11 @@ class Section:
         if not isinstance(values, Mapping):
             raise UserError(f"{place} is not a mapping.", setting=place, value=values, allowed=", ".join(known))
         self.values = values
-        for key in values:
+        for key in map(str, values):
             if key not in known:
-                near = nearest(str(key), known)
-                raise UserError(
-                    f"{key} was not a field of {place} in AI Platform Training.",
-                    setting=self.name(str(key)),
-                    value=str(values[key]),
-                    allowed=", ".join(known),
-                    nearest=near,
-                    fix=f"write {near} instead of {key}" if near else f"remove {key}",
-                )
+                near = nearest(key, known)
+                fix = f"write {near} instead of {key}" if near else f"remove {key}"
+                raise UserError.unknown(f"{where or 'job'} field", key, known, setting=self.name(key), fix=fix)
 
     def name(self, key: str) -> str:
         """Return a field's dotted name."""
@@ -163,7 +150,7 @@ class Section:
         )
 
 
-def parse_text(text: str, source: str) -> Mapping[str, Any]:
+def parse_text(text: str, source: str) -> Mapping[str, object]:
     """Parse a YAML or JSON mapping; numbers stay text, so that 2.10 does not become 2.1.
 
     Raises:
@@ -191,10 +178,10 @@ def parse_text(text: str, source: str) -> Mapping[str, Any]:
     return values
 
 
-def _without_duplicates(source: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+def _without_duplicates(source: str) -> Callable[[list[tuple[str, object]]], dict[str, object]]:
     """Return an object_pairs_hook that rejects duplicate keys."""
 
-    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
         for key, count in Counter(key for key, _ in pairs).items():
             if count > 1:
                 raise UserError(f"{source} sets {key} twice.", fix=f"remove one of the two in {source}")
@@ -203,7 +190,7 @@ def _without_duplicates(source: str) -> Callable[[list[tuple[str, Any]]], dict[s
     return mapping
 
 
-def read_job(values: Mapping[str, Any]) -> OldJob:
+def read_job(values: Mapping[str, object]) -> LegacyJob:
     """Return the job that a mapping describes: a whole job, or only the contents of `trainingInput`.
 
     Raises:
@@ -222,11 +209,10 @@ def read_job(values: Mapping[str, Any]) -> OldJob:
     hyperparameters = given.values.get("hyperparameters") or {}
     if not isinstance(hyperparameters, Mapping):
         raise given.wrong("hyperparameters", "a mapping")
-    return OldJob(
+    return LegacyJob(
         job_id=outer.text("jobId"),
         labels=dict(labels),
         scale_tier=(given.text("scaleTier") or "BASIC").upper().replace("-", "_"),
-        scale_tier_given=given.text("scaleTier") is not None,
         replicas={role: _replica(given, role) for role in ROLES},
         region=given.text("region"),
         job_dir=given.text("jobDir"),
@@ -247,14 +233,14 @@ def read_job(values: Mapping[str, Any]) -> OldJob:
     )
 
 
-def _replica(given: Section, role: str) -> OldReplica:
+def _replica(given: Section, role: str) -> LegacyReplica:
     config = given.section(f"{role}Config", REPLICA_KEYS)
     accelerator = config.section("acceleratorConfig", ("type", "count"))
     disk = config.section("diskConfig", ("bootDiskType", "bootDiskSizeGb"))
     kind = accelerator.text("type")
     count = 1 if role == "master" else given.number(f"{role}Count") or 0
     machine = given.text(f"{role}Type")
-    return OldReplica(
+    return LegacyReplica(
         role=role,
         machine=machine,
         count=count if machine or role != "master" or config.values else 0,

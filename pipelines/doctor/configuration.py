@@ -1,0 +1,172 @@
+"""Checks of a run's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slipway.core import manifest
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest
+from slipway.pipelines.config.config import vertex_of
+from slipway.pipelines.doctor.check import Context, NotApplicableError
+from slipway.pipelines.hardware import validate_for
+from slipway.pipelines.hardware.memory import fits_memory
+from slipway.pipelines.hardware.placement import check_engine, check_python
+from slipway.pipelines.platforms.kubeflow.checks import settings_of
+from slipway.trainer.data.assignment import check_shared_evenly
+from slipway.trainer.engines import builder, installed, table
+
+
+def hardware_choice(context: Context) -> str:
+    """The hardware is available: on this machine for a local run, or in the region on Vertex AI."""
+    config = context.config
+    hardware = config.parsed_hardware
+    if context.target == "local":
+        if hardware.accelerators_per_replica and not context.rehearsal:
+            raise UserError(
+                "Local runs train on the CPU.",
+                setting="hardware",
+                value=config.hardware,
+                allowed="cpu, cpu*2 …",
+                nearest="cpu",
+                fix=f"--hardware cpu; or, to try the layout: slipway rehearse --hardware '{config.hardware}'",
+            )
+        return str(hardware)
+    if context.target == "kubeflow":
+        return f"{hardware} on {settings_of(config).host}"
+    vertex = vertex_of(config)
+    validate_for(hardware, region=vertex.region, engine=config.train.engine, image=vertex.image)
+    if vertex.image is None:
+        check_python(hardware, config.train.engine)
+    return f"{hardware} in {vertex.region}"
+
+
+def batch(context: Context) -> str:
+    """The batch size is divisible by the number of devices; otherwise the run would fail after preparing its data."""
+    hardware, train = context.config.parsed_hardware, context.config.train
+    devices = max(1, hardware.accelerators_per_replica)
+    check_shared_evenly(train, hardware.replicas, devices)
+    return f"{train.batch_size} examples, {train.batch_size // hardware.replicas // devices} per device"
+
+
+def training_engine(context: Context) -> str:
+    """The engine is installed (for local runs) and supports the run's settings and hardware."""
+    train, hardware = context.config.train, context.config.parsed_hardware
+    if context.target == "local":
+        installed.verify(train.engine)
+    table.refuse(train)
+    check_engine(hardware, train.engine)
+    devices = hardware.accelerators_per_replica
+    if table.ENGINES[train.engine].tpus == "one chip" and hardware.is_tpu and devices > 1:
+        others = [name for name, row in table.ENGINES.items() if row.tpus == "all"]
+        raise UserError(
+            f"The engine {train.engine} supports one TPU chip per replica; {hardware} has {devices}.",
+            setting="train.engine",
+            value=train.engine,
+            allowed=f"{train.engine} on CPUs, on GPUs and on TPUs of one chip; {', '.join(others)} on all",
+            nearest=others[0],
+            fix=f"--set train.engine={others[0]}",
+        )
+    return train.engine
+
+
+def data_source(context: Context) -> str:
+    """The data source exists and its type is supported; its examples are validated when they are prepared."""
+    if context.target != "local":
+        raise NotApplicableError("the source is not read from this machine")
+    from slipway.components.prepare_data.sources import check_source  # needs the extra training
+
+    return check_source(context.config.data)
+
+
+def model_memory(context: Context) -> str:
+    """The model's variables, gradients and optimizer state fit a device. Builds the model."""
+    config = context.config
+    hardware = config.parsed_hardware
+    if hardware.accelerator_row is None:
+        raise NotApplicableError("the hardware has no accelerators")
+    if config.model is None:
+        raise NotApplicableError(f"{config.train.module} builds its own network")
+    prepared = _prepared(Path(config.data.store), config.data.source)
+    if prepared is None:
+        raise NotApplicableError(
+            f"the image size is unknown until {config.data.source} is prepared in {config.data.store}"
+        )
+    engine = config.train.engine
+    needed = builder.network_size(engine, config.model, prepared.image_shape, len(prepared.classes))
+    need = fits_memory(
+        hardware,
+        needed.variables,
+        config.train.optimizer_kind,
+        trainable_bytes=needed.trainable,
+        engine=engine,
+    )
+    return f"{need} per device of {hardware.accelerator_row.title}, not counting activations"
+
+
+def _prepared(store: Path, source: str) -> Manifest | None:
+    """Return the manifest of the newest prepared data set of a source, or None."""
+    paths = sorted(store.glob(f"*/*/{manifest.FILE_NAME}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in paths:
+        try:
+            found = manifest.read(path.parent)
+        except UserError:
+            continue
+        if found.source == source:
+            return found
+    return None
+
+
+def image_context(context: Context) -> str:
+    """The run's images can be built: git tracks their files, and for local containers Docker responds."""
+    config = context.config
+    if context.target == "vertex" and config.vertex is not None and config.vertex.image is None:
+        from slipway.pipelines.images.images import check_builder, wanted_images
+
+        check_builder(config.vertex, config.vertex.build.builder)
+        images = wanted_images(config, lambda _line: None)
+        return ", ".join(f"{image.request.name}:{image.request.tag}" for image in images.values())
+    if context.runner == "docker":
+        from slipway.pipelines.images.images import wanted_image
+        from slipway.pipelines.platforms.local.containers import docker_client, has_gpus
+
+        accelerator, built = "gpu" if has_gpus() else "cpu", config.containers
+        with docker_client():
+            image = wanted_image(config, "steps", accelerator, built.base, built.repository, lambda _line: None)
+        return f"{image.request.name}:{image.request.tag}"
+    raise NotApplicableError("no image is built")
+
+
+def serving_image(context: Context) -> str:
+    """A serving image is configured for Vertex AI; the model cannot be registered without one."""
+    if context.target != "vertex" or context.config.vertex is None:
+        raise NotApplicableError("the model is not registered on Vertex AI")
+    from slipway.pipelines.platforms.vertex.submission import serving_image_of
+
+    return serving_image_of(context.config.vertex)
+
+
+def kubeflow_server(context: Context) -> str:
+    """The Kubeflow Pipelines server responds and accepts the caller. Submitting a run checks this, too."""
+    if context.target != "kubeflow":
+        raise NotApplicableError("the run is not on Kubeflow")
+    from slipway.pipelines.platforms.kubeflow.server import Server
+
+    settings = settings_of(context.config)
+    Server(settings).check()
+    return settings.host
+
+
+def champion(context: Context) -> str:
+    """The champion that the model will be compared with can be read from the registry."""
+    config = context.config
+    if context.target != "local":
+        raise NotApplicableError("the registry is not on this machine")
+    if context.rehearsal:
+        raise NotApplicableError("a rehearsal is not compared with a champion")
+    if config.evaluate.champion == "none":
+        raise NotApplicableError("evaluate.champion is none")
+    from slipway.components.register_model.registry import Registry
+
+    champion = Registry(Path(config.register_.registry).absolute()).champion(config.model_name)
+    return f"{config.model_name} version {champion.number}" if champion else f"{config.model_name} has none yet"
