@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -193,7 +193,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _canonical_hardware(cls, values: Any) -> Any:
+    def _canonical_hardware(cls, values: object) -> object:
         if isinstance(values, Mapping) and isinstance(values.get("hardware"), str | Mapping):
             from slipway.pipelines.hardware import parse
 
@@ -272,7 +272,7 @@ def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None)
     return validate(read_values(path, overrides, hardware), str(path), overrides)
 
 
-def validate(values: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
+def validate(values: Mapping[str, object], where: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Validate `values` as a RunConfig; `where` names their source in errors, `overrides` are those from `--set`."""
     try:
         return RunConfig.model_validate(values)
