@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -32,6 +32,10 @@ else:  # at run time, the names in the table: for validation, the JSON Schema an
 # Keras's default for AdamW.
 ADAMW_WEIGHT_DECAY = 0.004
 BUILDER_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+DURATIONS = ("epochs", "steps", "examples")
+EPOCHS = Field(default=None, description="Length in passes over the training split; may be a fraction.")
+STEPS = Field(default=None, description="Length in steps.")
+EXAMPLES = Field(default=None, description="Length in training examples; rounded up to whole steps.")
 
 
 class Settings(BaseModel):
@@ -44,7 +48,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
-def _strict(value: Any) -> Any:
+def _strict(value: JsonValue) -> JsonValue:
     json.dumps(value, allow_nan=False)  # a JsonValue read from JSON can contain NaN
     return value
 
@@ -53,15 +57,18 @@ Untyped = Annotated[JsonValue, AfterValidator(_strict)]
 
 
 class ModelSettings(Settings):
-    """The network: `builder` is an importable "module:function", called with `arguments`.
+    """The network that Slipway's trainer trains.
 
-    The function accepts `image_shape` (height, width, channels), `classes` (the number of classes) and `arguments` as
+    The builder accepts `image_shape` (height, width, channels), `classes` (the number of classes) and `arguments` as
     keyword arguments. It returns a keras.Model that maps float32 images in [0, 1], shape [batch, height, width,
     channels], to float logits, shape [batch, classes].
     """
 
-    builder: str
-    arguments: dict[str, Untyped] = {}
+    builder: str = Field(
+        description="Importable function that builds the network, as module:function.",
+        json_schema_extra={"pattern": f"^{BUILDER_PATTERN}$"},
+    )
+    arguments: dict[str, Untyped] = Field(default={}, description="Keyword arguments of the builder.")
 
     @field_validator("builder")
     @classmethod
@@ -82,37 +89,52 @@ class ModelSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """How often to save, in seconds, in steps, or both. A checkpoint is also saved at the end of every epoch."""
+    """How often to save checkpoints. A checkpoint is also saved at the end of every epoch."""
 
-    every_seconds: PositiveFloat | None = 60.0
-    every_steps: PositiveInt | None = None
-    keep: PositiveInt = 3
+    every_seconds: PositiveFloat | None = Field(
+        default=60.0, description="Seconds between checkpoints; null: only by `every_steps`."
+    )
+    every_steps: PositiveInt | None = Field(
+        default=None, description="Steps between checkpoints; null: only by `every_seconds`."
+    )
+    keep: PositiveInt = Field(default=3, description="Number of checkpoints to keep; older ones are deleted.")
 
 
 class RestartSettings(Settings):
     """Restarts after a worker is killed or preempted: all workers restart and resume from the last checkpoint.
 
-    `at_most` is the maximum number of restarts that each worker may cause on a local run (Vertex AI allows five of its
-    own); 0 turns restarts off. `backoff_seconds` is the first delay; it doubles with each restart that saved no
-    checkpoint. Errors raised by the user's code are never retried.
+    Errors raised by the user's code are never retried.
     """
 
-    at_most: NonNegativeInt = 5
-    backoff_seconds: NonNegativeFloat = 1.0
+    at_most: NonNegativeInt = Field(
+        default=5,
+        description="Maximum number of restarts that each worker may cause in a local run; 0: none. Vertex AI allows "
+        "five restarts per worker.",
+    )
+    backoff_seconds: NonNegativeFloat = Field(
+        default=1.0,
+        description="Delay before the first restart, in seconds; doubles after each restart that saved no checkpoint.",
+    )
 
 
 class AugmentSettings(Settings):
-    """Random augmentation of training images, drawn for each image in each step; everything is off by default.
+    """Random augmentation of training images, drawn for each image in each step; everything is off by default."""
 
-    `flip` mirrors half of the images horizontally. `shift` moves them by up to that many pixels vertically and
-    horizontally and fills with black. `brightness` is the largest value added to or subtracted from pixels in [0, 1].
-    `contrast` c multiplies each pixel's distance from the image's mean by a factor between 1 - c and 1 + c.
-    """
-
-    flip: bool = False
-    shift: int = Field(default=0, ge=0)
-    brightness: float = Field(default=0.0, ge=0, le=1)
-    contrast: float = Field(default=0.0, ge=0, le=1)
+    flip: bool = Field(default=False, description="Mirror half of the images horizontally.")
+    shift: NonNegativeInt = Field(
+        default=0,
+        description="Largest shift in pixels, vertically and horizontally; uncovered pixels are black.",
+    )
+    brightness: float = Field(
+        default=0.0, ge=0, le=1, description="Largest value added to or subtracted from all pixels (pixels: 0 to 1)."
+    )
+    contrast: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Contrast c multiplies each pixel's distance from the image's mean by a factor between 1 - c and "
+        "1 + c.",
+    )
 
     @property
     def is_on(self) -> bool:
@@ -120,12 +142,19 @@ class AugmentSettings(Settings):
         return bool(self.flip or self.shift or self.brightness or self.contrast)
 
 
-class Duration(Settings):
-    """A length of training: exactly one of epochs (may be a fraction), steps and examples."""
+def _with(name: str) -> JsonValue:
+    """Return the JSON Schema of a section in which the setting `name` is not null."""
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
 
-    epochs: PositiveFloat | None = None
-    steps: PositiveInt | None = None
-    examples: PositiveInt | None = None
+
+class Duration(Settings):
+    """A length of training: exactly one of epochs, steps and examples."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_with(name) for name in DURATIONS]})
+
+    epochs: PositiveFloat | None = EPOCHS
+    steps: PositiveInt | None = STEPS
+    examples: PositiveInt | None = EXAMPLES
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -143,19 +172,28 @@ class Duration(Settings):
 
 
 class ScheduleSettings(Settings):
-    """Learning rate schedule; `train.learning_rate` is the peak. Formulas: `slipway.trainer.hyperparameters`.
+    """Learning rate schedule; `train.learning_rate` is the peak. Formulas: `slipway.trainer.hyperparameters`."""
 
-    During `warmup` the rate rises linearly to the peak. From then until the end of the run it follows `shape`: it stays
-    constant, or decays to `final` along a line, half a cosine or an exponential curve. A piecewise rate is multiplied
-    by `factor` (default 0.1) at each of `milestones`, counted from the start of the run, and never falls below `final`.
-    `final` defaults to 0; an exponential schedule requires a value above 0.
-    """
-
-    shape: Literal["constant", "linear", "cosine", "exponential", "piecewise"] = "constant"
-    warmup: Duration | None = None
-    final: NonNegativeFloat | None = None
-    milestones: tuple[Duration, ...] = ()
-    factor: float | None = Field(default=None, gt=0, lt=1)
+    shape: Literal["constant", "linear", "cosine", "exponential", "piecewise"] = Field(
+        default="constant",
+        description="Course of the rate from the end of the warm-up to the end of the run: constant, decay to `final` "
+        "(linear, cosine: half a cosine, exponential), or piecewise: constant between `milestones`.",
+    )
+    warmup: Duration | None = Field(
+        default=None, description="Length of the warm-up, in which the rate rises linearly to its peak; null: none."
+    )
+    final: NonNegativeFloat | None = Field(
+        default=None,
+        description="Learning rate at the end, below the peak; null: 0. Not for constant schedules; an exponential one "
+        "requires a value above 0. A piecewise rate never falls below it.",
+    )
+    milestones: tuple[Duration, ...] = Field(
+        default=(),
+        description="Times at which a piecewise rate is multiplied by `factor`, counted from the start of the run.",
+    )
+    factor: float | None = Field(
+        default=None, gt=0, lt=1, description="Factor of a piecewise rate at each milestone; null: 0.1."
+    )
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -187,68 +225,94 @@ class ScheduleSettings(Settings):
 
 
 class EarlyStopSettings(Settings):
-    """Early stopping: training ends after `patience` consecutive validations without improvement.
+    """Early stopping: training ends when `train.monitor` no longer improves."""
 
-    An improvement is a `train.monitor` value that beats the last improvement by more than `minimum_change`.
-    """
-
-    patience: PositiveInt
-    minimum_change: NonNegativeFloat = 0.0
+    patience: PositiveInt = Field(
+        description="Number of consecutive validations without improvement after which training ends."
+    )
+    minimum_change: NonNegativeFloat = Field(
+        default=0.0, description="An improvement must beat the last one by more than this value of `train.monitor`."
+    )
 
 
 class TrainSettings(Settings):
     """How to train. Exactly one of `epochs`, `steps` and `examples` sets the length.
 
-    engine: The framework that executes the training step.
-    batch_size: Global batch size: examples per step over all replicas.
-    accumulation: Micro-batches per device per step (gradient accumulation). Saves memory; the update is the same.
-    optimizer: adam, adamw or sgd.
-    momentum, nesterov: For sgd only.
-    weight_decay: Decoupled weight decay; skips biases and other variables with fewer than two dimensions. The default
-        for adamw is 0.004; adam does not support it.
-    clip_norm: Gradients with a larger global norm (over all variables and the global batch) are scaled down to it.
-    learning_rate: The learning rate, or its peak if `schedule` changes it.
-    precision: Compute precision of the network; variables, loss and optimizer are float32. mixed_float16 uses loss
-        scaling. auto: see `slipway.trainer.hyperparameters`.
-    xla: Whether XLA compiles the training step; auto: where it is faster.
-    class_weights: Factors for the loss of an example by class (1 for classes not listed), or "balanced": inversely
-        proportional to the class's frequency in the training split and 1 on average. Validation is not weighted.
-    seed: Seed for the weights, the order of the data and all random draws.
-    steps_per_call: Steps per call of the engine. Does not change the total number of steps.
-    monitor: The validation metric that `early_stop` and `export` use.
-    export: The weights to export: the last ones, or those with the best `monitor` at the end of an epoch.
-    profile_steps: Number of steps to profile for TensorBoard, shortly after the start; 0: none.
-    module: A custom training module, run as `python -m MODULE ARGUMENTS` in every replica instead of Slipway's trainer.
-        Of this section's other settings, only `arguments` and `restarts` may be set with it.
+    With a custom training module, only `module`, `arguments` and `restarts` may be set.
     """
 
-    engine: EngineName = "tensorflow"
-    epochs: PositiveFloat | None = None
-    steps: PositiveInt | None = None
-    examples: PositiveInt | None = None
-    batch_size: PositiveInt = 64
-    accumulation: PositiveInt = 1
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    nesterov: bool = False
-    weight_decay: NonNegativeFloat | None = None
-    clip_norm: PositiveFloat | None = None
-    learning_rate: PositiveFloat = 0.001
-    schedule: ScheduleSettings = ScheduleSettings()
-    precision: Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"] = "auto"
-    xla: bool | Literal["auto"] = "auto"
-    class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None = None
-    seed: int = Field(default=0, ge=0, lt=2**31)
-    steps_per_call: PositiveInt = 50
-    augment: AugmentSettings = AugmentSettings()
-    monitor: Literal["loss", "accuracy"] = "loss"
-    early_stop: EarlyStopSettings | None = None
-    export: Literal["last", "best"] = "last"
-    profile_steps: int = Field(default=0, ge=0)
-    checkpoint: CheckpointSettings = CheckpointSettings()
-    restarts: RestartSettings = RestartSettings()
-    module: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
-    arguments: tuple[str, ...] = ()
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_with(name) for name in (*DURATIONS, "module")]})
+
+    engine: EngineName = Field(default="tensorflow", description="Framework that executes the training step.")
+    epochs: PositiveFloat | None = EPOCHS
+    steps: PositiveInt | None = STEPS
+    examples: PositiveInt | None = EXAMPLES
+    batch_size: PositiveInt = Field(default=64, description="Global batch size: examples per step over all replicas.")
+    accumulation: PositiveInt = Field(
+        default=1,
+        description="Micro-batches per device per step (gradient accumulation). Saves memory; the update is the same.",
+    )
+    optimizer: Literal["adam", "adamw", "sgd"] = Field(default="adam", description="Optimizer.")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="Momentum of sgd; other optimizers do not accept it.")
+    nesterov: bool = Field(default=False, description="Use Nesterov momentum; requires sgd and a momentum above 0.")
+    weight_decay: NonNegativeFloat | None = Field(
+        default=None,
+        description="Decoupled weight decay of adamw and sgd; skips biases and other variables with fewer than two "
+        f"dimensions. null: {ADAMW_WEIGHT_DECAY:g} for adamw, 0 for sgd. adam does not support it.",
+    )
+    clip_norm: PositiveFloat | None = Field(
+        default=None,
+        description="Largest global norm of the gradients, over all variables and the global batch; larger ones are "
+        "scaled down to it. null: no clipping.",
+    )
+    learning_rate: PositiveFloat = Field(
+        default=0.001, description="Learning rate, or its peak if `schedule` changes it."
+    )
+    schedule: ScheduleSettings = Field(default=ScheduleSettings(), description="Learning rate schedule.")
+    precision: Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"] = Field(
+        default="auto",
+        description="Compute precision of the network; variables, loss and optimizer are float32. mixed_float16 uses "
+        "loss scaling. auto: mixed_bfloat16 on TPUs and Ampere or newer GPUs, mixed_float16 on Volta and Turing GPUs, "
+        "float32 elsewhere.",
+    )
+    xla: bool | Literal["auto"] = Field(
+        default="auto", description="Compile the training step with XLA; auto: where it is faster."
+    )
+    class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None = Field(
+        default=None,
+        description="Factors for the loss of an example by class (1 for classes not listed), or balanced: inversely "
+        "proportional to the class's frequency in the training split and 1 on average. Validation is not weighted. "
+        "null: all classes have weight 1.",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Seed for weights, data order and all random draws.")
+    steps_per_call: PositiveInt = Field(
+        default=50, description="Steps per call of the engine. Does not change the total number of steps."
+    )
+    augment: AugmentSettings = Field(
+        default=AugmentSettings(), description="Random augmentation of the training images."
+    )
+    monitor: Literal["loss", "accuracy"] = Field(
+        default="loss", description="Validation metric that `early_stop` and `export` use."
+    )
+    early_stop: EarlyStopSettings | None = Field(default=None, description="Early stopping; null: off.")
+    export: Literal["last", "best"] = Field(
+        default="last",
+        description="Weights to export: the last ones, or those with the best `monitor` at the end of an epoch.",
+    )
+    profile_steps: NonNegativeInt = Field(
+        default=0, description="Number of steps to profile for TensorBoard, shortly after the start; 0: none."
+    )
+    checkpoint: CheckpointSettings = Field(default=CheckpointSettings(), description="Checkpoints.")
+    restarts: RestartSettings = Field(
+        default=RestartSettings(), description="Restarts after a worker is killed or preempted."
+    )
+    module: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
+        description="Custom training module, run as `python -m MODULE ARGUMENTS` in every replica instead of Slipway's "
+        "trainer; null: Slipway's trainer.",
+    )
+    arguments: tuple[str, ...] = Field(default=(), description="Command-line arguments of `module`; requires `module`.")
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -321,7 +385,7 @@ class TrainSettings(Settings):
 
 
 def _check_one_duration(settings: Duration | TrainSettings) -> None:
-    given = [name for name in ("epochs", "steps", "examples") if getattr(settings, name) is not None]
+    given = [name for name in DURATIONS if getattr(settings, name) is not None]
     if len(given) != 1:
         found = " and ".join(given) if given else "none"
         raise ValueError(f"set exactly one of epochs, steps and examples; got {found}")
@@ -335,18 +399,17 @@ def _contradiction(
 
 
 class Plan(Settings):
-    """The output of plan_training: the run's length and how a batch is split.
+    """The output of plan_training: the run's length and how a batch is split."""
 
-    `steps` is the number of steps of the whole run, `steps_per_epoch` that of one pass over the training split (the
-    last partial batch is dropped). `batch_per_replica` is the number of examples per replica and step, split evenly
-    over the replica's `processes`.
-    """
-
-    replicas: PositiveInt
-    batch_per_replica: PositiveInt
-    steps_per_epoch: PositiveInt
-    steps: PositiveInt
-    processes: PositiveInt = 1
+    replicas: PositiveInt = Field(description="Number of replicas of all worker pools.")
+    batch_per_replica: PositiveInt = Field(
+        description="Examples per replica and step, split evenly over the replica's processes."
+    )
+    steps_per_epoch: PositiveInt = Field(
+        description="Steps of one pass over the training split; the last partial batch is dropped."
+    )
+    steps: PositiveInt = Field(description="Steps of the whole run.")
+    processes: PositiveInt = Field(default=1, description="Processes per replica.")
 
     @property
     def batch_per_process(self) -> int:
@@ -355,9 +418,9 @@ class Plan(Settings):
 
 
 class JobConfig(Settings):
-    """The input of `python -m trainer --config JSON`; `data` is a prepared data set's folder or gs:// URI."""
+    """The input of `python -m slipway.trainer --config JSON`."""
 
-    data: str
-    model: ModelSettings
-    train: TrainSettings
-    plan: Plan
+    data: str = Field(description="Folder or gs:// URI of a prepared data set.")
+    model: ModelSettings = Field(description="The network.")
+    train: TrainSettings = Field(description="How to train.")
+    plan: Plan = Field(description="The output of plan_training.")

@@ -15,22 +15,34 @@ REPOSITORY_PATTERN = r"^[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*$"
 
 
 class BuildSettings(Settings):
-    """Images for Vertex AI.
+    """Images for Vertex AI."""
 
-    `repository` is an Artifact Registry repository in the run's project and region, or host/path in any other registry
-    (which requires a local `builder`). `base` is the base image. `service_account` is the account that Cloud Build runs
-    as; by default the project's.
-    """
-
-    builder: Literal["cloud-build", "docker", "podman", "buildah"] = "cloud-build"
-    repository: str = Field(default="slipway", pattern=REPOSITORY_PATTERN)
-    base: str = Field(default=BASE, pattern=IMAGE_PATTERN)
-    service_account: str | None = Field(default=None, pattern=r"^[^@\s/]+@[^@\s/]+$")
+    builder: Literal["cloud-build", "docker", "podman", "buildah"] = Field(
+        default="cloud-build", description="Tool that builds the images: Cloud Build, or a local builder."
+    )
+    repository: str = Field(
+        default="slipway",
+        pattern=REPOSITORY_PATTERN,
+        description="Name of an Artifact Registry repository in the run's project and region, or host/path in any "
+        "other registry (which requires a local `builder`).",
+    )
+    base: str = Field(default=BASE, pattern=IMAGE_PATTERN, description="Base image; requires Python 3.11.")
+    service_account: str | None = Field(
+        default=None,
+        pattern=r"^[^@\s/]+@[^@\s/]+$",
+        description="E-mail address of the account that Cloud Build runs as; null: the project's default account.",
+    )
 
 
 class ContainerSettings(Settings):
-    """Images for `--runner docker`: a local builder, a registry and the base image."""
+    """Images for `--runner docker`."""
 
-    builder: Literal["docker", "podman", "buildah"] = "docker"
-    repository: str = Field(default="localhost:5000/slipway", pattern=REPOSITORY_PATTERN)
-    base: str = Field(default=BASE, pattern=IMAGE_PATTERN)
+    builder: Literal["docker", "podman", "buildah"] = Field(
+        default="docker", description="Local tool that builds the images."
+    )
+    repository: str = Field(
+        default="localhost:5000/slipway",
+        pattern=REPOSITORY_PATTERN,
+        description="Repository for the images, as host/path in a registry.",
+    )
+    base: str = Field(default=BASE, pattern=IMAGE_PATTERN, description="Base image; requires Python 3.11.")

@@ -21,27 +21,35 @@ NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "loss": "loss"}
 
 
 class GateSettings(Settings):
-    """When a model is promoted: `metric` is at least `minimum` and beats the champion's by at least `margin`.
+    """When a model is promoted: `metric` reaches `minimum` and beats the champion's value by at least `margin`."""
 
-    A negative `margin` accepts a model that is slightly worse. For `loss`, lower is better and `minimum` is the largest
-    loss accepted.
-    """
-
-    metric: Literal["accuracy", "macro_f1", "loss"] = "accuracy"
-    minimum: float | None = None
-    margin: float = 0.0
+    metric: Literal["accuracy", "macro_f1", "loss"] = Field(
+        default="accuracy", description="Metric on the test split that decides; for loss, lower is better."
+    )
+    minimum: float | None = Field(
+        default=None, description="Smallest value accepted (for loss, the largest); null: any value."
+    )
+    margin: float = Field(
+        default=0.0,
+        description="Smallest improvement over the champion; a negative value accepts a slightly worse model.",
+    )
 
 
 class EvaluateSettings(Settings):
-    """How to evaluate on the test split. With `champion` = `registered`, the model must beat the registered champion.
+    """How to evaluate the model on the test split."""
 
-    `worst_examples` is the number of misclassified images in the report, most confident first.
-    """
-
-    batch_size: PositiveInt = 256
-    gate: GateSettings = GateSettings()
-    champion: Literal["registered", "none"] = "registered"
-    worst_examples: int = Field(default=24, ge=0, le=200)
+    batch_size: PositiveInt = Field(default=256, description="Examples per batch. Does not affect the metrics.")
+    gate: GateSettings = Field(default=GateSettings(), description="When a model is promoted.")
+    champion: Literal["registered", "none"] = Field(
+        default="registered",
+        description="Model to compare with: the registered champion, or none (only `gate.minimum` decides).",
+    )
+    worst_examples: int = Field(
+        default=24,
+        ge=0,
+        le=200,
+        description="Number of misclassified images in the report, most confident first.",
+    )
 
 
 @dataclass(frozen=True)

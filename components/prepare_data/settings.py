@@ -16,9 +16,9 @@ Check = Literal["sample", "decode", "header"]
 class SplitFractions(Settings):
     """The fraction of the examples in each split; the three sum to 1. Splits defined by the source are kept."""
 
-    train: float = Field(default=0.8, gt=0, lt=1)
-    validation: float = Field(default=0.1, gt=0, lt=1)
-    test: float = Field(default=0.1, gt=0, lt=1)
+    train: float = Field(default=0.8, gt=0, lt=1, description="Fraction of the examples in the training split.")
+    validation: float = Field(default=0.1, gt=0, lt=1, description="Fraction in the validation split.")
+    test: float = Field(default=0.1, gt=0, lt=1, description="Fraction in the test split.")
 
     @model_validator(mode="after")
     def _whole(self) -> SplitFractions:
@@ -29,95 +29,131 @@ class SplitFractions(Settings):
 
 
 class TfdsSettings(Settings):
-    """Options of the source `tfds:`.
+    """Options of the source `tfds:`."""
 
-    `data_dir` is the folder (or gs:// URI) with the data sets that TFDS prepared; it defaults to TFDS_DATA_DIR, then to
-    ~/tensorflow_datasets. A data set that is missing is prepared there; with `try_gcs`, TFDS may copy it from Google's
-    public bucket of prepared data sets. `splits` maps the data set's splits to train, validation or test, for instance
-    {train: train, extra: train}; other splits are not used. By default, the splits keep their names.
-    """
-
-    data_dir: str | None = None
-    try_gcs: bool = False
-    splits: dict[str, Literal["train", "validation", "test"]] | None = Field(default=None, min_length=1)
+    data_dir: str | None = Field(
+        default=None,
+        description="Folder or gs:// URI of the data sets that TFDS prepared; a missing data set is prepared there. "
+        "null: TFDS_DATA_DIR, or ~/tensorflow_datasets if that is not set.",
+    )
+    try_gcs: bool = Field(
+        default=False, description="Allow TFDS to copy a missing data set from Google's public bucket."
+    )
+    splits: dict[str, Literal["train", "validation", "test"]] | None = Field(
+        default=None,
+        min_length=1,
+        description="Maps the data set's splits to train, validation or test, such as {train: train, extra: train}; "
+        "other splits are not used. null: the splits keep their names.",
+    )
 
 
 class ModuleSettings(Settings):
-    """Options of the source `MODULE:FUNCTION`.
+    """Options of the source `MODULE:FUNCTION`."""
 
-    With `check_repeatable`, the function is called a second time, concurrently, in a process with another hash seed;
-    the run stops if it yields other examples or another order there.
-    """
-
-    check_repeatable: bool = False
+    check_repeatable: bool = Field(
+        default=False,
+        description="Call the function a second time, concurrently, in a process with another hash seed; the run stops "
+        "if it yields other examples or another order there.",
+    )
 
 
 class BeamSettings(Settings):
-    """Writing shards with Apache Beam instead of local processes.
+    """Writing shards with Apache Beam instead of local processes."""
 
-    `runner` is a Beam runner, such as DirectRunner or DataflowRunner; `options` are its pipeline options by name, for
-    instance {region: europe-west4, temp_location: gs://…}. Beam writes data sets of at least `from_gigabytes`; with 0,
-    all of them.
-    """
-
-    runner: str = Field(default="DataflowRunner", pattern=r"^[A-Za-z][\w.]*$")
-    options: dict[str, Untyped] = Field(default_factory=dict)
-    from_gigabytes: NonNegativeFloat = 100.0
+    runner: str = Field(
+        default="DataflowRunner",
+        pattern=r"^[A-Za-z][\w.]*$",
+        description="Beam runner, such as DirectRunner or DataflowRunner.",
+    )
+    options: dict[str, Untyped] = Field(
+        default_factory=dict,
+        description="The runner's pipeline options by name, such as {region: europe-west4, temp_location: gs://…}.",
+    )
+    from_gigabytes: NonNegativeFloat = Field(
+        default=100.0, description="Smallest data set that Beam writes, in gigabytes; 0: all data sets."
+    )
 
 
 class DataSettings(Settings):
-    """The source of the examples and how they are stored.
+    """The source of the examples and how they are stored."""
 
-    `source` is one of:
-
-    - `digits`: scikit-learn's handwritten digits
-    - `images:FOLDER`: a folder laid out as `split/class/*.png|jpg|jpeg` or `class/*.png|jpg|jpeg`
-    - `images:ARCHIVE`: a tar, tar.gz or zip file of such a folder
-    - `csv:FILE`: a list of images with the columns image (or path, file), label (or class) and optionally split
-    - `tfds:NAME[/CONFIG][:VERSION]`: a data set of TensorFlow Datasets; see `tfds`
-    - `tfrecord:PATTERN`: TFRecord files of tf.train.Example
-    - `MODULE:FUNCTION`: a Python function that yields examples; see `module`
-
-    `features` describes the features of an example: the path of a file (TFDS's features.json, or YAML), or a mapping
-    from names to kinds; see `encoding.features`. `image` and `label` name the two features used for training.
-    `image_size` is the [height, width] to which images are resized when they are read; without it, all images must
-    have the same size. `skip_corrupt` is the largest fraction of images that may be skipped as unusable.
-
-    `check` sets how thoroughly images are validated: `decode` decodes every image, `header` checks only the headers,
-    `sample` checks every header and decodes about `check_sample` images, chosen by a hash of their keys. If there are
-    no more than `check_sample` images, `sample` decodes all of them.
-
-    `duplicates` handles images with identical bytes in two splits, which inflate the evaluation metrics: `refuse` (the
-    default) stops the run, because only the user knows which copy and which label are right; `drop` keeps one copy,
-    preferably the test split's; `keep` does not check.
-
-    `group_by` puts all examples of a group into the same split. It is a regular expression with one capturing group,
-    searched for in each example's key (its path in the source), or `column:NAME` for a column of the source `csv:` or
-    a feature of a source that has features.
-
-    `store` is the folder (or gs:// URI) of prepared data sets.
-    """
-
-    source: str
-    name: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$")
-    features: str | dict[str, str | dict[str, list[str] | PositiveInt]] | None = None
-    image: str | None = None
-    label: str | None = None
-    tfds: TfdsSettings = TfdsSettings()
-    module: ModuleSettings = ModuleSettings()
-    beam: BeamSettings | None = None
-    split: SplitFractions = SplitFractions()
-    seed: int = Field(default=0, ge=0, lt=2**31)
-    image_size: tuple[PositiveInt, PositiveInt] | None = None
-    channels: Literal[1, 3] | None = None
-    skip_corrupt: float = Field(default=0.0, ge=0, lt=1)
-    check: Check = "sample"
-    check_sample: PositiveInt = 1_000_000
-    group_by: str | None = None
-    duplicates: Literal["keep", "refuse", "drop"] = "refuse"
-    shard_megabytes: PositiveInt = 128
-    workers: PositiveInt | None = None
-    store: str = "datasets"
+    source: str = Field(
+        description="Source of the examples:\n\n"
+        "- `digits`: scikit-learn's handwritten digits\n"
+        "- `images:FOLDER`: a folder laid out as `split/class/*.png|jpg|jpeg` or `class/*.png|jpg|jpeg`\n"
+        "- `images:ARCHIVE`: a tar, tar.gz or zip file of such a folder\n"
+        "- `csv:FILE`: a list of images with the columns image (or path, file), label (or class), optionally split\n"
+        "- `tfds:NAME[/CONFIG][:VERSION]`: a data set of TensorFlow Datasets; see `tfds`\n"
+        "- `tfrecord:PATTERN`: TFRecord files of tf.train.Example\n"
+        "- `MODULE:FUNCTION`: a Python function that yields examples; see `module`"
+    )
+    name: str | None = Field(
+        default=None,
+        pattern=r"^[a-z][a-z0-9_]*$",
+        description="Name of the prepared data set; null: derived from the source.",
+    )
+    features: str | dict[str, str | dict[str, list[str] | PositiveInt]] | None = Field(
+        default=None,
+        description="Features of an example: the path of a file (TFDS's features.json, or YAML), or a mapping from "
+        "names to kinds. null: image and label, or those that the source declares.",
+    )
+    image: str | None = Field(
+        default=None,
+        description="Column or feature used as the image; null: image, or the source's only image feature.",
+    )
+    label: str | None = Field(
+        default=None,
+        description="Column or feature used as the label; null: label, or the source's only class label feature.",
+    )
+    tfds: TfdsSettings = Field(default=TfdsSettings(), description="Options of the source `tfds:`.")
+    module: ModuleSettings = Field(default=ModuleSettings(), description="Options of the source `MODULE:FUNCTION`.")
+    beam: BeamSettings | None = Field(
+        default=None, description="Write large data sets with Apache Beam; null: local processes write all."
+    )
+    split: SplitFractions = Field(default=SplitFractions(), description="Fractions of the splits.")
+    seed: int = Field(
+        default=0, ge=0, lt=2**31, description="Seed for splits that the source does not define, and for shuffling."
+    )
+    image_size: tuple[PositiveInt, PositiveInt] | None = Field(
+        default=None,
+        description="[height, width] in pixels to which images are resized when they are read; null: all images must "
+        "have the same size.",
+    )
+    channels: Literal[1, 3] | None = Field(
+        default=None, description="1: grayscale, 3: RGB; null: detected from the images."
+    )
+    skip_corrupt: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Largest fraction of images that may be skipped as unusable, for which all images are read twice, "
+        "first to validate them; 0: the first unusable image stops the run.",
+    )
+    check: Check = Field(
+        default="sample",
+        description="Image validation: decode decodes every image, header checks only the headers, sample checks every "
+        "header and decodes about `check_sample` images, chosen by a hash of their keys.",
+    )
+    check_sample: PositiveInt = Field(
+        default=1_000_000,
+        description="Number of images that the check sample decodes; it decodes all images of smaller data sets.",
+    )
+    group_by: str | None = Field(
+        default=None,
+        description="Puts all examples of a group into the same split: a regular expression with one capturing group, "
+        "searched for in each example's key (its path in the source), or column:NAME for a column of `csv:` or a "
+        "feature of a source that has features. null: no groups.",
+    )
+    duplicates: Literal["keep", "refuse", "drop"] = Field(
+        default="refuse",
+        description="Images with identical bytes in two splits, which inflate the evaluation metrics: refuse stops the "
+        "run, drop keeps one copy (preferably the test split's), keep does not check.",
+    )
+    shard_megabytes: PositiveInt = Field(default=128, description="Approximate size of a shard, in megabytes.")
+    workers: PositiveInt | None = Field(
+        default=None, description="Number of processes that prepare the data; null: one per CPU core."
+    )
+    store: str = Field(default="datasets", description="Folder or gs:// URI of the prepared data sets.")
 
     @field_validator("group_by")
     @classmethod

@@ -33,10 +33,17 @@ PromoteOver = int | None | Literal["any"]
 
 
 class RegisterSettings(Settings):
-    """Where versions are registered: `registry` is the local registry's folder, `model` the model's name in it."""
+    """Where model versions are registered."""
 
-    registry: str = "models"
-    model: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9-]*$")
+    registry: str = Field(
+        default="models",
+        description="Folder of the local registry. Not used on Vertex AI, which has its own Model Registry.",
+    )
+    model: str | None = Field(
+        default=None,
+        pattern=r"^[a-z][a-z0-9-]*$",
+        description="Name of the model in the registry; null: the name of the configuration.",
+    )
 
 
 @dataclass(frozen=True)

@@ -9,27 +9,26 @@ from slipway.trainer.config import Settings
 
 
 class AccessSettings(Settings):
-    """The project, resources and accounts that runs use.
+    """The project, resources and accounts that runs use."""
 
-    `bucket` is a name without gs://; `stores` and `sources` are other buckets that runs write to and read from.
-    `repository` is the full name of an Artifact Registry repository, None if the image is elsewhere. `account` is the
-    run-as account's e-mail; `submitters` are the policy members (user:, group:, serviceAccount:) who start runs.
-    `tpu`: whether the hardware is a TPU. `builds`: whether Cloud Build builds images; `builder` is its account, None
-    for the project's default.
-    """
-
-    project: str
-    region: str
-    bucket: str
-    stores: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
-    repository: str | None = None
-    account: str | None = None
-    submitters: tuple[str, ...] = ()
-    tpu: bool = False
-    builds: bool = True
-    builder: str | None = None
-    endpoints: dict[str, str] = Field(default_factory=dict)
+    project: str = Field(description="Project id.")
+    region: str = Field(description="Region of the runs.")
+    bucket: str = Field(description="Name of the bucket for artifacts, without gs://.")
+    stores: tuple[str, ...] = Field(default=(), description="Names of other buckets that runs write to.")
+    sources: tuple[str, ...] = Field(default=(), description="Names of other buckets that runs read from.")
+    repository: str | None = Field(
+        default=None, description="Full name of an Artifact Registry repository; None if the image is elsewhere."
+    )
+    account: str | None = Field(default=None, description="E-mail address of the run-as account; None: the default.")
+    submitters: tuple[str, ...] = Field(
+        default=(), description="Policy members (user:, group: or serviceAccount:) that start runs."
+    )
+    tpu: bool = Field(default=False, description="Whether the hardware is a TPU.")
+    builds: bool = Field(default=True, description="Whether Cloud Build builds images.")
+    builder: str | None = Field(
+        default=None, description="E-mail address of Cloud Build's account; None: the project's default."
+    )
+    endpoints: dict[str, str] = Field(default_factory=dict, description="Custom endpoints: host[:port] by service.")
 
     @property
     def connection(self) -> Connection:

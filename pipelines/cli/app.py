@@ -7,12 +7,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument
 
-from slipway.pipelines.cli.build import build, compile_
-from slipway.pipelines.cli.data import app as data_app
+from slipway.pipelines.cli.artifacts import build, compile_
+from slipway.pipelines.cli.configuration import config as config_group
 from slipway.pipelines.cli.existing_runs import cancel, explain, list_, logs, status
-from slipway.pipelines.cli.setting_up import doctor, hardware_, migrate, setup
+from slipway.pipelines.cli.preparation import data as data_group
+from slipway.pipelines.cli.preparation import doctor, hardware_, migrate, setup
 from slipway.pipelines.cli.start import rehearse, run
-from slipway.pipelines.cli.terminal import Commands, print_any_character, show_help_alone
+from slipway.pipelines.cli.terminal import HELP_OPTIONS, Commands, print_any_character, show_help_alone
 from slipway.pipelines.schedules.commands import app as schedule_app
 
 # In the order of --help: group, command, function, examples.
@@ -73,11 +74,12 @@ app = typer.Typer(
     help="From a data set to a trained, evaluated, registered model, as one Kubeflow pipeline.",
     epilog=_examples(EXAMPLES),
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_OPTIONS,
 )
 for group, name, function, lines in COMMANDS:
     app.command(name, rich_help_panel=group, epilog=_examples(lines))(function)
-app.add_typer(data_app, name="data", rich_help_panel="Prepare")
+app.add_typer(config_group, name="config", rich_help_panel="Prepare")
+app.add_typer(data_group, name="data", rich_help_panel="Prepare")
 app.add_typer(schedule_app, name="schedule", rich_help_panel="Build and schedule", epilog=_examples(SCHEDULE_EXAMPLES))
 
 

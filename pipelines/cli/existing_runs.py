@@ -1,4 +1,4 @@
-"""Commands for existing runs: `slipway status`, `list`, `logs`, `explain` and `cancel`."""
+"""Existing runs: `slipway status`, `list`, `logs`, `explain` and `cancel`, and watching remote runs until they end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -15,9 +16,18 @@ from rich.markup import escape
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.options import Json, Run
-from slipway.pipelines.cli.terminal import EXIT_FAILED, console, error_console, user_errors
-from slipway.pipelines.cli.watching import current, watch_and_exit
+from slipway.pipelines.cli.terminal import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_REJECTED,
+    console,
+    error_console,
+    user_errors,
+)
 from slipway.pipelines.platforms.remote import remote
+
+if TYPE_CHECKING:
+    from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
 @user_errors
@@ -84,7 +94,7 @@ def logs(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _log_lines(folder: Any, step: str | None, *, follow: bool, raw: bool) -> Any:
+def _log_lines(folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:
     from slipway.pipelines.runs import logs
 
     if elsewhere := remote(folder.read().platform):
@@ -136,3 +146,60 @@ def cancel(run_id: Run = "latest") -> None:
     while folder.read().status == "running":
         time.sleep(0.1)
     console.print(f"{record.run_id}: {folder.read().status}", highlight=False)
+
+
+def current(folder: RunFolder) -> RunRecord:
+    """Return a run's record, updated from its platform if the run is remote; if that fails, warn."""
+    record = folder.read()
+    elsewhere = remote(record.platform)
+    if elsewhere is None:
+        return record
+    try:
+        return elsewhere.refresh(folder)
+    except UserError as error:
+        error_console.print(f"as last seen; {escape(error.message)}", highlight=False, soft_wrap=True)
+        return folder.read()
+
+
+def watch_and_exit(folder: RunFolder, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
+    """Watch a remote run until it ends, and exit with the code for its outcome."""
+    from slipway.pipelines.cli import display
+    from slipway.pipelines.cli.progress import RunDisplay
+
+    elsewhere = remote(folder.read().platform)
+    assert elsewhere is not None
+    try:
+        with RunDisplay(shown) as watcher:
+            record = elsewhere.watch(folder, watcher)
+    except KeyboardInterrupt:
+        shown.print(display.how_to_watch_on(folder.read()), highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    exit_as_it_went(folder, record, shown, as_json=as_json, require_promotion=require_promotion)
+
+
+def exit_as_it_went(
+    folder: RunFolder, record: RunRecord, shown: Console, *, as_json: bool, require_promotion: bool
+) -> None:
+    """Show how a remote run ended, and exit with the code for its outcome."""
+    from slipway.pipelines.cli import display
+
+    if as_json:
+        sys.stdout.write(folder.record_file.read_text())
+    if record.status == "failed":
+        show_failure(record)
+    shown.print(display.summary(record), highlight=False)
+    if record.status == "cancelled":
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if require_promotion and record.verdict and record.verdict["decision"] != "promote":
+        raise typer.Exit(EXIT_REJECTED)
+
+
+def show_failure(record: RunRecord) -> NoReturn:
+    """Show why a run failed and the command to continue it, and exit."""
+    from slipway.pipelines.cli import display
+
+    error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
+    command = display.next_command(record)
+    if command and (record.error is None or command not in (record.error.fix or "")):
+        error_console.print(f"  then: {command}", highlight=False, soft_wrap=True)
+    raise typer.Exit(EXIT_FAILED)

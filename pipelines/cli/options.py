@@ -1,14 +1,17 @@
-"""Options shared by several commands."""
+"""Options shared by several commands, and the checks of their values."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipway.core.errors import UserError
+
+if TYPE_CHECKING:
+    from slipway.pipelines.config.config import RunConfig
 
 DEFAULT_CONFIGURATION = Path("configs/digits.yaml")
 
@@ -79,3 +82,44 @@ def configuration_path(file: Path | None, config: Path | None) -> Path:
             fix=f"remove {file} or -c {config}",
         )
     return file or config or DEFAULT_CONFIGURATION
+
+
+def check_configuration(
+    configuration: RunConfig,
+    target: Target,
+    *,
+    runner: Runner = Runner.process,
+    rehearsal: bool = False,
+    submitting: bool = False,
+) -> None:
+    """Make the doctor's checks that apply to a run.
+
+    Raises:
+        UserError: A check failed.
+    """
+    from slipway.pipelines.doctor import refuse_on_failure
+    from slipway.pipelines.doctor.check import Context
+
+    context = Context(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd(), runner=runner.value)
+    refuse_on_failure(context, submitting=submitting)
+
+
+def check_runner(asked: Runner, taken: Runner, what: str) -> None:
+    """Refuse --runner docker for a run that does not use it."""
+    if asked is Runner.docker and taken is not Runner.docker:
+        raise UserError(f"--runner applies only to new local runs, not to {what}.", setting="--runner", value="docker")
+
+
+def check_folder_of(output: Path) -> None:
+    """Check that the folder of an output file exists.
+
+    Raises:
+        UserError: Its folder does not exist.
+    """
+    if not output.absolute().parent.is_dir():
+        raise UserError(
+            f"The folder {output.parent} does not exist.",
+            setting="-o",
+            value=str(output),
+            fix=f"mkdir -p {output.parent}",
+        )

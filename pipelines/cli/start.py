@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.checks import check_configuration, check_runner
+from slipway.pipelines.cli.existing_runs import current, exit_as_it_went, show_failure, watch_and_exit
 from slipway.pipelines.cli.options import (
     Configuration,
     ConfigurationFile,
@@ -21,11 +21,12 @@ from slipway.pipelines.cli.options import (
     Place,
     Runner,
     Target,
+    check_configuration,
+    check_runner,
     complete_run,
     configuration_path,
 )
 from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, user_errors
-from slipway.pipelines.cli.watching import current, exit_as_it_went, show_failure, watch_and_exit
 from slipway.pipelines.platforms.remote import Remote, remote
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ def run(
 ) -> None:
     """Run the whole pipeline: prepare data, train, evaluate, register."""
     from slipway.pipelines.config.config import load
-    from slipway.pipelines.runs import record as runs
 
     wait = not no_wait
     if resume is not None:
@@ -68,6 +68,8 @@ def run(
             raise UserError(
                 "A resumed run uses its stored configuration.", setting="-c", value=str(given), fix=f"remove {given}"
             )
+        from slipway.pipelines.runs import record as runs
+
         folder = runs.find(resume)
         record = _resumable(current(folder), changed=bool(overrides))
         configuration = _resumed_configuration(folder, record, overrides or [], hardware)
@@ -88,6 +90,7 @@ def run(
             _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
         from slipway.pipelines.platforms.local import launch
+        from slipway.pipelines.runs import record as runs
 
         folder = runs.create(configuration)
         record = launch.new_record(folder, configuration, rehearsal=False, runner=runner.value)
@@ -105,7 +108,6 @@ def rehearse(
 ) -> None:
     """Try a hardware layout on this machine for a few training steps."""
     from slipway.pipelines.config.config import load
-    from slipway.pipelines.runs import record as runs
 
     path = configuration_path(file, config)
     if module := load(path, overrides or (), hardware).train.module:
@@ -120,6 +122,7 @@ def rehearse(
     configuration = load(path, [*(overrides or ()), *few], hardware)
     check_configuration(configuration, Target.local, rehearsal=True)
     from slipway.pipelines.platforms.local import launch
+    from slipway.pipelines.runs import record as runs
 
     folder = runs.create(configuration)
     record = launch.new_record(folder, configuration, rehearsal=True)
@@ -203,6 +206,7 @@ def _run_and_exit(
 ) -> None:
     """Run locally, show progress, and exit with the code for the outcome."""
     from slipway.pipelines.cli import display
+    from slipway.pipelines.cli.progress import RunDisplay
     from slipway.pipelines.platforms.local import launch
 
     shown = Console(stderr=True) if as_json else console
@@ -210,7 +214,7 @@ def _run_and_exit(
     shown.print(
         f"{kind} {folder.run_id} on {configuration.hardware}, logs in {folder.logs}", highlight=False, soft_wrap=True
     )
-    with display.RunDisplay(shown) as watcher:
+    with RunDisplay(shown) as watcher:
         record = launch.run(folder, configuration, record, watcher)
     if as_json:
         sys.stdout.write(record.as_json())  # the file may be older: it could not be written on a full disk

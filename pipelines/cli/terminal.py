@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import click
 import typer
@@ -30,18 +30,20 @@ EXIT_REJECTED = 3
 EXIT_INTERRUPTED = 130
 
 JSON_OPTION = "--json"
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
-def user_errors(command: Command) -> Command:
+def user_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Wrap a command to show user errors on one screen, or with --json as an object on stdout, and exit with 2.
 
     A missing optional package counts as a user error. With --json, any other exception is printed as an object, too.
     """
 
     @wraps(command)
-    def wrapped(*args: Any, **options: Any) -> Any:
+    def wrapped(*args: Parameters.args, **options: Parameters.kwargs) -> Result:
         as_json = bool(options.get("as_json"))
         try:
             return command(*args, **options)
@@ -57,7 +59,7 @@ def user_errors(command: Command) -> Command:
             show_error(mistake, as_json=as_json)
             raise typer.Exit(EXIT_USAGE) from None
 
-    return wrapped  # type: ignore[return-value]
+    return wrapped
 
 
 def _mistake_of(error: Exception) -> UserError | None:
@@ -125,6 +127,13 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 def say(line: str) -> None:
     """Print a progress message on stderr; stdout is reserved for the command's result."""
     error_console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def command_group(description: str) -> typer.Typer:
+    """Return an empty group of commands, which shows its help if called without a command."""
+    group = typer.Typer(help=description, context_settings=HELP_OPTIONS)
+    group.callback(invoke_without_command=True)(show_help_alone)
+    return group
 
 
 def show_help_alone(context: typer.Context) -> None:

@@ -3,70 +3,120 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic.config import JsonDict
 
 from slipway.components.build_image.reference import check_pinned
 from slipway.components.build_image.settings import BuildSettings, ContainerSettings
-from slipway.components.cloud.connection import Connection, check_endpoints
+from slipway.components.cloud.connection import SERVICES, Connection, check_endpoints
 from slipway.components.evaluate.gate import EvaluateSettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
-from slipway.core.errors import UserError, nearest
-from slipway.core.yaml_loader import DEEPEST, NotYaml, load_yaml
+from slipway.core.errors import UserError
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.kubeflow import KubeflowSettings
-from slipway.pipelines.hardware import Hardware
-from slipway.pipelines.hardware import parse as parse_hardware
+from slipway.pipelines.config.values import read_values
 from slipway.trainer.config import ModelSettings, Settings, TrainSettings
-from slipway.trainer.engines import table
 
-DURATIONS = ("epochs", "steps", "examples")
+if TYPE_CHECKING:
+    from slipway.pipelines.hardware import Hardware
+
+HARDWARE_EXAMPLES = ("cpu", "cpu*2", "t4x1", "l4x1", "l4x4*2", "a100x8+spot", "h100x8*2+flex", "tpu-v5e-2x4")
+# Case and spaces do not matter; `hardware.rules` checks which choices exist.
+HARDWARE_PATTERN = r"^\s*([cC][pP][uU]|[tT][pP][uU][\w -]*-[0-9xX ]+|[\w -]+[xX] *[0-9]+)\s*([*@+].*)?$"
+
+
+def _hardware_schema(schema: JsonDict) -> None:
+    """Describe both forms of `hardware` in the JSON Schema: text, and a mapping with Vertex AI's names."""
+    from slipway.pipelines.hardware.grammar import KEYS
+
+    schema |= {
+        "type": ["string", "object"],
+        "pattern": HARDWARE_PATTERN,
+        "properties": {key: {} for key in ("choice", *KEYS)},
+        "additionalProperties": False,
+        "examples": list(HARDWARE_EXAMPLES),
+    }
 
 
 class VertexSettings(Settings):
-    """Settings for runs on Vertex AI. `bucket` is a single-region gs:// bucket in `region`.
+    """Settings for runs on Vertex AI."""
 
-    `image` is the container image of the steps and the trainer, by digest or by an immutable tag; if it is not set,
-    images are built according to `build`. `serving_image` serves the SavedModel. `encryption_key` is the full resource
-    name of a Cloud KMS key that encrypts the training job and the model; `labels` are attached to both. `endpoints`
-    maps service names to host[:port], for services that are not reached at Google's public addresses (private access).
-
-    `service_account` is the account that the run uses; by default, the project's default account. `network` is the VPC
-    network to peer with, `experiment` the Vertex AI experiment that lists the run. With `failure_policy` fast, no new
-    step starts after one has failed. `retries` is the number of retries for every step except train.
-
-    `submitters` are the principals that may start runs (user:, group: or serviceAccount:); `slipway setup` grants them
-    the roles. With `access` grant, the step setup_access creates what is missing; with verify it only checks.
-    """
-
-    project: str
-    region: str = Field(pattern=r"^[a-z]+-[a-z]+\d+$")
-    bucket: str = Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]*[a-z0-9]$")
-    image: str | None = None
-    serving_image: str | None = None
-    build: BuildSettings = BuildSettings()
-    service_account: str | None = Field(default=None, pattern=r"^[^@\s/:]+@[^@\s/:]+$")
+    project: str = Field(description="Google Cloud project id.")
+    region: str = Field(
+        pattern=r"^[a-z]+-[a-z]+\d+$", description="Region of the run and its training job, such as us-central1."
+    )
+    bucket: str = Field(
+        pattern=r"^gs://[a-z0-9][a-z0-9._-]*[a-z0-9]$",
+        description="Bucket for artifacts and prepared data, gs://NAME; a single-region bucket in `region`.",
+    )
+    image: str | None = Field(
+        default=None,
+        description="Container image of the steps and the trainer, by digest or by an immutable tag; null: images are "
+        "built according to `build`.",
+    )
+    serving_image: str | None = Field(
+        default=None,
+        description="Container image that serves the registered model, by digest or by an immutable tag; required to "
+        "register a model.",
+    )
+    build: BuildSettings = Field(default=BuildSettings(), description="How images are built; not with `image`.")
+    service_account: str | None = Field(
+        default=None,
+        pattern=r"^[^@\s/:]+@[^@\s/:]+$",
+        description="E-mail address of the account that the run uses; null: the project's default account. You need "
+        "iam.serviceAccounts.actAs on it.",
+    )
     submitters: list[Annotated[str, Field(pattern=r"^(user|group|serviceAccount):[^@\s]+@[^@\s]+$")]] = Field(
-        default_factory=list
+        default_factory=list,
+        description="Principals that may start runs (user:, group: or serviceAccount:); `slipway setup` grants them "
+        "the roles.",
     )
-    access: Literal["verify", "grant"] = "verify"
-    network: str | None = Field(default=None, pattern=r"^projects/\d+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?$")
-    experiment: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,127}$")
-    failure_policy: Literal["fast", "slow"] = "fast"
-    retries: int = Field(default=1, ge=0, le=10)
+    access: Literal["verify", "grant"] = Field(
+        default="verify",
+        description="Whether the step setup_access only verifies resources and roles, or creates and grants what is "
+        "missing.",
+    )
+    network: str | None = Field(
+        default=None,
+        pattern=r"^projects/\d+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?$",
+        description="VPC network to peer the jobs with, projects/NUMBER/global/networks/NAME; null: none.",
+    )
+    experiment: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9][a-z0-9-]{0,127}$",
+        description="Vertex AI experiment that lists the run, created if missing; null: none. Scheduled runs are not "
+        "listed.",
+    )
+    failure_policy: Literal["fast", "slow"] = Field(
+        default="fast",
+        description="After a step has failed, fast starts no other step; slow finishes the steps that do not depend "
+        "on it.",
+    )
+    retries: int = Field(default=1, ge=0, le=10, description="Number of retries for every step except train.")
     encryption_key: str | None = Field(
-        default=None, pattern=r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$"
+        default=None,
+        pattern=r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$",
+        description="Full name of the Cloud KMS key that encrypts the pipeline, the training job and the "
+        "model; null: Google's key.",
     )
-    labels: dict[str, str] = Field(default_factory=dict)
-    endpoints: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="Labels of the pipeline, the training job and the model: up to 63 lower-case letters, digits, "
+        "dashes and underscores.",
+    )
+    endpoints: dict[str, str] = Field(
+        default_factory=dict,
+        description="Address (host[:port]) by service name, for services that are not reached at Google's public "
+        f"addresses (private access): {', '.join(SERVICES)}.",
+    )
 
     @field_validator("endpoints")
     @classmethod
@@ -105,28 +155,49 @@ class VertexSettings(Settings):
 
 
 class RunConfig(Settings):
-    """One run: its data, model, training, evaluation, registration, and the hardware that trains.
+    """One run: its data, model, training, evaluation and registration, and the hardware that trains."""
 
-    `model` is the network for Slipway's trainer; a custom training module (`train.module`) builds its network itself.
-    `vertex` holds the settings for Vertex AI; `containers` those of the images for `--runner docker` on this machine.
-    """
-
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=40)
-    hardware: str = "cpu"
-    data: DataSettings
-    model: ModelSettings | None = None
-    train: TrainSettings
-    evaluate: EvaluateSettings = EvaluateSettings()
-    register_: RegisterSettings = Field(default=RegisterSettings(), alias="register")
-    vertex: VertexSettings | None = None
-    kubeflow: KubeflowSettings | None = None
-    containers: ContainerSettings = ContainerSettings()
+    name: str = Field(
+        pattern=r"^[a-z][a-z0-9-]*$",
+        max_length=40,
+        description="Name of the configuration; run ids and the registered model's name start with it.",
+    )
+    hardware: str = Field(
+        default="cpu",
+        description="Training hardware, such as cpu, cpu*2, l4x4*2, a100x8+spot or tpu-v5e-2x4; or a mapping with "
+        "Vertex AI's names. `slipway hardware` lists all choices.",
+        json_schema_extra=_hardware_schema,
+    )
+    data: DataSettings = Field(description="The source of the examples and how they are stored.")
+    model: ModelSettings | None = Field(
+        default=None,
+        description="The network that Slipway's trainer trains. Required, except with `train.module`, which builds its "
+        "own network.",
+    )
+    train: TrainSettings = Field(description="How to train.")
+    evaluate: EvaluateSettings = Field(
+        default=EvaluateSettings(), description="How to evaluate the model and when to promote it."
+    )
+    register_: RegisterSettings = Field(
+        default=RegisterSettings(), alias="register", description="Where model versions are registered."
+    )
+    vertex: VertexSettings | None = Field(
+        default=None, description="Vertex AI; required for `--target vertex` and for schedules."
+    )
+    kubeflow: KubeflowSettings | None = Field(
+        default=None, description="A Kubeflow cluster; required for `--target kubeflow`."
+    )
+    containers: ContainerSettings = Field(
+        default=ContainerSettings(), description="Images for local runs with `--runner docker`."
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def _canonical_hardware(cls, values: Any) -> Any:
+    def _canonical_hardware(cls, values: object) -> object:
         if isinstance(values, Mapping) and isinstance(values.get("hardware"), str | Mapping):
-            return {**values, "hardware": str(parse_hardware(values["hardware"]))}
+            from slipway.pipelines.hardware import parse
+
+            return {**values, "hardware": str(parse(values["hardware"]))}
         return values
 
     @model_validator(mode="after")
@@ -168,11 +239,15 @@ class RunConfig(Settings):
     @functools.cached_property
     def parsed_hardware(self) -> Hardware:
         """The hardware as a typed choice, parsed once."""
-        return parse_hardware(self.hardware)
+        from slipway.pipelines.hardware import parse
+
+        return parse(self.hardware)
 
     @property
     def readers(self) -> int:
         """Number of processes that read the prepared data set during training."""
+        from slipway.trainer.engines import table
+
         hardware = self.parsed_hardware
         return table.readers(self.train.engine, hardware.replicas, hardware.accelerators_per_replica)
 
@@ -182,6 +257,8 @@ class RunConfig(Settings):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of the resolved configuration."""
+        import hashlib
+
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
@@ -192,16 +269,10 @@ def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None)
         UserError: The file is missing or not YAML, a key is unknown, or a value has the wrong type or is out of range.
     """
     overrides = list(overrides)
-    for text in overrides:
-        _key_and_value(text)  # before reading the file: the word after `--set KEY` may have been parsed as its path
-    values = read_yaml(path)
-    apply_overrides(values, overrides)
-    if hardware is not None:
-        values["hardware"] = hardware
-    return validate(values, str(path), overrides)
+    return validate(read_values(path, overrides, hardware), str(path), overrides)
 
 
-def validate(values: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
+def validate(values: Mapping[str, object], where: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Validate `values` as a RunConfig; `where` names their source in errors, `overrides` are those from `--set`."""
     try:
         return RunConfig.model_validate(values)
@@ -224,87 +295,3 @@ def vertex_of(config: RunConfig) -> VertexSettings:
         allowed="project, region and bucket",
         fix="--set vertex.project=PROJECT --set vertex.region=us-central1 --set vertex.bucket=gs://BUCKET",
     )
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a mapping from a YAML file.
-
-    Raises:
-        UserError: The file is missing, not YAML, or not a mapping.
-    """
-    if not path.is_file():
-        raise _no_configuration(path)
-    try:
-        values = load_yaml(path.read_text(), str(path))
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text.", fix="-c FILE, with the path of a YAML file") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} contains no settings.", allowed="a mapping, as in configs/digits.yaml")
-    return values
-
-
-def _no_configuration(path: Path) -> UserError:
-    """Return the error for a missing configuration; it lists the run configurations that exist."""
-    folders = dict.fromkeys([path.parent, Path(), Path("configs")])
-    files = [found for folder in folders for found in sorted(folder.glob("*.y*ml")) if _is_run_configuration(found)]
-    known = {str(found).removesuffix(found.suffix): str(found) for found in files}
-    near = known.get(nearest(str(path).removesuffix(path.suffix), known) or "")
-    near = near or (str(files[0]) if len(files) == 1 else None)
-    return UserError(
-        f"The configuration {path} {'is a folder' if path.is_dir() else 'does not exist'}.",
-        setting="-c",
-        value=str(path),
-        allowed=", ".join(map(str, files)) or "the path of a run configuration, a YAML file",
-        nearest=near,
-        fix=f"-c {near}" if near else "-c FILE, with the path of your run configuration",
-    )
-
-
-def _is_run_configuration(path: Path) -> bool:
-    """Return whether a file looks like a run configuration; compiled specs and schedules do not."""
-    try:
-        with path.open() as file:
-            text = file.read(100_000)
-    except (OSError, UnicodeDecodeError):
-        return False
-    return all(re.search(rf"^{section}:", text, re.MULTILINE) for section in ("data", "train"))
-
-
-def _key_and_value(override: str) -> tuple[str, str]:
-    key, equals, value = override.partition("=")
-    if not equals or not key:
-        raise UserError(
-            f"--set requires key=value; got {override!r}.",
-            setting="--set",
-            value=override,
-            fix=f"--set {key or 'KEY'}={value or 'VALUE'}, without spaces around =",
-        )
-    if key.count(".") > DEEPEST:
-        raise UserError(f"--set {override[:40]}… nests more than {DEEPEST} levels deep.", setting="--set")
-    return key, value
-
-
-def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Apply "dotted.key=value" overrides to `values` in place; values are parsed as YAML.
-
-    An overridden duration replaces the file's, even if that has another unit.
-    """
-    parsed = [(text, *_key_and_value(text)) for text in overrides]
-    keys = {key for _, key, _ in parsed}
-    for text, key, value in parsed:
-        *parents, last = key.split(".")
-        target = values
-        for depth, parent in enumerate(parents):
-            child = target[parent] = {} if target.get(parent) is None else target[parent]
-            if not isinstance(child, dict):
-                name = ".".join(parents[: depth + 1])
-                raise UserError(f"{name} is a single value, not a section.", setting="--set", value=text)
-            target = child
-        try:
-            target[last] = load_yaml(value, f"--set {text}")
-        except NotYaml:
-            target[last] = value
-        if parents[:1] == ["train"] and last in DURATIONS:
-            for other in DURATIONS:
-                if other != last and ".".join([*parents, other]) not in keys:
-                    target.pop(other, None)

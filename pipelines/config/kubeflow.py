@@ -16,34 +16,61 @@ LABEL_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 class KubeflowSettings(Settings):
     """Settings for runs on a Kubeflow cluster.
 
-    `host` is the address of the Kubeflow Pipelines server. `namespace` is the profile's namespace on a multi-user
-    server; on other servers it is the namespace of the pods. `image` is the container image of the steps and the
-    trainer, by digest or by an immutable tag.
-
-    Data sets, checkpoints, models and the registry are stored in one of two ways. `volume` is a PersistentVolumeClaim
-    in the namespace, which every step mounts at `folder`; it must be ReadWriteMany if steps may run on several nodes.
-    Without a volume, data and model are artifacts of the run below `pipeline_root`, the gs://, s3:// or minio:// URI of
-    an object store that the server has credentials for: Kubeflow Pipelines copies them into and out of each step,
-    checkpoints are lost with their pod, and no model is registered. With a volume, `pipeline_root` is where reports and
-    metrics are stored.
-
-    `cpu` and `memory` are Kubernetes quantities that limit each working step. `accelerator` is the resource name of the
-    cluster's GPUs; `node_selector` holds the labels of the training nodes.
+    Data sets, checkpoints, models and the registry are stored in one of two ways. With `volume`, every step mounts a
+    PersistentVolumeClaim. Without it, data and model are artifacts of the run below `pipeline_root`: Kubeflow Pipelines
+    copies them into and out of each step, checkpoints are lost with their pod, and no model is registered.
     """
 
-    host: str = Field(pattern=r"^https?://[^/\s]+(/\S*)?$")
-    namespace: str | None = Field(default=None, pattern=LABEL_NAME)
-    image: str = Field(min_length=1)
-    experiment: str = Field(default="slipway", min_length=1)
-    service_account: str | None = Field(default=None, pattern=LABEL_NAME)
-    volume: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
-    folder: str = Field(default="/mnt/slipway", pattern=r"^/[^\s]+$")
-    pipeline_root: str | None = Field(default=None, pattern=r"^(gs|s3|minio)://[a-z0-9][a-z0-9._-]+(/[^\s?]*)?$")
-    cpu: str | None = Field(default=None, pattern=QUANTITY)
-    memory: str | None = Field(default=None, pattern=QUANTITY)
-    accelerator: str = Field(default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")
-    node_selector: dict[str, str] = Field(default_factory=dict)
-    ca_certificate: str | None = None
+    host: str = Field(
+        pattern=r"^https?://[^/\s]+(/\S*)?$", description="Address of the Kubeflow Pipelines server, http(s)://…"
+    )
+    namespace: str | None = Field(
+        default=None,
+        pattern=LABEL_NAME,
+        description="The profile's namespace, required on a multi-user server; on other servers, the namespace of "
+        "the pods (null: the server's default).",
+    )
+    image: str = Field(
+        min_length=1,
+        description="Container image of the steps and the trainer, by digest or by an immutable tag.",
+    )
+    experiment: str = Field(default="slipway", min_length=1, description="Kubeflow experiment that lists the run.")
+    service_account: str | None = Field(
+        default=None, pattern=LABEL_NAME, description="Service account of the pods; null: the server's default."
+    )
+    volume: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
+        description="PersistentVolumeClaim in the namespace, which every step mounts at `folder`; ReadWriteMany if "
+        "steps may run on several nodes. null: artifacts below `pipeline_root`; no model is registered.",
+    )
+    folder: str = Field(default="/mnt/slipway", pattern=r"^/[^\s]+$", description="Path at which `volume` is mounted.")
+    pipeline_root: str | None = Field(
+        default=None,
+        pattern=r"^(gs|s3|minio)://[a-z0-9][a-z0-9._-]+(/[^\s?]*)?$",
+        description="URI (gs://, s3:// or minio://) in an object store that the server has credentials for. Required "
+        "without `volume`; with it, only reports and metrics are stored here. null: the server's default.",
+    )
+    cpu: str | None = Field(
+        default=None,
+        pattern=QUANTITY,
+        description="CPU limit of each working step, a Kubernetes quantity such as 4 or 500m; null: none.",
+    )
+    memory: str | None = Field(
+        default=None,
+        pattern=QUANTITY,
+        description="Memory limit of each working step, a Kubernetes quantity such as 16Gi; null: none.",
+    )
+    accelerator: str = Field(
+        default="nvidia.com/gpu",
+        pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$",
+        description="Resource name of the cluster's GPUs.",
+    )
+    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of the training nodes.")
+    ca_certificate: str | None = Field(
+        default=None,
+        description="Path of a PEM file with the certificate authority of `host`; null: the system's authorities.",
+    )
 
     @field_validator("image")
     @classmethod

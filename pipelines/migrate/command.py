@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.output import check_folder_of
+from slipway.pipelines.cli.options import check_folder_of
 from slipway.pipelines.migrate.migration import Migration, from_arguments, migrate
 
 

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from slipway.core.atomic import replace_file
@@ -75,10 +74,14 @@ class ProcessRecord(BaseModel):
     @classmethod
     def current(cls) -> ProcessRecord:
         """Return the record of this process."""
+        import psutil
+
         return cls(pid=os.getpid(), created=psutil.Process().create_time())
 
     def is_alive(self) -> bool:
         """Return whether the process is still running."""
+        import psutil
+
         try:
             return bool(abs(psutil.Process(self.pid).create_time() - self.created) < 1)
         except psutil.NoSuchProcess:

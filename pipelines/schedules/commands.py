@@ -11,22 +11,14 @@ from rich.markup import escape
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.options import Json
-from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED, console, say, show_help_alone, user_errors
+from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED, command_group, console, say, user_errors
 
-app = typer.Typer(
-    help="Create, change and delete Vertex AI schedules from the files in configs/schedules.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_group("Create, change and delete Vertex AI schedules from the files in configs/schedules.")
 
 Name = Annotated[
     str | None,
     typer.Argument(metavar="[NAME]", help="Schedule name: the file name without .yaml. Default: all schedules."),
 ]
-
-
-@app.callback(invoke_without_command=True)
-def schedule(context: typer.Context) -> None:
-    show_help_alone(context)
 
 
 @app.command()

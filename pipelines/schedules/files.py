@@ -7,44 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import ValidationError
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.config.config import RunConfig, load, read_yaml, vertex_of
+from slipway.pipelines.config.config import RunConfig, load, vertex_of
 from slipway.pipelines.config.errors import explain_validation
+from slipway.pipelines.config.schedule import ScheduleSettings
+from slipway.pipelines.config.values import read_yaml
 from slipway.pipelines.schedules.cron import Cron, parse
-from slipway.trainer.config import Settings
 
 FOLDER = Path("configs/schedules")
 NAME_PATTERN = r"^[a-z][a-z0-9-]*$"
 LONGEST_NAME = 100
-
-
-class ScheduleSettings(Settings):
-    """The settings in a schedule file; the file name is the schedule's name.
-
-    `configuration` is the run's configuration file; `set` (key=value) and `hardware` override it. `cron` has five
-    fields, in the time zone `time_zone`. `max_concurrent_runs` limits the runs being started at once, `max_active_runs`
-    the runs in progress; above a limit, a run is queued with `allow_queueing`, otherwise skipped. The schedule ends
-    after `max_runs` runs, or at `end`. `paused` fixes whether it is paused; if not set, `slipway schedule pause` and
-    `resume` decide.
-    """
-
-    configuration: Path
-    set: tuple[str, ...] = ()
-    hardware: str | None = None
-    cron: str
-    time_zone: str = "UTC"
-    max_concurrent_runs: PositiveInt = 1
-    max_active_runs: PositiveInt | None = None
-    allow_queueing: bool = False
-    max_runs: PositiveInt | None = Field(default=None, lt=2**63)
-    start: datetime | None = None
-    end: datetime | None = None
-    paused: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +113,7 @@ def read(path: Path) -> ScheduleFile:
 
 
 def _settings(path: Path) -> ScheduleSettings:
-    values: dict[str, Any] = read_yaml(path)
+    values = read_yaml(path)
     try:
         return ScheduleSettings.model_validate(values)
     except ValidationError as error:

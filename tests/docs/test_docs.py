@@ -19,8 +19,9 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from slipway.pipelines.cli.app import app
-from slipway.pipelines.config.config import RunConfig, apply_overrides, read_yaml, validate
-from slipway.pipelines.schedules.files import ScheduleSettings
+from slipway.pipelines.config.config import RunConfig, validate
+from slipway.pipelines.config.schedule import ScheduleSettings
+from slipway.pipelines.config.values import apply_overrides, read_yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

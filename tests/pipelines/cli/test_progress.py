@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from slipway.pipelines.cli import display
+from slipway.pipelines.cli import progress
+from slipway.pipelines.cli.progress import RunDisplay, figures_line
 from slipway.pipelines.runs.record import RunRecord, StepRecord
 
 DECODING = {
@@ -32,7 +33,7 @@ class Shown:
         self.record = RunRecord(
             run_id="digits-1", name="digits", platform="local", hardware="cpu", created=datetime.now(UTC), steps=steps
         )
-        self.display = display.RunDisplay(Console(file=self.file, force_terminal=terminal, width=80))
+        self.display = RunDisplay(Console(file=self.file, force_terminal=terminal, width=80))
 
     def tell(self, step: str, event: str, **fields: Any) -> None:
         if event in ("started", "finished"):
@@ -52,8 +53,8 @@ class Shown:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_running_step_shows_its_phase_and_progress(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(display, "QUIET_SECONDS", 0.02)
-    monkeypatch.setattr(display, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
     shown = Shown(terminal=terminal)
     with shown.display:
         shown.tell("train", "started")
@@ -83,9 +84,9 @@ def test_the_progress_bar_is_reset_after_a_phase() -> None:
 
 
 def test_progress_lines_become_rarer_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(display, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(display, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(display, "QUIET_SHARE", 1e6)
+    monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "QUIET_SHARE", 1e6)
     shown = Shown(terminal=False)
     with shown.display:
         shown.tell("train", "started")
@@ -94,8 +95,8 @@ def test_progress_lines_become_rarer_over_time(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_progress_line_shows_rate_and_remaining_time() -> None:
-    line = display.figures_line(DECODING)
+    line = figures_line(DECODING)
     assert line == "12,000/44,440 images decoded, 24,000 images/s, 1 s left"
     values = {"loss": 0.47123, "steps_per_second": 155.2}
-    line = display.figures_line({"done": 120, "total": 694, "unit": "steps", "values": values})
+    line = figures_line({"done": 120, "total": 694, "unit": "steps", "values": values})
     assert line == "120/694 steps, 155 steps/s, 4 s left, loss 0.4712"

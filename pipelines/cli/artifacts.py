@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.checks import check_configuration
 from slipway.pipelines.cli.options import (
     Configuration,
     ConfigurationFile,
@@ -19,6 +18,8 @@ from slipway.pipelines.cli.options import (
     Overrides,
     Place,
     Target,
+    check_configuration,
+    check_folder_of,
     configuration_path,
 )
 from slipway.pipelines.cli.terminal import console, say, user_errors
@@ -37,7 +38,6 @@ def compile_(
     ),
 ) -> None:
     """Write the pipeline spec that a run executes."""
-    from slipway.pipelines.cli.output import check_folder_of
     from slipway.pipelines.config.config import load
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)

@@ -1,15 +1,14 @@
-"""Commands to prepare for runs: `slipway doctor`, `setup`, `hardware` and `migrate`."""
+"""Commands to prepare for runs: `slipway doctor`, `setup`, `hardware`, `migrate` and `data get`."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway.pipelines.cli.checks import check_runner
 from slipway.pipelines.cli.options import (
     Configuration,
     ConfigurationFile,
@@ -19,9 +18,18 @@ from slipway.pipelines.cli.options import (
     Place,
     Runner,
     Target,
+    check_runner,
     configuration_path,
 )
-from slipway.pipelines.cli.terminal import EXIT_FAILED, console, error_console, user_errors
+from slipway.pipelines.cli.terminal import EXIT_FAILED, command_group, console, error_console, user_errors
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from slipway.pipelines.doctor.check import Finding
+
+# Common names of data sets that TensorFlow Datasets calls something else.
+ALIASES = {"flowers": "tf_flowers"}
 
 
 @user_errors
@@ -37,7 +45,6 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check the machine, the project and the configuration, and show how to fix what fails."""
-    from slipway.pipelines.cli.display import findings_table
     from slipway.pipelines.config.config import load
     from slipway.pipelines.doctor import examine_all
     from slipway.pipelines.doctor.check import Context
@@ -52,6 +59,23 @@ def doctor(
         console.print(findings_table(findings), highlight=False)
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(EXIT_FAILED)
+
+
+def findings_table(findings: list[Finding]) -> Table:
+    """Return the doctor's findings, one row per check, with the fix below each failure."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    marks = {"pass": "[green]✓[/]", "fail": "[red]✗[/]", "skipped": "[dim]–[/]"}
+    table = Table.grid(padding=(0, 2))
+    for finding in findings:
+        text = escape(finding.found)
+        if finding.status == "skipped":
+            text = f"[dim]skipped: {text}[/]"
+        table.add_row(marks[finding.status], finding.check, text)
+        if finding.fix:
+            table.add_row("", "", f"fix: {escape(finding.fix)}")
+    return table
 
 
 @user_errors
@@ -134,3 +158,23 @@ def migrate(
     command.show(console, migration)
     console.print(f"{output}: resolve the lines marked DECIDE, then run", highlight=False, soft_wrap=True)
     console.print(f"  slipway doctor -c {output} --target vertex", highlight=False, soft_wrap=True)
+
+
+data = command_group("Download data sets.")
+
+
+@data.command(epilog="[bold]Examples[/]\n\nslipway data get mnist\n\nslipway data get flowers photographs")
+@user_errors
+def get(
+    name: Annotated[str, typer.Argument(help="mnist, flowers, cifar10, or any other TensorFlow Datasets name.")],
+    folder: Annotated[Path | None, typer.Argument(help="Output folder; default: ./NAME.")] = None,
+) -> None:
+    """Download a data set from TensorFlow Datasets, verify its checksums, and save images as FOLDER/split/class/*."""
+    from slipway.components.prepare_data.settings import DataSettings
+    from slipway.components.prepare_data.sources.tfds_set import data_dir, save_images
+
+    settings = DataSettings(source=f"tfds:{ALIASES.get(name, name)}")
+    folder = folder or Path(name.partition("/")[0].partition(":")[0])
+    console.print(f"{settings.source}, cached in {data_dir(settings)}", highlight=False, soft_wrap=True)
+    count = save_images(settings, folder)
+    console.print(f"{count:,} images in {folder}: --set data.source=images:{folder}", highlight=False, soft_wrap=True)
