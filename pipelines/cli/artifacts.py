@@ -17,20 +17,20 @@ from slipway.pipelines.cli.options import (
     Json,
     Overrides,
     Place,
-    Target,
     check_configuration,
     check_folder_of,
     configuration_path,
 )
 from slipway.pipelines.cli.terminal import console, say, user_errors
 from slipway.pipelines.platforms.remote import remote
+from slipway.pipelines.table import PlatformName
 
 
 @user_errors
 def compile_(
     file: ConfigurationFile = None,
     config: Configuration = None,
-    target: Place = Target.local,
+    target: Place = "local",
     hardware: Hardware = None,
     overrides: Overrides = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The pipeline spec to write.")] = Path(
@@ -48,7 +48,7 @@ def compile_(
             allowed="*.yaml, *.yml, *.json", fix=f"-o {output.with_suffix('.yaml')}",
         )  # fmt: skip
     check_folder_of(output)
-    if elsewhere := remote(target.value):
+    if elsewhere := remote(target):
         elsewhere.compile_to(output, configuration, say)
     else:
         from kfp import compiler
@@ -56,7 +56,7 @@ def compile_(
         from slipway.pipelines.platforms.local.steps import pipeline
 
         compiler.Compiler().compile(pipeline(configuration), str(output))
-    made = f"{output}: {configuration.name} for {target.value} on {configuration.hardware}"
+    made = f"{output}: {configuration.name} for {target} on {configuration.hardware}"
     console.print(made, highlight=False, soft_wrap=True)
 
 
@@ -65,11 +65,11 @@ def build(
     file: ConfigurationFile = None,
     config: Configuration = None,
     target: Annotated[
-        Target,
+        PlatformName,
         typer.Option(
             "--target", metavar="PLATFORM", help="Where the images run: local (with run --runner docker) or vertex."
         ),
-    ] = Target.local,
+    ] = "local",
     hardware: Hardware = None,
     overrides: Overrides = None,
     builder: Annotated[
@@ -84,5 +84,5 @@ def build(
     from slipway.pipelines.images.build import build_images
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
-    images = build_images(configuration, target.value, builder, push=not no_push, log=sys.stderr, say=say)
+    images = build_images(configuration, target, builder, push=not no_push, log=sys.stderr, say=say)
     sys.stdout.write(json.dumps(images, indent=2) + "\n" if as_json else "".join(f"{uri}\n" for uri in images.values()))

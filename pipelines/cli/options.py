@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.core.errors import UserError
+from slipway.pipelines.table import PLATFORMS, PlatformName
 
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
 
 DEFAULT_CONFIGURATION = Path("configs/digits.yaml")
-
-
-class Target(StrEnum):
-    """Where a run executes."""
-
-    local = "local"
-    vertex = "vertex"
-    kubeflow = "kubeflow"
 
 
 class Runner(StrEnum):
@@ -39,7 +32,10 @@ Configuration = Annotated[
     typer.Option("--config", "-c", metavar="FILE", help=f"Run configuration; default: {DEFAULT_CONFIGURATION}."),
 ]
 Place = Annotated[
-    Target, typer.Option("--target", metavar="PLATFORM", help="Where the run executes: local, vertex or kubeflow.")
+    PlatformName,
+    typer.Option(
+        "--target", metavar="PLATFORM", help=f"Where the run executes: {', '.join(PLATFORMS[:-1])} or {PLATFORMS[-1]}."
+    ),
 ]
 Hardware = Annotated[
     str | None,
@@ -86,7 +82,7 @@ def configuration_path(file: Path | None, config: Path | None) -> Path:
 
 def check_configuration(
     configuration: RunConfig,
-    target: Target,
+    target: PlatformName,
     *,
     runner: Runner = Runner.process,
     rehearsal: bool = False,
@@ -100,7 +96,7 @@ def check_configuration(
     from slipway.pipelines.doctor import refuse_on_failure
     from slipway.pipelines.doctor.check import Context
 
-    context = Context(configuration, target.value, rehearsal=rehearsal, folder=Path.cwd(), runner=runner.value)
+    context = Context(configuration, target, rehearsal=rehearsal, folder=Path.cwd(), runner=runner.value)
     refuse_on_failure(context, submitting=submitting)
 
 

@@ -17,11 +17,11 @@ from slipway.pipelines.cli.options import (
     Overrides,
     Place,
     Runner,
-    Target,
     check_runner,
     configuration_path,
 )
 from slipway.pipelines.cli.terminal import EXIT_FAILED, command_group, console, error_console, user_errors
+from slipway.trainer.engines.table import ENGINES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,7 +36,7 @@ ALIASES = {"flowers": "tf_flowers"}
 def doctor(
     file: ConfigurationFile = None,
     config: Configuration = None,
-    target: Place = Target.local,
+    target: Place = "local",
     hardware: Hardware = None,
     overrides: Overrides = None,
     runner: Annotated[
@@ -50,8 +50,8 @@ def doctor(
     from slipway.pipelines.doctor.check import Context
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
-    check_runner(runner, runner if target is Target.local else Runner.process, f"a run on {target.value}")
-    findings = examine_all(Context(configuration, target.value, False, Path.cwd(), runner.value))
+    check_runner(runner, runner if target == "local" else Runner.process, f"a run on {target}")
+    findings = examine_all(Context(configuration, target, False, Path.cwd(), runner.value))
     if as_json:
         rows = [row.as_dict() for row in findings]
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
@@ -115,7 +115,7 @@ def hardware_(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="ENGINE", help="Only hardware that this engine supports: tensorflow, jax or pytorch."),
+        typer.Option(metavar="ENGINE", help=f"Only hardware that this engine supports: {', '.join(ENGINES)}."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -20,7 +20,6 @@ from slipway.pipelines.cli.options import (
     Overrides,
     Place,
     Runner,
-    Target,
     check_configuration,
     check_runner,
     complete_run,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 def run(
     file: ConfigurationFile = None,
     config: Configuration = None,
-    target: Place = Target.local,
+    target: Place = "local",
     hardware: Hardware = None,
     overrides: Overrides = None,
     runner: Annotated[
@@ -84,9 +83,9 @@ def run(
                 pass
     else:
         configuration = load(configuration_path(file, config), overrides or (), hardware)
-        check_runner(runner, runner if target is Target.local else Runner.process, f"a run on {target.value}")
+        check_runner(runner, runner if target == "local" else Runner.process, f"a run on {target}")
         check_configuration(configuration, target, runner=runner, submitting=not no_check)
-        if elsewhere := remote(target.value):
+        if elsewhere := remote(target):
             _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
         from slipway.pipelines.platforms.local import launch
@@ -120,7 +119,7 @@ def rehearse(
         )
     few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
     configuration = load(path, [*(overrides or ()), *few], hardware)
-    check_configuration(configuration, Target.local, rehearsal=True)
+    check_configuration(configuration, "local", rehearsal=True)
     from slipway.pipelines.platforms.local import launch
     from slipway.pipelines.runs import record as runs
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.table import PlatformName
 from slipway.trainer.engines.installed import missing_extra
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Context:
     """The run to check: its configuration, target and working folder; `runner` is how local steps execute."""
 
     config: RunConfig
-    target: Literal["local", "vertex", "kubeflow"]
+    target: PlatformName
     rehearsal: bool
     folder: Path
     runner: Literal["process", "docker"] = "process"

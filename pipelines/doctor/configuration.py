@@ -7,38 +7,31 @@ from pathlib import Path
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
-from slipway.pipelines.config.config import vertex_of
 from slipway.pipelines.doctor.check import Context, NotApplicableError
-from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.memory import fits_memory
-from slipway.pipelines.hardware.placement import check_engine, check_python
+from slipway.pipelines.hardware.placement import check_engine
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
+from slipway.pipelines.platforms.remote import remote
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.engines import builder, installed, table
 
 
 def hardware_choice(context: Context) -> str:
-    """The hardware is available: on this machine for a local run, or in the region on Vertex AI."""
+    """The hardware is available on the run's platform."""
     config = context.config
     hardware = config.parsed_hardware
-    if context.target == "local":
-        if hardware.accelerators_per_replica and not context.rehearsal:
-            raise UserError(
-                "Local runs train on the CPU.",
-                setting="hardware",
-                value=config.hardware,
-                allowed="cpu, cpu*2 …",
-                nearest="cpu",
-                fix=f"--hardware cpu; or, to try the layout: slipway rehearse --hardware '{config.hardware}'",
-            )
-        return str(hardware)
-    if context.target == "kubeflow":
-        return f"{hardware} on {settings_of(config).host}"
-    vertex = vertex_of(config)
-    validate_for(hardware, region=vertex.region, engine=config.train.engine, image=vertex.image)
-    if vertex.image is None:
-        check_python(hardware, config.train.engine)
-    return f"{hardware} in {vertex.region}"
+    if elsewhere := remote(context.target):
+        return elsewhere.check_hardware(config)
+    if hardware.accelerators_per_replica and not context.rehearsal:
+        raise UserError(
+            "Local runs train on the CPU.",
+            setting="hardware",
+            value=config.hardware,
+            allowed="cpu, cpu*2 …",
+            nearest="cpu",
+            fix=f"--hardware cpu; or, to try the layout: slipway rehearse --hardware '{config.hardware}'",
+        )
+    return str(hardware)
 
 
 def batch(context: Context) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from kfp.dsl.base_component import BaseComponent
+
 from slipway import steps
 from slipway.components.register_model.registration import NONE_ASKED
 from slipway.pipelines.table import TASKS, Role, Task
@@ -53,16 +55,23 @@ class Platform(ABC):
         """Apply the options of a task's row in the table, and the platform's own; return the task."""
         return task.set_caching_options(row.cached)
 
-    def add(self, step: Callable[..., PipelineTask], *arguments: object, **options: object) -> PipelineTask:
+    def add(
+        self, step: Callable[..., PipelineTask] | BaseComponent, *arguments: object, **options: object
+    ) -> PipelineTask:
         """Add a task to the pipeline, in the image and with the options of its row in the table.
 
         Args:
-            step: A function of `slipway.steps`.
+            step: A function of `slipway.steps`, or a component.
             arguments: Its positional arguments.
             options: Its keyword arguments, without `image`.
         """
-        row = TASKS[step.__name__.replace("_", "-")]
-        return self.configure(step(*arguments, **options, image=self.image(row.image)), row)
+        if isinstance(step, BaseComponent):
+            row = TASKS[step.name]
+            task = steps.on_image(step, self.image(row.image))(*arguments, **options)
+        else:
+            row = TASKS[step.__name__.replace("_", "-")]
+            task = step(*arguments, **options, image=self.image(row.image))
+        return self.configure(task, row)
 
     def build_image(self) -> Text:
         """Return the container image that the replicas run, built by the run if it has to be."""

@@ -18,6 +18,9 @@ Say: TypeAlias = Callable[[str], None]
 class Remote(Protocol):
     """The commands for runs on a remote platform. All of them raise UserError for what the platform refuses."""
 
+    def check_hardware(self, config: RunConfig) -> str:
+        """Raise UserError for hardware that the platform does not have; return the hardware and where it is."""
+
     def compile_to(self, path: Path, config: RunConfig, say: Say) -> None:
         """Write the pipeline spec of a configuration."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -12,6 +12,9 @@ from rich.markup import escape
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.options import Json
 from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED, command_group, console, say, user_errors
+
+if TYPE_CHECKING:
+    from slipway.pipelines.schedules.operations import Result
 
 app = command_group("Create, change and delete Vertex AI schedules from the files in configs/schedules.")
 
@@ -25,27 +28,27 @@ Name = Annotated[
 @user_errors
 def diff(name: Name = None, as_json: Json = False) -> None:
     """Compare the schedules on Vertex AI with the files, field by field."""
-    from slipway.pipelines.schedules import work
+    from slipway.pipelines.schedules import operations
 
-    _show(work.compare(_names(name), say), as_json=as_json)
+    _show(operations.compare(_names(name), say), as_json=as_json)
 
 
 @app.command()
 @user_errors
 def apply(name: Name = None, as_json: Json = False) -> None:
     """Create, update or replace the schedules on Vertex AI to match the files."""
-    from slipway.pipelines.schedules import work
+    from slipway.pipelines.schedules import operations
 
-    _show(work.apply(_names(name), sys.stderr, say), as_json=as_json)
+    _show(operations.apply(_names(name), sys.stderr, say), as_json=as_json)
 
 
 @app.command()
 @user_errors
 def pause(name: Name = None, as_json: Json = False) -> None:
     """Pause a schedule: it starts no new runs. Runs in progress continue."""
-    from slipway.pipelines.schedules import work
+    from slipway.pipelines.schedules import operations
 
-    _show(work.pause(_names(name)), as_json=as_json)
+    _show(operations.pause(_names(name)), as_json=as_json)
 
 
 @app.command()
@@ -56,9 +59,9 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Resume a paused schedule."""
-    from slipway.pipelines.schedules import work
+    from slipway.pipelines.schedules import operations
 
-    _show(work.resume(_names(name), catch_up=catch_up), as_json=as_json)
+    _show(operations.resume(_names(name), catch_up=catch_up), as_json=as_json)
 
 
 @app.command()
@@ -69,9 +72,9 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Delete schedules on Vertex AI. Their files and runs are kept."""
-    from slipway.pipelines.schedules import work
+    from slipway.pipelines.schedules import operations
 
-    doomed = work.doomed(name)
+    doomed = operations.doomed(name)
     for schedule in doomed:
         say(f"{schedule.title}: {schedule.state_text}, {schedule.runs} runs started")
     if doomed and not yes:
@@ -84,11 +87,11 @@ def delete(
             )
         if not typer.confirm(f"Delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'}?", err=True):
             raise typer.Exit(EXIT_INTERRUPTED)
-    _show(work.delete(doomed), as_json=as_json)
+    _show(operations.delete(doomed), as_json=as_json)
 
 
 def is_terminal() -> bool:
-    """Whether standard input is a terminal."""
+    """Return whether stdin is a terminal."""
     return sys.stdin.isatty()
 
 
@@ -96,7 +99,7 @@ def _names(name: str | None) -> tuple[str, ...]:
     return () if name is None else (name,)
 
 
-def _show(results: list[Any], *, as_json: bool) -> None:
+def _show(results: list[Result], *, as_json: bool) -> None:
     """Print each schedule's differences or actions."""
     if as_json:
         sys.stdout.write(json.dumps([result.as_dict() for result in results], indent=2) + "\n")

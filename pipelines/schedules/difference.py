@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
+from slipway.core.values import JsonObject
 from slipway.pipelines.schedules.files import ScheduleFile
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import PipelineJob, Schedule
 
 # Delay before a new schedule's first run, so that duplicates from a concurrent `apply` are deleted first.
 SETTLE = timedelta(minutes=2)
@@ -22,8 +26,8 @@ class Difference:
     """One field: its name in the file (or in the run's job), the service's value and the file's value."""
 
     field: str
-    service: Any
-    file: Any
+    service: object
+    file: object
 
     def __str__(self) -> str:
         have, want = _clipped(_text(self.service), _text(self.file))
@@ -35,8 +39,8 @@ def display_name(name: str) -> str:
     return NAME_PREFIX + name
 
 
-def wanted(file: ScheduleFile, job: Any, parent: str) -> Any:
-    """Return the desired Schedule (aiplatform_v1); `job` is the PipelineJob of a manual run."""
+def desired(file: ScheduleFile, job: PipelineJob, parent: str) -> Schedule:
+    """Return the schedule that a file describes; `job` is that of a manual run."""
     from google.cloud.aiplatform_v1 import types
 
     settings = file.settings
@@ -53,7 +57,7 @@ def wanted(file: ScheduleFile, job: Any, parent: str) -> Any:
     )
 
 
-def differences(want: Any, have: Any, paused: bool | None, now: datetime) -> list[Difference]:
+def differences(want: Schedule, have: Schedule, paused: bool | None, now: datetime) -> list[Difference]:
     """Return all differences between two Schedules; `paused` is the file's value, None if not set."""
     found = [Difference(*row) for row in _fields(want, have, now) if row[1] != row[2]]
     if paused is not None and have.state.name != "COMPLETED":
@@ -68,8 +72,8 @@ def differences(want: Any, have: Any, paused: bool | None, now: datetime) -> lis
     return found
 
 
-def needs_new(have: Any, found: list[Difference]) -> bool:
-    """Whether the schedule must be recreated: it is completed, or a field must be unset that cannot be."""
+def needs_new(have: Schedule, found: list[Difference]) -> bool:
+    """Return whether the schedule must be recreated: it is completed, or a field that cannot be unset must be."""
     ended = have.state.name == "COMPLETED"
     return bool(found) and (ended or any(one.field in NOT_UNSET and one.file is None for one in found))
 
@@ -87,21 +91,21 @@ def mask_of(found: list[Difference]) -> list[str]:
     return mask + ["create_pipeline_job_request"] * any(one.field.startswith("job.") for one in found)
 
 
-def is_paused(schedule: Any) -> bool:
-    """Whether a schedule is paused."""
+def is_paused(schedule: Schedule) -> bool:
+    """Return whether a schedule is paused."""
     return bool(schedule.state.name == "PAUSED")
 
 
-def job_of(schedule: Any) -> dict[str, Any]:
+def job_of(schedule: Schedule) -> JsonObject:
     """Return the PipelineJob that a schedule creates, as plain values."""
     from google.protobuf import json_format
 
     request = type(schedule).pb(schedule).create_pipeline_job_request
-    values: dict[str, Any] = json_format.MessageToDict(request.pipeline_job, preserving_proto_field_name=True)
+    values: JsonObject = json_format.MessageToDict(request.pipeline_job, preserving_proto_field_name=True)
     return values
 
 
-def _fields(want: Any, have: Any, now: datetime) -> Iterator[tuple[str, Any, Any]]:
+def _fields(want: Schedule, have: Schedule, now: datetime) -> Iterator[tuple[str, object, object]]:
     """Yield field name, the service's value and the file's value."""
     yield "cron", _cron(have.cron), _cron(want.cron)
     yield "start", *_starts(want, have, now)
@@ -112,7 +116,7 @@ def _fields(want: Any, have: Any, now: datetime) -> Iterator[tuple[str, Any, Any
     yield "allow_queueing", have.allow_queueing, want.allow_queueing
 
 
-def _starts(want: Any, have: Any, now: datetime) -> tuple[datetime | None, datetime | None]:
+def _starts(want: Schedule, have: Schedule, now: datetime) -> tuple[datetime | None, datetime | None]:
     """Return both start times; None for a past one, or for the delay that every new schedule gets."""
     # Twice the delay, to allow for clock skew.
     at_once = max(now, (_time(have, "create_time") or now) + 2 * SETTLE)
@@ -123,7 +127,7 @@ def _starts(want: Any, have: Any, now: datetime) -> tuple[datetime | None, datet
     )
 
 
-def _time(schedule: Any, field: str) -> datetime | None:
+def _time(schedule: Schedule, field: str) -> datetime | None:
     """Return a time truncated to seconds; None if not set."""
     value = getattr(schedule, field)
     if value is None:
@@ -139,7 +143,7 @@ def _cron(text: str) -> str:
     return text if text.startswith("TZ=") else f"TZ=UTC {text}"
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
     """Yield the values in nested mappings and lists by dotted path, without empty ones."""
     if isinstance(value, dict):
         for key, item in value.items():
@@ -151,7 +155,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, datetime):

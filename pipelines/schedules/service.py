@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import retried, status_of
@@ -25,6 +25,9 @@ from slipway.pipelines.schedules.difference import (
     needs_new,
 )
 
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import Schedule
+
 NOT_FOUND = 404
 ROUNDS = 10
 DELETE_SECONDS = 120
@@ -34,7 +37,7 @@ DELETE_SECONDS = 120
 class Applied:
     """Result of `apply`: the current schedule, the actions taken and the initial differences."""
 
-    schedule: Any = None
+    schedule: Schedule | None = None
     done: list[str] = field(default_factory=list)
     found: list[Difference] = field(default_factory=list)
 
@@ -45,8 +48,8 @@ class Schedules:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def all(self) -> list[Any]:
-        """Return all schedules (aiplatform_v1.Schedule), oldest first."""
+    def all(self) -> list[Schedule]:
+        """Return all schedules, oldest first."""
         client = self._connection.schedules
         parent = self._connection.parent
         # Filtered here: the service's filter would need wildcards escaped, and a project has few schedules.
@@ -54,11 +57,11 @@ class Schedules:
         ours = [schedule for schedule in found if schedule.display_name.startswith(NAME_PREFIX)]
         return sorted(ours, key=lambda schedule: (schedule.create_time.timestamp(), schedule.name))
 
-    def named(self, name: str) -> list[Any]:
+    def named(self, name: str) -> list[Schedule]:
         """Return the schedules with a name, oldest first; the oldest is the one in use."""
         return [schedule for schedule in self.all() if schedule.display_name == display_name(name)]
 
-    def apply(self, name: str, want: Any, paused: bool | None) -> Applied:
+    def apply(self, name: str, want: Schedule, paused: bool | None) -> Applied:
         """Ensure that exactly one schedule has that name, and that it matches `want`.
 
         Args:
@@ -114,7 +117,7 @@ class Schedules:
         )
 
     def delete(self, schedule: str) -> None:
-        """Delete a schedule by its resource name; one that is gone already is gone."""
+        """Delete a schedule by its resource name; does nothing if it does not exist."""
         client = self._connection.schedules
 
         def delete() -> None:
@@ -126,14 +129,14 @@ class Schedules:
 
         retried(delete)
 
-    def _create(self, name: str, want: Any, paused: bool | None) -> Any:
+    def _create(self, name: str, want: Schedule, paused: bool | None) -> Schedule:
         """Create the schedule; if a response was lost, find it by name instead."""
         client = self._connection.schedules
         schedule = type(want)(want)
         earliest = _now() + SETTLE
         schedule.start_time = max(want.start_time, earliest) if want.start_time else earliest
 
-        def create() -> Any:
+        def create() -> Schedule:
             found = self.named(name)
             return found[0] if found else client.create_schedule(parent=self._connection.parent, schedule=schedule)
 
@@ -142,7 +145,7 @@ class Schedules:
             self.pause(made.name)
         return made
 
-    def _change(self, have: Any, want: Any, left: list[Difference], applied: Applied) -> None:
+    def _change(self, have: Schedule, want: Schedule, left: list[Difference], applied: Applied) -> None:
         """Apply one change towards `want`."""
         if needs_new(have, left):
             self.delete(have.name)
@@ -168,7 +171,7 @@ class Schedules:
                 self.resume(have.name, catch_up=False)
             applied.done.append(f"{'paused' if pause else 'resumed'} {_number(have)}")
 
-    def _until(self, schedule: str, call: Callable[[], Any], reached: Callable[[Any], bool]) -> None:
+    def _until(self, schedule: str, call: Callable[[], object], reached: Callable[[Schedule], bool]) -> None:
         """Retry a call that is not idempotent; after a lost response, check whether it took effect."""
 
         def attempt() -> None:
@@ -185,6 +188,6 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _number(schedule: Any) -> str:
+def _number(schedule: Schedule) -> str:
     """Return a schedule's numeric id."""
     return str(schedule.name).rpartition("/")[2]

@@ -15,6 +15,12 @@ from slipway.pipelines.runs.record import RunFolder, RunRecord
 refresh, watch, cancel = launch.refresh, launch.watch, launch.cancel
 
 
+def check_hardware(config: RunConfig) -> str:
+    """Raise UserError for hardware that a task of Kubeflow Pipelines cannot have; return the hardware and the host."""
+    settings = settings_of(config)
+    return f"{config.parsed_hardware} on {settings.host}"
+
+
 def compile_to(path: Path, config: RunConfig, say: Say) -> None:  # noqa: ARG001
     """Write the pipeline spec."""
     launch.compile_to(path, config)

@@ -1,9 +1,9 @@
-"""`slipway setup`: what a run needs in a project, from its configuration; the difference shown, then made."""
+"""`slipway setup`: show which APIs, accounts, roles and resources a run needs and the project lacks; create them."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,21 +15,25 @@ from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
+
+if TYPE_CHECKING:
+    from slipway.components.setup_access.access import Outcome
 
 MARKS = {"there": "[green]✓[/]", "missing": "[yellow]+[/]", "wrong": "[red]✗[/]", "unseen": "[dim]?[/]"}
 RESULTS = {"done": "[green]✓[/]", "later": "[dim]–[/]", "failed": "[red]✗[/]"}
 BUCKET = re.compile(r"gs://([^/\s]+)")
-# What a line that is missing says by its mark already.
+# Texts that repeat the mark of a missing line.
 PLAIN = ("to be enabled", "to be made", "to be granted")
 LATER = "Google creates it with the first training job and grants its role"
 
 
 def access_settings(config: RunConfig) -> AccessSettings:
-    """What the rights of a configuration's runs depend on.
+    """Return what the permissions of a configuration's runs depend on.
 
     Raises:
-        UserError: It does not say where on Vertex AI it runs.
+        UserError: The configuration has no vertex section.
     """
     vertex = vertex_of(config)
     return AccessSettings(
@@ -49,33 +53,32 @@ def access_settings(config: RunConfig) -> AccessSettings:
 
 
 def _buckets(place: str, own: str) -> tuple[str, ...]:
-    """The bucket that a setting names, where that is another than the run's."""
+    """Return the bucket that a setting names, unless it is the run's own."""
     found = BUCKET.search(place)
     return (found[1],) if found and f"gs://{found[1]}" != own else ()
 
 
 def _builds(vertex: VertexSettings) -> bool:
-    """Whether Cloud Build makes the images."""
+    """Return whether Cloud Build builds the images."""
     return vertex.image is None and vertex.build.builder == "cloud-build"
 
 
-def setup(config: RunConfig, console: Console, *, make: bool, as_json: bool) -> tuple[bool, list[dict[str, Any]]]:
-    """Show the difference, and make it so where that was asked for.
+def setup(config: RunConfig, console: Console, *, make: bool, as_json: bool) -> tuple[bool, list[JsonObject]]:
+    """Show what is missing, and create it if requested.
 
     Args:
         config: The run's configuration.
-        console: What it is shown on.
-        make: Whether to make what is missing.
-        as_json: Whether it is for a program: then nothing is shown.
+        console: Receives the output.
+        make: Whether to create what is missing.
+        as_json: Whether the output is JSON, so that nothing is printed here.
 
     Returns:
-        Whether nothing stands in the way: all is there or can be made (without `make`), all is there (with it); and
-        the lines as plain values.
+        Whether everything exists (with `make`), or exists or can be created (without it); and the lines as JSON.
 
     Raises:
-        UserError: No place on Vertex AI, no run-as account, no credentials, no such project.
+        UserError: The vertex section, the run-as account, the credentials or the project are missing.
     """
-    from slipway.components.setup_access.access import Outcome, apply
+    from slipway.components.setup_access.access import apply
     from slipway.components.setup_access.difference import difference
     from slipway.components.setup_access.observed import observe
 
@@ -87,13 +90,13 @@ def setup(config: RunConfig, console: Console, *, make: bool, as_json: bool) -> 
     if not make or all(line.status == "there" for line in lines):
         return not any(line.status in ("wrong", "unseen") for line in lines), [line.as_dict() for line in lines]
 
-    def told(outcome: Outcome) -> None:
+    def report(outcome: Outcome) -> None:
         if not as_json:
             console.print(
                 f"{RESULTS[outcome.result]} {escape(str(outcome.line.item))}", highlight=False, soft_wrap=True
             )
 
-    outcomes, left = apply(settings, told)
+    outcomes, left = apply(settings, report)
     if not as_json:
         show_end(outcomes, left, console)
     sound = not any(outcome.result == "failed" for outcome in outcomes) and not blocking(left)
@@ -106,18 +109,18 @@ def _check_account(settings: AccessSettings) -> None:
     if settings.account is None:
         near = f"slipway@{settings.project}{ACCOUNT_DOMAIN}"
         raise UserError(
-            "The configuration names no account for runs to act as; without one they act as Compute Engine's default "
-            "account, which may do far more than a run needs.",
+            "The configuration names no service account; runs would act as Compute Engine's default account, which has "
+            "far more permissions than a run needs.",
             setting="vertex.service_account",
             value=None,
-            allowed="the e-mail of a service account; setup makes it where it does not exist",
+            allowed="the e-mail of a service account; setup creates it if it does not exist",
             nearest=near,
             fix=f"--set vertex.service_account={near}, and the same in the configuration",
         )
 
 
 def show(lines: list[Line], console: Console) -> None:
-    """The difference as a table: a row for each thing with its reason; what is there is only counted."""
+    """Print a table with a row for each missing or incorrect item and its reason; existing ones are only counted."""
     there = sum(line.status == "there" for line in lines)
     rest = [line for line in lines if line.status != "there"]
     if not rest:
@@ -139,8 +142,8 @@ def show(lines: list[Line], console: Console) -> None:
     console.print(f"{there} there, {', '.join(told)}", highlight=False)
 
 
-def show_end(outcomes: list[Any], left: list[Line], console: Console) -> None:
-    """What is still not as it should be, each with its fix."""
+def show_end(outcomes: list[Outcome], left: list[Line], console: Console) -> None:
+    """Print the errors and what is still missing, each with its fix."""
     said = set()
     for outcome in outcomes:
         if outcome.result == "later":

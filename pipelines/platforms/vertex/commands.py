@@ -7,7 +7,9 @@ from pathlib import Path
 
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.config.config import RunConfig, vertex_of
+from slipway.pipelines.hardware import validate_for
+from slipway.pipelines.hardware.placement import check_python
 from slipway.pipelines.images.images import ensure_images, known_images
 from slipway.pipelines.platforms.remote import Say
 from slipway.pipelines.platforms.vertex.run import VertexRun
@@ -15,6 +17,15 @@ from slipway.pipelines.platforms.vertex.submission import compile_pipeline
 from slipway.pipelines.runs import logs
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
+
+
+def check_hardware(config: RunConfig) -> str:
+    """Raise UserError for hardware that the region, engine or image does not support; return hardware and region."""
+    vertex, hardware = vertex_of(config), config.parsed_hardware
+    validate_for(hardware, region=vertex.region, engine=config.train.engine, image=vertex.image)
+    if vertex.image is None:
+        check_python(hardware, config.train.engine)
+    return f"{hardware} in {vertex.region}"
 
 
 def compile_to(path: Path, config: RunConfig, say: Say) -> None:

@@ -41,18 +41,16 @@ class VertexPlatform(Platform):
         build = self.images.build
         if build is None:
             return self.images.trainer
-        task = steps.on_image(build_image, self.images.steps)(
+        return self.add(
+            build_image,
             request=build.request.model_dump_json(),
             source=build.source.model_dump_json(),
             settings=build.settings.model_dump_json(),
-        )
-        return self.configure(task, TASKS["build-image"]).output
+        ).output
 
     def setup_access(self, config: RunConfig) -> dsl.PipelineTask:
-        task = steps.on_image(setup_access, self.images.steps)(
-            settings=access_settings(config).model_dump_json(), grant=self.settings.access == "grant"
-        )
-        return self.configure(task, TASKS["setup-access"])
+        settings = access_settings(config).model_dump_json()
+        return self.add(setup_access, settings=settings, grant=self.settings.access == "grant")
 
     def data(self, config: RunConfig) -> DataSettings:
         if config.data.store.startswith("gs://"):

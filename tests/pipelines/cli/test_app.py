@@ -116,7 +116,7 @@ def test_commands_with_a_target_have_one_default():
         for parameter in inspect.signature(function).parameters.values()
         if parameter.name == "target"
     }
-    assert [default.value for default in defaults] == ["local"]
+    assert defaults == {"local"}
 
 
 def test_compile_writes_the_local_spec_of_a_configuration_given_as_an_argument(tmp_path: Path):

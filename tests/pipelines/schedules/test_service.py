@@ -54,7 +54,7 @@ def wanted(write: Callable[..., Path], google: FakeGoogle) -> Callable[..., Any]
     """Return the Schedule of a file with these settings, with a small job."""
     from google.cloud.aiplatform_v1 import types
 
-    from slipway.pipelines.schedules.difference import wanted as make
+    from slipway.pipelines.schedules.difference import desired as make
 
     def made(labels: dict[str, str] | None = None, **settings: Any) -> Any:
         job = types.PipelineJob(

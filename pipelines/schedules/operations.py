@@ -1,4 +1,4 @@
-"""The work behind `slipway schedule`: compare, apply, pause, resume and delete schedules."""
+"""The operations of `slipway schedule`: compare, apply, pause, resume and delete schedules."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 from zoneinfo import ZoneInfo
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.known_errors import as_user_error
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.doctor import refuse_on_failure
 from slipway.pipelines.doctor.check import Context
 from slipway.pipelines.images.images import Images, ensure_images, known_images
 from slipway.pipelines.platforms.vertex.submission import compile_pipeline, facts_of, pipeline_job
-from slipway.pipelines.schedules.difference import NAME_PREFIX, Difference, differences, needs_new, wanted
+from slipway.pipelines.schedules.difference import NAME_PREFIX, Difference, desired, differences, needs_new
 from slipway.pipelines.schedules.files import ScheduleFile, read_all
 from slipway.pipelines.schedules.service import Schedules
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import Schedule
 
 # Number of differences shown per schedule; --json shows all.
 SHOWN_DIFFERENCES = 12
@@ -34,7 +38,7 @@ class Result:
     """One schedule: its resource on Vertex AI (None if absent), its differences and the actions taken."""
 
     name: str
-    schedule: Any = None
+    schedule: Schedule | None = None
     differences: list[Difference] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     note: str = ""
@@ -90,7 +94,7 @@ class Result:
             lines.append("  next: " + ", ".join(_clock(time) for time in self.next_runs))
         return lines
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return the result for --json."""
         return {
             "name": self.name,
@@ -175,23 +179,23 @@ def doomed(name: str | None) -> list[Result]:
 def delete(results: list[Result]) -> list[Result]:
     """Delete the schedules that `doomed` returned."""
     for result in results:
-        assert result.settings is not None
+        assert result.settings is not None and result.schedule is not None
         Schedules(result.settings.connection).delete(result.schedule.name)
         result.done.append(f"deleted {result.schedule.name}")
         result.schedule, result.file, result.note = None, None, ""
     return results
 
 
-def request_of(file: ScheduleFile, images: Images) -> Any:
+def request_of(file: ScheduleFile, images: Images) -> Schedule:
     """Return the desired Schedule of a file; its job is that of a manual run with the same configuration."""
     with tempfile.TemporaryDirectory() as folder:
         specification = Path(folder) / "spec.yaml"
         compile_pipeline(file.config, images, specification)
         job = pipeline_job(file.config, specification)
-    return wanted(file, job, vertex_of(file.config).connection.parent)
+    return desired(file, job, vertex_of(file.config).connection.parent)
 
 
-def _compared(file: ScheduleFile, want: Any, found: list[Any]) -> Result:
+def _compared(file: ScheduleFile, want: Schedule, found: list[Schedule]) -> Result:
     if not found:
         return Result(file.name, note=f"to create it: slipway schedule apply {file.name}", file=file)
     have = found[0]
@@ -208,7 +212,7 @@ def _compared(file: ScheduleFile, want: Any, found: list[Any]) -> Result:
 def _without_file(files: list[ScheduleFile]) -> list[Result]:
     """Return the schedules without a file, in the projects and regions that the files use."""
     known = {file.name for file in files}
-    places: dict[Any, RunConfig] = {}
+    places: dict[object, RunConfig] = {}
     for file in files:
         settings = vertex_of(file.config)
         places[(settings.project, settings.region, *sorted(settings.endpoints.items()))] = file.config
@@ -224,7 +228,7 @@ def _without_file(files: list[ScheduleFile]) -> list[Result]:
     return found
 
 
-def _steered(file: ScheduleFile, state: str, steer: Callable[[Schedules, Any], None]) -> Result:
+def _steered(file: ScheduleFile, state: str, steer: Callable[[Schedules, Schedule], None]) -> Result:
     """Pause or resume a schedule, unless it is in that state already."""
     connection: Connection = vertex_of(file.config).connection
     schedules = Schedules(connection)
@@ -281,5 +285,5 @@ def _clock(time: datetime) -> str:
     return time.strftime("%Y-%m-%d %H:%M %Z")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return value.isoformat() if isinstance(value, datetime) else value

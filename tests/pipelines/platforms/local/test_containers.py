@@ -14,7 +14,7 @@ from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.platforms.local import containers
 
-DIGITS = Path(__file__).parents[3] / "configs/digits.yaml"
+DIGITS = Path(__file__).parents[4] / "configs/digits.yaml"
 
 
 def configuration(*overrides: str) -> RunConfig:
