@@ -406,6 +406,7 @@ inputs = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(values=st.one_of(inputs, inputs.map(lambda values: {"trainingInput": values})), as_json=st.booleans())
 def test_no_job_crashes_the_migration(values, as_json):

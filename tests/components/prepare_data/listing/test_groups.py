@@ -144,6 +144,7 @@ def patients(make_folder: MakeFolder, folders: dict[str, range]) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_set_has_each_group_in_one_split(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
     root = patients(make_folder, {"a": range(40), "b": range(30, 60)})
     (root / "a" / "p7_2.png").write_bytes(b"")  # skipped; all shards are written again

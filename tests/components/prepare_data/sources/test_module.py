@@ -141,6 +141,7 @@ def test_a_function_may_start_threads_of_its_own(write: Callable[[str], str], ma
     assert len(stored(prepare(make_settings(source), 1))) == 30
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed(
     write: Callable[[str], str], make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

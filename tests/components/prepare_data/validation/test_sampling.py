@@ -126,6 +126,7 @@ def test_what_is_bad_in_the_sample_says_that_more_may_be(
     assert shards(clean) == shards(prepared)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_reports_the_same(
     root: Path,
     make_settings: MakeSettings,
@@ -163,6 +164,7 @@ def test_a_resumed_run_reports_the_same(
         assert told() == said
 
 
+@pytest.mark.slow
 def test_as_many_as_the_sample_are_all_decoded(
     root: Path, make_settings: MakeSettings, told: Callable[[], list[str]]
 ) -> None:
@@ -192,6 +194,7 @@ def test_a_further_image_is_found_bad_as_the_first_is(reason: type[Unusable]) ->
     assert error.type is reason
 
 
+@pytest.mark.slow
 def test_beam_decodes_the_same_sample(root: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
     damage(root / keys_of(root, decoded=True)[0])
     damage(root / keys_of(root, decoded=False)[0])

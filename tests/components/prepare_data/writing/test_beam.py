@@ -44,6 +44,7 @@ def folder(make_folder: MakeFolder) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_the_set_is_the_same(folder: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
     about = {"skip_corrupt": 0.05, "duplicates": "drop"}
     one = prepare(make_settings(folder, **about), 3)
@@ -79,6 +80,7 @@ def test_a_mistake_is_the_one_that_processes_find(
     assert not Path(settings.store).exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed(
     make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +141,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert opened
 
 
+@pytest.mark.slow
 def test_workers_elsewhere_read_and_write_the_bucket(
     folder: Path, make_settings: MakeSettings, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
