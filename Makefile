@@ -51,7 +51,7 @@ compile: $(STAMP) ## Compile the pipeline for TARGET to spec.yaml (CONFIG, HARDW
 
 .PHONY: check
 check: lint ## Lint and run the fast tests, in a minute
-	$(BIN)/python -m pytest -m 'not slow' --durations 5 --durations-min 1
+	$(BIN)/python -m pytest -m 'not slow' --durations 5
 
 .PHONY: test
 test: $(STAMP) ## Run all tests

@@ -19,9 +19,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("slipway")
 
 
-# Tests of what trains or talks to the fakes' servers are slow: they have one of these fixtures, or are in a folder of
-# commands. What else needs more than a second of a core has the marker itself. `make check` leaves them out.
-SLOW_FIXTURES = {"tensorflow", "workers", "google", "kubeflow"}
+# Tests that use TensorFlow or talk to the fakes' servers are slow: they have one of these fixtures, or are in one of
+# these folders. Any other test that needs more than half a second of a core has the marker. `make check` skips them.
+SLOW_FIXTURES = {"tensorflow", "workers", "data_set", "make_data_set", "google", "kubeflow"}
 SLOW_FOLDERS = {"end_to_end", "engines"}
 TESTS = Path(__file__).parent
 

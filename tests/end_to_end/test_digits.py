@@ -70,7 +70,9 @@ def test_one_line_a_step_and_no_noise(finished):
     ]
     assert finished.stderr == ""
     table = [line for line in finished.stdout.splitlines() if line.strip().replace(".", "").replace(" ", "").isdigit()]
-    slow = [line for line in finished.stdout.splitlines() if line.startswith("…")]  # what took seconds on a busy machine
+    slow = [
+        line for line in finished.stdout.splitlines() if line.startswith("…")
+    ]  # what took seconds on a busy machine
     assert len(finished.stdout.splitlines()) - len(table) - len(slow) < 20
     assert 2 <= len(table) <= 12  # of 30 epochs
 

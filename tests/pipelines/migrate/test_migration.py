@@ -110,6 +110,7 @@ def test_every_example_of_the_guides(example):
         assert said(migration.dropped, "3 parameter servers", "all-reduce")
 
 
+@pytest.mark.slow
 def test_what_comes_out_passes_the_doctor(tmp_path):
     from slipway.pipelines.config.config import load
     from slipway.pipelines.doctor import CHECKS, Subject, examine

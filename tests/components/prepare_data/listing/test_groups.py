@@ -100,6 +100,7 @@ def test_no_bundle_is_in_two_splits(tmp_path_factory, bundles: list[dict[str, in
     )
 
 
+@pytest.mark.slow
 @given(
     bundles=st.lists(st.dictionaries(st.sampled_from("ab"), st.integers(1, 5), min_size=1), min_size=150, max_size=200)
 )

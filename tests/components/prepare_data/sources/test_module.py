@@ -21,6 +21,8 @@ from slipway.components.prepare_data.writing.set_writer import SetWriter
 from slipway.components.prepare_data.writing.shards import ShardWriter
 from slipway.core.errors import UserError
 
+pytestmark = pytest.mark.slow  # each example function runs in processes of its own
+
 MakeSettings = Callable[..., DataSettings]
 NAMES = itertools.count()
 START = """
@@ -141,7 +143,6 @@ def test_a_function_may_start_threads_of_its_own(write: Callable[[str], str], ma
     assert len(stored(prepare(make_settings(source), 1))) == 30
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_is_resumed(
     write: Callable[[str], str], make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ def test_the_sample_has_about_the_wanted_size_and_grows_by_more_images_only(want
     assert all(is_decoded(key, ALL) for key in keys)
 
 
+@pytest.mark.slow
 def test_a_sample_is_decoded_and_said_so(
     root: Path, make_settings: MakeSettings, told: Callable[[], list[str]], tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_sample_is_decoded_and_said_so(
         prepare(make_settings(root, check="decode", **SAMPLE), 3)
 
 
+@pytest.mark.slow
 def test_what_is_bad_in_the_sample_says_that_more_may_be(
     root: Path, make_settings: MakeSettings, told: Callable[[], list[str]]
 ) -> None:

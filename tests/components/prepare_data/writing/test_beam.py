@@ -59,6 +59,7 @@ def test_the_set_is_the_same(folder: Path, make_settings: MakeSettings, tmp_path
     assert [path.name for path in other.folder.parent.iterdir()] == [other.folder.name]
 
 
+@pytest.mark.slow
 def test_small_sets_are_left_to_processes(make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path) -> None:
     root = make_folder({"a": 20, "b": 20})
     size = sum(path.stat().st_size + 120 for path in root.rglob("*.png"))
@@ -195,6 +196,7 @@ def test_options_that_are_not_there_are_named(make_folder: MakeFolder, make_sett
     assert (error.value.setting, error.value.nearest) == ("data.beam.options.machine_typ", "machine_type")
 
 
+@pytest.mark.slow
 def test_beam_is_imported_when_it_is_used_only(tmp_path: Path) -> None:
     script = (
         "import sys\n"
