@@ -52,7 +52,7 @@ def no_fsync() -> Iterator[None]:
 
 @pytest.fixture
 def google(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGoogle]:
-    """A fresh project on loopback, which this process's clients trust and have credentials for."""
+    """A new project on loopback that this process's clients trust and have credentials for."""
     from google.auth import credentials
 
     # Credentials ask Google's public address where they may be used, on a thread of their own: tests stay on loopback.
@@ -67,7 +67,7 @@ def google(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def ready_google(google: FakeGoogle) -> FakeGoogle:
-    """The project with Vertex AI answering, and everything set up for runs."""
+    """The project with Vertex AI running and everything set up for runs."""
     from tests.fakes.ready import make_ready
 
     make_ready(google)

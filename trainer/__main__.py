@@ -31,7 +31,8 @@ from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.distributed.signals import EXIT_CODE, PEER_LOST_EXIT_CODE, Stopped, StopRequest
 from slipway.trainer.engines import installed
 from slipway.trainer.engines.base import Engine, PeerLost
-from slipway.trainer.engines.quick_import import LIBRARIES, import_tensorflow
+from slipway.trainer.engines.quick_import import import_tensorflow
+from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.export.export import export, exported
 from slipway.trainer.failures import bad_image, full_disk
 from slipway.trainer.metrics.history import Metrics
@@ -82,16 +83,16 @@ def _work(config: str, stop: StopRequest) -> None:
     if not cluster.is_chief:
         events.mute()
     _check_replicas(job, cluster)
-    share = Share(local_path(job.data), manifests.read(local_path(job.data)), cluster.rank, cluster.replicas)
+    share = Share(local_path(job.data), manifests.read(local_path(job.data)), cluster.rank, cluster.world_size)
     if (count := processes.count(job.train.engine, cluster)) > 1:
         _train_in_processes(job, cluster, share, count, stop)
         return
     events.phase("checking the shards")
     verify(share)
-    events.phase(f"loading {LIBRARIES[job.train.engine]}")
+    events.phase(f"loading {ENGINES[job.train.engine].libraries}")
     import_tensorflow(job.train.engine)
-    if cluster.replicas > 1:
-        events.phase(f"waiting for all {cluster.replicas} replicas")
+    if cluster.world_size > 1:
+        events.phase(f"waiting for all {cluster.world_size} replicas")
     watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))
     try:
         engine = _train(job, where, cluster, share, stop)
@@ -107,7 +108,7 @@ def _work(config: str, stop: StopRequest) -> None:
 def _train_in_processes(job: JobConfig, cluster: Cluster, share: Share, count: int, stop: StopRequest) -> None:
     """Train in one process per device; raise SystemExit with their status if it is not 0."""
     for number in range(count):
-        refuse_empty(Share(share.folder, share.manifest, cluster.rank * count + number, cluster.replicas * count))
+        refuse_empty(Share(share.folder, share.manifest, cluster.rank * count + number, cluster.world_size * count))
     watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))
     with stop.deferred():
         status = processes.run(job, cluster, count, stop)
@@ -199,12 +200,12 @@ def _job(config: str) -> JobConfig:
 
 def _check_replicas(job: JobConfig, cluster: Cluster) -> None:
     planned = job.plan.replicas * job.plan.processes
-    if planned != cluster.replicas:
+    if planned != cluster.world_size:
         raise UserError(
-            f"The job was planned for {planned} replicas, but {cluster.source} lists {cluster.replicas}.",
+            f"The job was planned for {planned} replicas, but {cluster.source} lists {cluster.world_size}.",
             setting="plan.replicas",
             value=planned,
-            nearest=str(cluster.replicas),
+            nearest=str(cluster.world_size),
             fix="plan the training for the hardware that it runs on",
         )
 

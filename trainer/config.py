@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,12 @@ from pydantic import (
 )
 
 from slipway.core.errors import UserError
+from slipway.trainer.engines.table import ENGINES
+
+if TYPE_CHECKING:
+    EngineName = str
+else:  # at run time, the names in the table: for validation, the JSON Schema and error messages
+    EngineName = Literal[tuple(ENGINES)]
 
 # Keras's default for AdamW.
 ADAMW_WEIGHT_DECAY = 0.004
@@ -137,7 +143,7 @@ class Duration(Settings):
 
 
 class ScheduleSettings(Settings):
-    """Learning rate schedule; `train.learning_rate` is the peak. Formulas: `slipway.trainer.learning_rate`.
+    """Learning rate schedule; `train.learning_rate` is the peak. Formulas: `slipway.trainer.hyperparameters`.
 
     During `warmup` the rate rises linearly to the peak. From then until the end of the run it follows `shape`: it stays
     constant, or decays to `final` along a line, half a cosine or an exponential curve. A piecewise rate is multiplied
@@ -203,7 +209,7 @@ class TrainSettings(Settings):
     clip_norm: Gradients with a larger global norm (over all variables and the global batch) are scaled down to it.
     learning_rate: The learning rate, or its peak if `schedule` changes it.
     precision: Compute precision of the network; variables, loss and optimizer are float32. mixed_float16 uses loss
-        scaling. auto: see `slipway.trainer.engines.precision`.
+        scaling. auto: see `slipway.trainer.hyperparameters`.
     xla: Whether XLA compiles the training step; auto: where it is faster.
     class_weights: Factors for the loss of an example by class (1 for classes not listed), or "balanced": inversely
         proportional to the class's frequency in the training split and 1 on average. Validation is not weighted.
@@ -216,7 +222,7 @@ class TrainSettings(Settings):
         Of this section's other settings, only `arguments` and `restarts` may be set with it.
     """
 
-    engine: Literal["tensorflow", "jax", "pytorch"] = "tensorflow"
+    engine: EngineName = "tensorflow"
     epochs: PositiveFloat | None = None
     steps: PositiveInt | None = None
     examples: PositiveInt | None = None

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.core import events
-from slipway.trainer import learning_rate
+from slipway.trainer import hyperparameters
 from slipway.trainer.checkpoint.best import BestWeights, agreed_figure
 from slipway.trainer.checkpoint.resume import Interval, Progress, checkpoint_of
 from slipway.trainer.checkpoint.saver import Saver
@@ -154,7 +154,7 @@ class Loop:
 
     def _call(self, count: int) -> None:
         started = time.perf_counter()
-        rates = learning_rate.rates(self._job.train, self._plan, self._step, count)
+        rates = hyperparameters.rates(self._job.train, self._plan, self._step, count)
         if self._to_profile and self._warm and not self._profiling and self._metrics:
             self._profile.enter_context(self._engine.profile(self._metrics.folder))
             self._profiling = True

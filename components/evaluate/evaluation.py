@@ -17,7 +17,7 @@ from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.core import events, manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split
-from slipway.trainer.engines.quick_import import import_tensorflow, import_triton
+from slipway.trainer.engines.quick_import import import_before_tensorflow, import_tensorflow
 
 SPLIT = "test"
 FEATURES = {"image": "string", "label": "int64", "key": "string"}
@@ -62,7 +62,7 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
     description = manifest.read(data)
     split = _test_split(description, data)
     events.phase("loading TensorFlow")
-    import_triton()  # either model may be a PyTorch model
+    import_before_tensorflow()  # either model may be of any engine
     import_tensorflow(keras=False)
     threading.Thread(target=_import_for_the_report, daemon=True).start()
     events.phase("loading the model")

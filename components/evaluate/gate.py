@@ -97,19 +97,18 @@ def _against_champion(gate: GateSettings, value: float, champion: Opponent) -> t
         relation = "equals"
     else:
         relation = f"is {'better' if gain > 0 else 'worse'} by {_difference(gain, gate.margin)} than"
-    asked = _margin(gate.margin)
     return beaten, (
-        f"The {NAMES[gate.metric]}, {ours_shown}, {relation} the champion's ({champion.name}) {theirs_shown}: "
-        f"{asked}, which is {'met' if beaten else 'not met'}."
+        f"The {NAMES[gate.metric]}, {ours_shown}, {relation} the champion's ({champion.name}), {theirs_shown}. "
+        f"This {'meets' if beaten else 'does not meet'} the gate: {_margin(gate.margin)}."
     )
 
 
 def _margin(margin: float) -> str:
     if margin > 0:
-        return f"the gate requires at least {margin:g} better"
+        return f"at least {margin:g} better"
     if margin < 0:
-        return f"the gate accepts up to {-margin:g} worse"
-    return "the gate requires at least as good"
+        return f"at most {-margin:g} worse"
+    return "at least as good"
 
 
 def _difference(gain: float, margin: float) -> str:

@@ -46,7 +46,7 @@ PIXELATED_PIXELS = 64
 
 # name: (label, definition, whether lower is better)
 _FIGURES = {
-    "accuracy": ("Accuracy", "fraction of images whose most probable class is the true one", False),
+    "accuracy": ("Accuracy", "fraction of images whose most probable class is the true class", False),
     "top_5_accuracy": ("Top-5 accuracy", "fraction of images whose true class is among the five most probable", False),
     "loss": ("Loss", "mean cross-entropy in nats", True),
     "macro_f1": ("Macro F1", "harmonic mean of precision and recall, averaged over the classes", False),
@@ -62,7 +62,11 @@ _FIGURES = {
         "area under each class's precision-recall curve, averaged",
         False,
     ),
-    "expected_calibration_error": ("Calibration error", "mean gap between confidence and accuracy (ECE)", True),
+    "expected_calibration_error": (
+        "Expected calibration error",
+        "mean gap between confidence and accuracy (ECE)",
+        True,
+    ),
 }
 # Labels of the entries of model.json; entries not listed here are shown under "Training".
 _MODEL = {

@@ -1,11 +1,12 @@
-"""Loading of SavedModels and torch.export programs as functions from encoded images to class probabilities.
+"""Loading of models as functions from encoded images to class names and probabilities.
 
-A SavedModel decodes the images itself. A torch.export program accepts pixels; images are decoded for it as in the
-SavedModel, to the size and channels in its model.json.
+A SavedModel decodes the images itself. A model in an engine's own format accepts pixels; images are decoded for it as
+in the SavedModel, to the size and channels in its model.json.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from slipway.core.manifest import Manifest
 from slipway.trainer.engines import installed
-from slipway.trainer.export.export import PROGRAM_FILE, SAVED_MODEL_FILE
+from slipway.trainer.engines.table import ENGINES, SAVED_MODEL_FILE
 
 SIGNATURE = "serving_default"
 
@@ -33,16 +34,18 @@ def load(folder: Path, data: Manifest) -> Serve:
 
     Args:
         folder: The model's folder.
-        data: The manifest of a data set. A torch.export program may have another image size and other channels.
+        data: The manifest of a data set. A model in an engine's own format may have another image size and channels.
 
     Raises:
-        UserError: It is a PyTorch model and PyTorch is not installed.
+        UserError: It is in the format of an engine that is not installed.
         NotServable: The SavedModel has no serving signature.
-        Exception: Anything that TensorFlow or PyTorch raises for a damaged file.
+        Exception: Anything that the library raises for a damaged file.
     """
-    if (folder / PROGRAM_FILE).is_file() and not (folder / SAVED_MODEL_FILE).is_file():
-        installed.verify("pytorch")
-        return _program(folder, data)
+    if not (folder / SAVED_MODEL_FILE).is_file():
+        for engine, row in ENGINES.items():
+            if (folder / row.model_file).is_file():
+                installed.verify(engine)
+                return _program(engine, folder, data)
     return _saved_model(folder)
 
 
@@ -62,20 +65,17 @@ def _saved_model(folder: Path) -> Serve:
     return serve
 
 
-def _program(folder: Path, data: Manifest) -> Serve:
-    import torch
-
+def _program(engine: str, folder: Path, data: Manifest) -> Serve:
+    """Load a model in the engine's own format; see `load` in slipway/trainer/engines/ENGINE/export.py."""
     from slipway.trainer.data.images import decode_images
 
     description = json.loads((folder / "model.json").read_bytes())
     classes = [str(name) for name in description["classes"]]
     shape = {"image_size": tuple(description["image_size"]), "channels": description["channels"]}
     own = data.model_copy(update=shape)
-    program = torch.export.load(str(folder / PROGRAM_FILE)).module()
+    probabilities = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
 
     def serve(images: Any) -> tuple[list[str], NDArray[np.floating[Any]]]:
-        pixels = torch.tensor(decode_images(images, own).numpy())
-        with torch.no_grad():
-            return classes, program(pixels).numpy()
+        return classes, probabilities(decode_images(images, own).numpy())
 
     return serve

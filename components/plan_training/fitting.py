@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from slipway.core.errors import UserError
 from slipway.trainer.config import ModelSettings
-from slipway.trainer.engines import networks
+from slipway.trainer.engines.builder import example_elements
 
 # Per layer output: the output itself, its gradient and about as much workspace.
 COPIES = 3
@@ -39,7 +37,7 @@ def largest_batch(
     Raises:
         UserError: Not even one example per device fits.
     """
-    each = example_bytes(networks.build(engine, model, image_shape, classes), image_shape)
+    each = example_bytes(engine, model, image_shape, classes)
     if batch * each <= memory * parts:
         return batch
     fitting = memory // each // workers * workers * parts
@@ -54,6 +52,6 @@ def largest_batch(
     return int(fitting)
 
 
-def example_bytes(model: Any, image_shape: tuple[int, int, int]) -> int:
+def example_bytes(engine: str, model: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> int:
     """Estimate the bytes that one example needs in a training step, from the sizes of input and layer outputs."""
-    return networks.example_elements(model, image_shape) * FLOAT_BYTES * COPIES
+    return example_elements(engine, model, image_shape, classes) * FLOAT_BYTES * COPIES

@@ -11,10 +11,9 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.checkpoint.best import no_validation
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
-from slipway.trainer.data.batches import check_shared_evenly
-from slipway.trainer.data.class_weights import class_weights
+from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.engines import table
-from slipway.trainer.learning_rate import warmup_steps
+from slipway.trainer.hyperparameters import class_weights, warmup_steps
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
 # Environment variable with the data set's path (a folder or gs:// URI) for custom training modules.

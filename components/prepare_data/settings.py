@@ -7,10 +7,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
+from slipway.components.prepare_data.sources import COLUMN
 from slipway.trainer.config import Settings, Untyped
-
-# Prefix of a column name in data.group_by.
-COLUMN = "column:"
 
 Check = Literal["sample", "decode", "header"]
 
@@ -44,6 +42,16 @@ class TfdsSettings(Settings):
     splits: dict[str, Literal["train", "validation", "test"]] | None = Field(default=None, min_length=1)
 
 
+class ModuleSettings(Settings):
+    """Options of the source `MODULE:FUNCTION`.
+
+    With `check_repeatable`, the function is called a second time, concurrently, in a process with another hash seed;
+    the run stops if it yields other examples or another order there.
+    """
+
+    check_repeatable: bool = False
+
+
 class BeamSettings(Settings):
     """Writing shards with Apache Beam instead of local processes.
 
@@ -68,7 +76,7 @@ class DataSettings(Settings):
     - `csv:FILE`: a list of images with the columns image (or path, file), label (or class) and optionally split
     - `tfds:NAME[/CONFIG][:VERSION]`: a data set of TensorFlow Datasets; see `tfds`
     - `tfrecord:PATTERN`: TFRecord files of tf.train.Example
-    - `MODULE:FUNCTION`: a Python function that yields examples
+    - `MODULE:FUNCTION`: a Python function that yields examples; see `module`
 
     `features` describes the features of an example: the path of a file (TFDS's features.json, or YAML), or a mapping
     from names to kinds; see `encoding.features`. `image` and `label` name the two features used for training.
@@ -96,6 +104,7 @@ class DataSettings(Settings):
     image: str | None = None
     label: str | None = None
     tfds: TfdsSettings = TfdsSettings()
+    module: ModuleSettings = ModuleSettings()
     beam: BeamSettings | None = None
     split: SplitFractions = SplitFractions()
     seed: int = Field(default=0, ge=0, lt=2**31)

@@ -15,7 +15,7 @@ from slipway.components.register_model.registry import PromoteOver, Registration
 from slipway.components.register_model.settings import RegisterSettings
 from slipway.core import events
 from slipway.core.errors import UserError
-from slipway.trainer.export.export import PROGRAM_FILE, SAVED_MODEL_FILE
+from slipway.trainer.engines.table import model_files
 
 PROMOTE = "promote"
 NONE_ASKED = "none"
@@ -130,10 +130,10 @@ def _description(source: Path) -> dict[str, Any]:
         description = {}  # custom training modules do not write it
     except (OSError, ValueError):
         description = None
-    serves = any((source / name).is_file() for name in (SAVED_MODEL_FILE, PROGRAM_FILE))
+    serves = any((source / name).is_file() for name in model_files())
     if not isinstance(description, dict) or not serves:
         raise UserError(
-            f"There is no trained model in {source} to register: {SAVED_MODEL_FILE} (or {PROGRAM_FILE}) or model.json "
+            f"There is no trained model in {source} to register: {' or '.join(model_files())}, or model.json, "
             "is missing or damaged.",
             fix="train it again: slipway run, without --resume",
         )

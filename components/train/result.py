@@ -9,7 +9,7 @@ from typing import Any
 
 from slipway.components.step import WorkFailed
 from slipway.core.atomic import json_lines
-from slipway.trainer.export.export import SAVED_MODEL_FILE
+from slipway.trainer.engines.table import SAVED_MODEL_FILE
 
 # Entries of model.json that become the model artifact's metadata.
 METADATA = (

@@ -22,6 +22,7 @@ from slipway.pipelines.cli.options import (
     configuration_path,
 )
 from slipway.pipelines.cli.terminal import console, say, user_errors
+from slipway.pipelines.platforms.remote import remote
 
 
 @user_errors
@@ -47,22 +48,14 @@ def compile_(
             allowed="*.yaml, *.yml, *.json", fix=f"-o {output.with_suffix('.yaml')}",
         )  # fmt: skip
     check_folder_of(output)
-    if target is Target.vertex:
-        from slipway.pipelines.images.images import known_images
-        from slipway.pipelines.platforms.vertex import steps as vertex_steps
-
-        pipeline = vertex_steps.pipeline(configuration, known_images(configuration, say))
-    elif target is Target.kubeflow:
-        from slipway.pipelines.platforms.kubeflow import steps as kubeflow_steps
-
-        pipeline = kubeflow_steps.pipeline(configuration)
+    if elsewhere := remote(target.value):
+        elsewhere.compile_to(output, configuration, say)
     else:
-        from slipway.pipelines.platforms.local import steps
+        from kfp import compiler
 
-        pipeline = steps.pipeline(configuration)
-    from kfp import compiler
+        from slipway.pipelines.platforms.local.steps import pipeline
 
-    compiler.Compiler().compile(pipeline, str(output))
+        compiler.Compiler().compile(pipeline(configuration), str(output))
     made = f"{output}: {configuration.name} for {target.value} on {configuration.hardware}"
     console.print(made, highlight=False, soft_wrap=True)
 

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Column, Table
 
 from slipway.pipelines.runs.record import ROOT, RunRecord, StepRecord
+from slipway.pipelines.table import STEPS
 
 if TYPE_CHECKING:
     from slipway.pipelines.doctor.check import Finding
@@ -82,7 +83,7 @@ class RunDisplay:
         step = record.step(event["step"])
         kind = event["event"]
         if kind == "started":
-            self._show(step.name, "running")
+            self._show(step.name, STEPS[step.name].label)
         elif kind == "phase":
             self._update(event["text"], 0, None)
         elif kind == "progress":

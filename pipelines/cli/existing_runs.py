@@ -17,7 +17,7 @@ from slipway.core.errors import UserError
 from slipway.pipelines.cli.options import Json, Run
 from slipway.pipelines.cli.terminal import EXIT_FAILED, console, error_console, user_errors
 from slipway.pipelines.cli.watching import current, watch_and_exit
-from slipway.pipelines.platforms import remote
+from slipway.pipelines.platforms.remote import remote
 
 
 @user_errors

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.checks import check_configuration, check_runner
@@ -25,7 +26,11 @@ from slipway.pipelines.cli.options import (
 )
 from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, user_errors
 from slipway.pipelines.cli.watching import current, exit_as_it_went, show_failure, watch_and_exit
-from slipway.pipelines.platforms import remote
+from slipway.pipelines.platforms.remote import Remote, remote
+
+if TYPE_CHECKING:
+    from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
 @user_errors
@@ -121,7 +126,7 @@ def rehearse(
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=False)
 
 
-def _resumable(record: Any, *, changed: bool) -> Any:
+def _resumable(record: RunRecord, *, changed: bool) -> RunRecord:
     """Return `record` if its run can be resumed: it has not succeeded, or settings after training change.
 
     Raises:
@@ -134,7 +139,9 @@ def _resumable(record: Any, *, changed: bool) -> Any:
     return record
 
 
-def _resumed_configuration(folder: Any, record: Any, overrides: list[str], hardware: str | None) -> Any:
+def _resumed_configuration(
+    folder: RunFolder, record: RunRecord, overrides: list[str], hardware: str | None
+) -> RunConfig:
     """Return the configuration of a resumed run with `overrides` applied, and store it.
 
     Raises:
@@ -162,7 +169,9 @@ def _resumed_configuration(folder: Any, record: Any, overrides: list[str], hardw
     return configuration
 
 
-def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, require_promotion: bool) -> None:
+def _run_remotely(
+    elsewhere: Remote, given: RunConfig | RunFolder, *, wait: bool, as_json: bool, require_promotion: bool
+) -> None:
     """Submit a configuration, or resubmit a run's folder; watch the run and exit with the code for its outcome.
 
     Raises:
@@ -171,8 +180,14 @@ def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, requ
     from slipway.pipelines.runs.record import RunFolder
 
     shown = Console(stderr=True) if as_json else console
-    begin = elsewhere.resume if isinstance(given, RunFolder) else elsewhere.start
-    folder, record = begin(given, shown)
+
+    def say(line: str) -> None:
+        shown.print(escape(line), highlight=False, soft_wrap=True)
+
+    if isinstance(given, RunFolder):
+        folder, record = elsewhere.resume(given, say)
+    else:
+        folder, record = elsewhere.start(given, say)
     if record.status == "failed":
         exit_as_it_went(folder, record, shown, as_json=as_json, require_promotion=require_promotion)
     if wait:
@@ -183,7 +198,9 @@ def _run_remotely(elsewhere: Any, given: Any, *, wait: bool, as_json: bool, requ
     shown.print(f"  watch: slipway status --follow {record.run_id}", highlight=False, soft_wrap=True)
 
 
-def _run_and_exit(folder: Any, configuration: Any, record: Any, *, as_json: bool, require_promotion: bool) -> None:
+def _run_and_exit(
+    folder: RunFolder, configuration: RunConfig, record: RunRecord, *, as_json: bool, require_promotion: bool
+) -> None:
     """Run locally, show progress, and exit with the code for the outcome."""
     from slipway.pipelines.cli import display
     from slipway.pipelines.platforms.local import launch

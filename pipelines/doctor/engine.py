@@ -21,13 +21,14 @@ class TrainingEngine:
         table.refuse(train)
         check_engine(hardware, train.engine)
         devices = hardware.accelerators_per_replica
-        if train.engine == "pytorch" and hardware.is_tpu and devices > 1:
+        if table.ENGINES[train.engine].tpus == "one chip" and hardware.is_tpu and devices > 1:
+            others = [name for name, row in table.ENGINES.items() if row.tpus == "all"]
             raise UserError(
-                f"The engine pytorch supports one TPU chip per replica; {hardware} has {devices}.",
+                f"The engine {train.engine} supports one TPU chip per replica; {hardware} has {devices}.",
                 setting="train.engine",
                 value=train.engine,
-                allowed="pytorch on CPUs, on any number of GPUs, on TPUs of one chip; jax on all",
-                nearest="jax",
-                fix="--set train.engine=jax",
+                allowed=f"{train.engine} on CPUs, on GPUs and on TPUs of one chip; {', '.join(others)} on all",
+                nearest=others[0],
+                fix=f"--set train.engine={others[0]}",
             )
         return train.engine

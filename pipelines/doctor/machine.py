@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
+from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, system_error
 from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.trainer.engines import installed
@@ -85,7 +85,7 @@ class Cores:
     def look(self, subject: Subject) -> str:
         if subject.target != "local":
             raise NotConcernedError("the run is not on this machine")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = available_cores()
         replicas = subject.config.parsed_hardware.replicas
         if replicas > 4 * cores:
             raise UserError(

@@ -9,7 +9,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.pipelines.hardware.memory import fits_memory
-from slipway.trainer.engines import networks
+from slipway.trainer.engines import builder
 
 
 class ModelMemory:
@@ -31,7 +31,7 @@ class ModelMemory:
                 f"the image size is unknown until {config.data.source} is prepared in {config.data.store}"
             )
         engine = config.train.engine
-        needed = networks.size(networks.build(engine, config.model, prepared.image_shape, len(prepared.classes)))
+        needed = builder.network_size(engine, config.model, prepared.image_shape, len(prepared.classes))
         need = fits_memory(
             hardware,
             needed.variables,

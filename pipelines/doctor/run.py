@@ -15,7 +15,7 @@ from slipway.pipelines.doctor.check import NotConcernedError, Subject
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.placement import check_python
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
-from slipway.trainer.data.batches import check_shared_evenly
+from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.engines.builder import check_signature
 
 
@@ -279,6 +279,6 @@ class DataSource:
     def look(self, subject: Subject) -> str:
         if subject.target != "local":
             raise NotConcernedError("the source is not read from this machine")
-        from slipway.components.prepare_data.sources import look_at_source  # needs the extra training
+        from slipway.components.prepare_data.sources import check_source  # needs the extra training
 
-        return look_at_source(subject.config.data)
+        return check_source(subject.config.data)

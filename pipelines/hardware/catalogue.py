@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from slipway.pipelines.hardware.typed_rows import build
+from slipway.trainer.engines import table
 
 Provisioning = Literal["standard", "spot", "flex"]
 Status = Literal["offered", "retired", "not-for-training", "enum-only"]
 
 QUOTA_PREFIX = "aiplatform.googleapis.com/custom_model_training_"
 CORES_PER_HOST = 8  # of TPU v2 and v3
-ENGINES = ("tensorflow", "jax", "pytorch")
+ENGINES = tuple(table.ENGINES)
 CATALOGUE_FILE = Path(__file__).with_name("catalogue.json")
 IMAGES_FILE = Path(__file__).with_name("images.json")
 

@@ -25,10 +25,11 @@ from slipway.components.build_image.context import Context, make_context
 from slipway.components.build_image.images import image_kind
 from slipway.components.build_image.registry import ARTIFACT_REGISTRY
 from slipway.components.cloud.retries import is_transient
+from slipway.components.prepare_data.sources import source_kind
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, VertexSettings, no_place_on_vertex
 from slipway.pipelines.hardware import Hardware
-from slipway.trainer.engines.table import RUN_THEIR_OWN_MODELS
+from slipway.trainer.engines.table import ENGINES
 
 SOURCE_TREE = Path(slipway.__file__).parents[1]
 Say = Callable[[str], None]
@@ -99,7 +100,7 @@ def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
         "steps": wanted_image(config, "steps", "cpu", base, repository, say, with_engine=False),
         "trainer": wanted_image(config, "trainer", accelerator_of(config.parsed_hardware), base, repository, say),
     }
-    if config.train.engine in RUN_THEIR_OWN_MODELS:
+    if not ENGINES[config.train.engine].exports_saved_model:
         wanted["evaluation"] = wanted_image(config, "steps", "cpu", base, repository, say)
     return wanted
 
@@ -175,7 +176,7 @@ def known_images(config: RunConfig, say: Say) -> Images:
 def own_code(config: RunConfig) -> dict[str, Path]:
     """Return the user's packages and modules that a run imports, by name: a folder or a .py file."""
     names = [config.model.builder if config.model else str(config.train.module)]
-    if _is_module(config.data.source):
+    if not source_kind(config.data.source).prefix:
         names.append(config.data.source)
     found = {}
     for name in names:
@@ -183,13 +184,6 @@ def own_code(config: RunConfig) -> dict[str, Path]:
         if package != "slipway":
             found[package] = _place(package, name)
     return found
-
-
-def _is_module(source: str) -> bool:
-    from slipway.components.prepare_data.sources import FORMS
-    from slipway.components.prepare_data.sources.user_module import REFERENCE
-
-    return source.partition(":")[0] not in FORMS and REFERENCE.match(source) is not None
 
 
 def _place(package: str, reference: str) -> Path:

@@ -9,13 +9,14 @@ import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError, nearest
+from slipway.core.values import JsonObject
 
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 ROOT = Path("runs")
 LATEST = "latest"
 Status = Literal["pending", "running", "succeeded", "failed", "cancelled", "skipped"]
+# The event that a watcher receives when a step's status changes.
+EVENTS: dict[Status, str] = {
+    "running": "started",
+    "succeeded": "finished",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
 
 
 class StepRecord(BaseModel):
@@ -37,7 +45,7 @@ class StepRecord(BaseModel):
     seconds: float | None = None
     peak_memory_bytes: int | None = None
     reused: bool = False
-    outputs: dict[str, Any] = {}
+    outputs: JsonObject = {}
 
 
 class ErrorRecord(BaseModel):
@@ -103,7 +111,7 @@ class RunRecord(BaseModel):
     steps: list[StepRecord] = []
     champion: str | None = None
     metrics: dict[str, float] = {}
-    verdict: dict[str, Any] | None = None
+    verdict: JsonObject | None = None
     model: str | None = None
     report: str | None = None
     error: ErrorRecord | None = None
@@ -112,9 +120,30 @@ class RunRecord(BaseModel):
         """Return the record of the step called `name`."""
         return next(step for step in self.steps if step.name == name)
 
+    def adopt_results(self) -> None:
+        """Copy the metrics, verdict and model from the steps' outputs."""
+        for step in self.steps:
+            if step.name == "evaluate" and step.outputs:
+                self.metrics, self.verdict = step.outputs["metrics"], step.outputs["verdict"]
+            elif step.name == "register_model" and step.outputs:
+                self.model = step.outputs["model"]
+
+    def skip_pending(self) -> None:
+        """Mark the steps that have not started as skipped."""
+        for step in self.steps:
+            if step.status == "pending":
+                step.status = "skipped"
+
     def as_json(self) -> str:
         """Return the text of `run.json`."""
         return self.model_dump_json(indent=2) + "\n"
+
+
+class Watcher(Protocol):
+    """Receives a run's progress events; see slipway.core.events."""
+
+    def event(self, record: RunRecord, event: JsonObject) -> None:
+        """Receive one event, after it was applied to the record."""
 
 
 class RunFolder:

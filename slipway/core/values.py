@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+# A JSON object whose fields are known to the code that reads it.
+JsonObject: TypeAlias = dict[str, Any]
 
 
 def whole_numbers(value: Any) -> Any:

@@ -27,7 +27,7 @@ from tests.chaos.chaos import (
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute on an idle machine
-def test_killed_a_few_times_a_job_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_a_job_killed_a_few_times_ends_with_the_same_weights(tmp_path: Path) -> None:
     seed = int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31))
     print(f"seed {seed}")
     result = run(Chaos(seed, processes=2, kills=3, steps=200), tmp_path)
@@ -37,7 +37,7 @@ def test_killed_a_few_times_a_job_ends_as_if_nothing_had_been(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_plan_has_all_kills_follows_from_its_seed_and_can_be_carried_out(seed: int) -> None:
+def test_a_plan_is_complete_reproducible_and_executable(seed: int) -> None:
     chaos = Chaos(seed, kills=20)
     strikes = plan_strikes(chaos)
     assert strikes == plan_strikes(chaos)
@@ -64,7 +64,7 @@ def model(folder: Path, checksum: str, losses: list[float]) -> Path:
     return folder
 
 
-def test_other_weights_and_another_history_are_seen(tmp_path: Path) -> None:
+def test_different_weights_or_history_are_detected(tmp_path: Path) -> None:
     calm = model(tmp_path / "calm", "a" * 64, [1.0, 0.5])
     assert _differences(calm, model(tmp_path / "same", "a" * 64, [1.0, 0.5])) == []
     assert "weights" in _differences(calm, model(tmp_path / "weights", "b" * 64, [1.0, 0.5]))[0]
@@ -101,7 +101,7 @@ def log(*steps: int) -> str:
         (log(0) + "the checkpoint of step 20 is damaged", restarted(), [], "damaged"),
     ],
 )
-def test_a_lost_checkpoint_is_seen(
+def test_a_lost_checkpoint_is_detected(
     tmp_path: Path, text: str, restarts: list[Restart], seen: list[Struck], problem: str | None
 ) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=3)
@@ -111,7 +111,7 @@ def test_a_lost_checkpoint_is_seen(
     assert any("last checkpoint" in each for each in _lost_checkpoints(tmp_path, Ended("", [], 1.0), [], steps=40))
 
 
-def test_an_end_that_is_repeated_is_seen(tmp_path: Path) -> None:
+def test_a_repeated_end_is_detected(tmp_path: Path) -> None:
     folder = model(tmp_path, "a" * 64, [1.0]) / "model"
     exported = [*struck((0, 10)), Struck(1, 30, (folder / "model.json").stat())]
     before = log(0, 10) + "[workerpool0-0] epoch 1.00\n[workerpool0-0] model written to model\n"

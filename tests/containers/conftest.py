@@ -19,7 +19,7 @@ MARK = "planted-secret-7f3a"
 
 
 class Sources:
-    """A copy of the project's tracked files, as they are now, in a repository of its own: tests change it."""
+    """A copy of the project's tracked files in a separate repository, which tests may change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class Sources:
 
 
 class Slipway:
-    """The command line of the copied sources, in a folder to work in."""
+    """The command of the copied sources, in a working folder."""
 
     def __init__(self, engine: Engine, sources: Sources, folder: Path) -> None:
         self.engine = engine
@@ -63,7 +63,7 @@ class Slipway:
         return subprocess.CompletedProcess(arguments, process.returncode, output, error)
 
     def image(self) -> str:
-        """The steps' image by digest, built where it was not there."""
+        """Return the steps' image by digest; built if missing."""
         done = self("build", "--target", "local")
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""What container tests need on one machine, without a Docker engine and without a network registry.
+"""Containers for tests on one machine, without a Docker engine or a remote registry.
 
 A registry on loopback, buildah to build, podman's service for the Docker API, and a base image: the public one where it
 can be had, else one that debootstrap makes. All of it lives in one folder and ends with it.
@@ -35,7 +35,7 @@ runtime = "crun"
 
 
 def missing(folder: Path) -> str | None:
-    """Why container tests cannot run here, and what would help; None where they can."""
+    """Return why container tests cannot run here and how to fix it; None if they can."""
     if platform.system() != "Linux" or os.getuid() != 0:
         return "container tests need Linux and root (mount namespaces)"
     absent = [name for name in PROGRAMS if shutil.which(name) is None]
@@ -48,7 +48,7 @@ def missing(folder: Path) -> str | None:
 
 
 class Engine:
-    """Started by `with`. `environment` makes buildah, podman and the Docker API's clients use it."""
+    """A context manager. `environment` makes buildah, podman and the Docker API's clients use it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -98,19 +98,19 @@ class Engine:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def manifest(self, repository: str, reference: str) -> dict[str, object]:
-        """An image's manifest."""
+        """Return an image's manifest."""
         accept = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
         address = f"http://{self.registry}/v2/{repository}/manifests/{reference}"
         with urllib.request.urlopen(urllib.request.Request(address, headers={"Accept": accept})) as answer:
             return dict(json.load(answer))
 
     def blob(self, repository: str, digest: str) -> bytes:
-        """A layer or a configuration."""
+        """Return a layer or a configuration."""
         with urllib.request.urlopen(f"http://{self.registry}/v2/{repository}/blobs/{digest}") as answer:
             return bytes(answer.read())
 
     def tags(self, repository: str) -> list[str]:
-        """The tags of a repository."""
+        """Return the tags of a repository."""
         with urllib.request.urlopen(f"http://{self.registry}/v2/{repository}/tags/list") as answer:
             return list(json.load(answer)["tags"])
 
@@ -164,7 +164,7 @@ def _free_port() -> int:
 
 
 def _overlay_works(folder: Path) -> bool:
-    """Whether layers can be mounted over each other; copying each whole takes minutes and gigabytes."""
+    """Whether overlay mounts work; copying whole layers takes minutes and gigabytes."""
     parts = {name: folder / "probe" / name for name in ("lower", "upper", "work", "merged")}
     for part in parts.values():
         part.mkdir(parents=True)

@@ -75,7 +75,7 @@ def vertex_on_loopback(engine: Engine, folder: Path) -> Iterator[FakeGoogle]:
 
 @contextlib.contextmanager
 def _going_on(google: FakeGoogle) -> Iterator[None]:
-    """Let time go by for the service, whether anyone looks at a job or not."""
+    """Advance the service's time, whether or not a job is polled."""
     over = threading.Event()
 
     def tick() -> None:
@@ -93,7 +93,7 @@ def _going_on(google: FakeGoogle) -> Iterator[None]:
 
 
 def build_launcher(engine: Engine) -> None:
-    """Build Google's launcher from its package; specs ask for it at gcr.io."""
+    """Build Google's launcher from its package; specs name it at gcr.io."""
     version = importlib.metadata.version("google-cloud-pipeline-components")
     arguments = {"BASE": engine.base, "REQUIREMENT": f"google-cloud-pipeline-components=={version}"}
     archive = io.BytesIO()
@@ -105,7 +105,7 @@ def build_launcher(engine: Engine) -> None:
 
 
 def _build(engine: Engine, context: bytes, command: list[str]) -> str:
-    """What Cloud Build's docker step does: build and push; the digest."""
+    """Build and push, as Cloud Build's docker step does; return the digest."""
     parser = argparse.ArgumentParser()
     parser.add_argument("build")
     parser.add_argument("--build-arg", action="append", default=[])
@@ -125,7 +125,7 @@ def _build(engine: Engine, context: bytes, command: list[str]) -> str:
 
 
 def _push(engine: Engine, context: bytes, path: str, arguments: Mapping[str, str], labels: Mapping[str, str]) -> None:
-    """Build an image and push it to the registry on loopback, which stands for Google's."""
+    """Build an image and push it to the registry on loopback, which replaces Google's."""
     log, uri = io.StringIO(), f"{engine.registry}/{path}"
     with mock.patch.dict(os.environ, engine.environment):
         local.build("buildah", context, uri, arguments, labels, log)

@@ -34,7 +34,7 @@ def containers(slipway: Slipway) -> dict[str, Any]:
     return record_of(slipway.folder)
 
 
-def test_a_run_in_containers_gives_what_processes_give(
+def test_a_run_in_containers_gives_the_results_of_processes(
     slipway: Slipway, containers: dict[str, Any], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "slipway.pipelines", "run", "-c", str(slipway.folder / "configs/digits.yaml")]
@@ -55,9 +55,7 @@ def test_every_step_ran_in_the_image_that_build_image_gave(slipway: Slipway, con
     assert len(executors) == 5
 
 
-def test_what_it_left_is_where_it_is_without_containers_and_the_users_own(
-    slipway: Slipway, containers: dict[str, Any]
-) -> None:
+def test_outputs_have_the_usual_paths_and_belong_to_the_user(slipway: Slipway, containers: dict[str, Any]) -> None:
     assert Path(containers["model"]) == slipway.folder / "models/digits/1"
     assert Path(containers["report"]).is_file()
     left = [path for folder in ("runs", "datasets", "models") for path in (slipway.folder / folder).rglob("*")]
@@ -65,9 +63,7 @@ def test_what_it_left_is_where_it_is_without_containers_and_the_users_own(
     assert {path.lstat().st_uid for path in left} == {os.getuid()}
 
 
-def test_an_image_has_no_entrypoint_runs_as_nobody_and_says_what_it_is(
-    slipway: Slipway, containers: dict[str, Any]
-) -> None:
+def test_an_image_has_no_entrypoint_runs_as_nobody_and_has_labels(slipway: Slipway, containers: dict[str, Any]) -> None:
     engine, digest = slipway.engine, slipway.image().partition("@")[2]
     manifest: dict[str, Any] = engine.manifest(NAME, digest)
     configuration = json.loads(engine.blob(NAME, manifest["config"]["digest"]))["config"]
@@ -84,7 +80,7 @@ def layers(engine: Engine, image: str) -> list[str]:
     return [layer["digest"] for layer in manifest["layers"]]
 
 
-def test_a_changed_line_moves_the_last_layer_and_a_test_moves_nothing(
+def test_a_code_change_rebuilds_the_last_layer_and_a_test_change_nothing(
     slipway: Slipway, sources: Sources, containers: dict[str, Any]
 ) -> None:
     before = slipway.image()
@@ -113,7 +109,7 @@ def test_a_planted_secret_is_in_no_layer(slipway: Slipway, containers: dict[str,
 
 
 def _contains(path: Path, mark: bytes) -> bool:
-    """Whether a blob, a layer or a document, has these bytes."""
+    """Whether a blob (a layer or a document) contains these bytes."""
     size = 1 << 24
     tail = b""
     with path.open("rb") as probe:
@@ -126,7 +122,7 @@ def _contains(path: Path, mark: bytes) -> bool:
     return False
 
 
-def test_a_stop_ends_the_containers_and_the_run_goes_on_after_it(slipway: Slipway, containers: dict[str, Any]) -> None:
+def test_a_stopped_run_ends_its_containers_and_can_be_resumed(slipway: Slipway, containers: dict[str, Any]) -> None:
     import docker
 
     process = slipway.start("run", "--runner", "docker", "--set", "train.epochs=200", "--set", "evaluate.champion=none")
@@ -168,9 +164,7 @@ print(json.dumps({"packages": packages, "user": os.getuid(), "code": sorted(os.l
 """
 
 
-def test_the_trainers_image_imports_the_trainer_and_knows_no_cloud(
-    slipway: Slipway, containers: dict[str, Any]
-) -> None:
+def test_the_trainer_image_has_no_cloud_packages(slipway: Slipway, containers: dict[str, Any]) -> None:
     import docker
 
     repository = f"{slipway.engine.registry}/vertex"

@@ -39,7 +39,7 @@ def build(image_shape, classes):
 
 
 class Cloud:
-    """The command line in a folder with a configuration for the project on loopback."""
+    """The command in a folder with a configuration for the project on loopback."""
 
     def __init__(self, engine: Engine, google: FakeGoogle, sources: Sources, folder: Path) -> None:
         self.google = google
@@ -62,13 +62,13 @@ class Cloud:
         return json.loads((self.folder / "runs" / run / "run.json").read_text())
 
     def path(self, uri: str) -> Path:
-        """Where an object or a folder of the bucket lies."""
+        """Return the local path of an object or a folder of the bucket."""
         mount = self.google.storage.mount
         assert mount
         return mount.folder / uri.removeprefix("gs://")
 
     def lines(self, job: str) -> dict[str, list[str]]:
-        """What each replica of a custom job has printed."""
+        """Return the output of each replica of a custom job."""
         found: dict[str, list[str]] = {}
         for entry in self.google.log.entries:
             labels = entry["resource"]["labels"]
@@ -77,17 +77,17 @@ class Cloud:
         return found
 
     def versions(self) -> list[Any]:
-        """The registered model's versions."""
+        """Return the registered model's versions."""
         [versions] = self.google.region.models.models.values()
         return versions
 
     def training_jobs(self) -> list[str]:
-        """The custom jobs that a launcher asked for."""
+        """Return the custom jobs that a launcher created."""
         jobs = self.google.region.jobs.jobs.values()
         return [job.name for job in jobs if job.display_name != "caip_pipelines_task"]
 
     def replicas(self, job: str) -> dict[str, Any]:
-        """The containers of a custom job that run now, by the replica's name."""
+        """Return the running containers of a custom job by replica name."""
         found = {}
         for container in self.docker.containers.list(filters={"label": REPLICA_LABEL}):
             identity, _, name = container.labels[REPLICA_LABEL].partition("/")
@@ -105,7 +105,7 @@ def cloud(engine: Engine, sources: Sources, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def submitted(cloud: Cloud) -> dict[str, Any]:
-    """The record of a run that was submitted and watched to its end."""
+    """The record of a run that was watched to its end."""
     done = cloud("setup", "-c", "run.yaml", "--apply")
     assert done.returncode == 0, done.stdout + done.stderr
     done = cloud("run", "-c", "run.yaml", "--target", "vertex")
@@ -114,7 +114,7 @@ def submitted(cloud: Cloud) -> dict[str, Any]:
     return cloud.record()
 
 
-def test_every_step_did_its_work_in_a_container(cloud: Cloud, submitted: dict[str, Any]) -> None:
+def test_every_step_ran_in_a_container(cloud: Cloud, submitted: dict[str, Any]) -> None:
     assert {step["status"] for step in submitted["steps"]} == {"succeeded"}
     assert submitted["metrics"]["accuracy"] >= 0.97
     assert submitted["verdict"]["decision"] == "promote"
@@ -127,7 +127,7 @@ def test_every_step_did_its_work_in_a_container(cloud: Cloud, submitted: dict[st
     assert "champion" in version.version_aliases
 
 
-def test_what_ran_is_what_compile_writes(cloud: Cloud, submitted: dict[str, Any]) -> None:
+def test_the_executed_spec_is_the_compiled_one(cloud: Cloud, submitted: dict[str, Any]) -> None:
     done = cloud("compile", "-c", "run.yaml", "--target", "vertex", "-o", "spec.yaml")
     assert done.returncode == 0, done.stderr
     written = (cloud.folder / "spec.yaml").read_bytes()
@@ -142,7 +142,7 @@ def test_what_ran_is_what_compile_writes(cloud: Cloud, submitted: dict[str, Any]
     assert cloud.google.endpoints["aiplatform"] in written.decode()
 
 
-def test_each_replica_was_a_container_of_its_own(cloud: Cloud, submitted: dict[str, Any]) -> None:
+def test_each_replica_ran_in_a_separate_container(cloud: Cloud, submitted: dict[str, Any]) -> None:
     lines = cloud.lines(cloud.training_jobs()[0])
     checksums = {name: [line for line in lines[name] if "weights checksum" in line] for name in REPLICAS}
     ends = {found[-1].rpartition(" ")[2] for found in checksums.values()}
@@ -165,7 +165,7 @@ def test_a_replica_that_raises_is_explained_with_its_traceback(cloud: Cloud, sub
     assert "own_models.py" in explained
 
 
-def test_a_killed_replica_of_a_scheduled_run_starts_again_and_training_resumes(
+def test_a_killed_replica_of_a_scheduled_run_restarts_and_training_resumes(
     cloud: Cloud, submitted: dict[str, Any]
 ) -> None:
     schedule = {"configuration": "run.yaml", "cron": "0 3 * * *", "time_zone": "UTC", "set": ["train.epochs=60"]}

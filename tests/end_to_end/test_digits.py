@@ -26,7 +26,7 @@ def second(workspace: Workspace) -> subprocess.CompletedProcess[str]:
     return workspace.slipway("run", "--require-promotion")
 
 
-def test_the_first_run_gives_a_registered_champion(finished):
+def test_the_first_run_registers_a_champion(finished):
     assert finished.returncode == 0, finished.stdout + finished.stderr
     record = finished.record
     assert record["status"] == "succeeded"
@@ -55,11 +55,11 @@ def test_every_output_of_every_step_exists(finished):
                 assert Path(value).exists()
 
 
-def test_nothing_is_left_among_temporary_files(finished):
+def test_no_temporary_files_are_left(finished):
     assert finished.left == []
 
 
-def test_one_line_a_step_and_no_noise(finished):
+def test_one_line_per_step_without_start_up_messages(finished):
     lines = [line for line in finished.stdout.splitlines() if line.startswith("✓")]
     assert [line.split()[1] for line in lines] == [
         "prepare_data",
@@ -77,7 +77,7 @@ def test_one_line_a_step_and_no_noise(finished):
     assert 2 <= len(table) <= 12  # of 30 epochs
 
 
-def test_what_takes_seconds_is_announced(finished):
+def test_slow_phases_are_announced(finished):
     events = map(json.loads, (finished.folder / "events.jsonl").read_text().splitlines())
     phases = {(event["step"], event["text"]) for event in events if event["event"] == "phase"}
     assert phases >= {
@@ -92,7 +92,7 @@ def test_what_takes_seconds_is_announced(finished):
     }
 
 
-def test_a_second_run_reuses_the_data_and_does_not_beat_itself(finished, workspace, second):
+def test_a_second_run_reuses_the_data_and_does_not_replace_the_champion(finished, workspace, second):
     """`--require-promotion` tells so by the exit code."""
     assert second.returncode == 3, second.stdout + second.stderr
     record = workspace.record()

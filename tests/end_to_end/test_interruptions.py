@@ -28,7 +28,7 @@ def checkpoint_pointer(space: Workspace) -> bool:
     return (space.path / "runs/latest/train/checkpoints/latest").exists()
 
 
-def test_a_trainer_killed_in_mid_epoch_goes_on_from_its_checkpoint(space, finished):
+def test_a_trainer_killed_in_mid_epoch_resumes_from_its_checkpoint(space, finished):
     """Restarted automatically until the limit, then with --resume."""
     process = space.start("run", *OFTEN, "--set", "train.restarts.at_most=1")
     wait_for(lambda: checkpoint_pointer(space))
@@ -60,7 +60,7 @@ def test_a_trainer_killed_in_mid_epoch_goes_on_from_its_checkpoint(space, finish
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "closed terminal", "cancel"])
-def test_a_stop_leaves_nothing_running_and_can_go_on(space, how):
+def test_a_stopped_run_leaves_no_processes_and_can_be_resumed(space, how):
     """`cancel` works while a replica and the command line are suspended, the latter as with Ctrl-Z."""
     process, terminal = space.start_in_terminal(*LONG, "--hardware", "cpu*2")
     shown = b""
@@ -101,7 +101,7 @@ def test_a_stop_leaves_nothing_running_and_can_go_on(space, how):
     assert not processes_of(space.path)
 
 
-def test_a_preempted_worker_starts_again_and_the_run_says_so(space):
+def test_a_preempted_worker_restarts_and_the_run_reports_it(space):
     """Both replicas end with the same weights, as after a run without restarts."""
     process = space.start("run", "--hardware", "cpu*2", *OFTEN)
     wait_for(lambda: checkpoint_pointer(space))
@@ -124,7 +124,7 @@ def test_a_preempted_worker_starts_again_and_the_run_says_so(space):
     assert steps(record)["plan_training"]["outputs"]["batch_per_replica"] == 32
 
 
-def test_a_killed_command_line_takes_its_run_along(space):
+def test_killing_the_command_ends_its_run(space):
     process = space.start(*LONG)
     wait_for(lambda: checkpoint_pointer(space))
     process.kill()

@@ -41,7 +41,7 @@ def builder(image_shape, classes):
 """
 
 
-def test_a_model_that_could_not_train_there_is_caught(workspace: Workspace):
+def test_a_model_that_cannot_train_in_the_layout_fails(workspace: Workspace):
     (workspace.path / "outside.py").write_text(OUTSIDE)
     result = workspace.slipway("rehearse", "--hardware", "t4x2", "--set", "model.builder=outside:builder")
     assert result.returncode == 1

@@ -155,7 +155,7 @@ def broken(image_shape, classes):
 """
 
 
-def test_builders_that_do_not_build(tmp_path: Path, image_folder: Path):
+def test_invalid_builders_are_refused(tmp_path: Path, image_folder: Path):
     workspace = Workspace(tmp_path)
     # Jobs from AI Platform Training have a package of this name in their folder; it must not shadow Slipway's.
     (tmp_path / "trainer").mkdir()
@@ -177,7 +177,7 @@ def test_builders_that_do_not_build(tmp_path: Path, image_folder: Path):
     assert "absl::InitializeLog" in raw
 
 
-def test_a_batch_that_the_replicas_do_not_share(tmp_path: Path, image_folder: Path):
+def test_a_batch_size_that_the_replicas_cannot_divide(tmp_path: Path, image_folder: Path):
     workspace = Workspace(tmp_path)
     result = run_on(workspace, image_folder, "--hardware", "cpu*3")
     refused(result, 2, "train.batch_size", "--set train.batch_size=9")
@@ -207,7 +207,7 @@ def test_a_champion_that_no_longer_loads(tmp_path: Path, finished: FinishedRun):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path):
+def test_a_full_disk_leaves_no_partial_files(tmp_path: Path):
     store = tmp_path / "store"
     store.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", store], capture_output=True)

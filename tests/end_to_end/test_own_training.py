@@ -22,7 +22,7 @@ evaluate:
 """
 
 
-def test_it_is_run_measured_and_registered(workspace: Workspace):
+def test_a_custom_module_is_run_evaluated_and_registered(workspace: Workspace):
     shutil.copy(Path(__file__).with_name("own_training.py"), workspace.path)
     (workspace.path / "own.yaml").write_text(CONFIGURATION)
     result = workspace.slipway("run", "-c", "own.yaml")
@@ -37,14 +37,14 @@ def test_it_is_run_measured_and_registered(workspace: Workspace):
     assert steps(record)["train"]["status"] == "succeeded"
 
 
-def test_its_failure_is_told_with_its_traceback(workspace: Workspace):
+def test_the_failure_of_a_custom_module_shows_its_traceback(workspace: Workspace):
     result = workspace.slipway("run", "-c", "own.yaml", "--set", "train.arguments=[--fail]")
     assert result.returncode == 1
     assert "RuntimeError: told to fail" in result.stderr
     assert "own_training.py" in result.stderr
 
 
-def test_what_it_cannot_have_is_refused_before_anything_starts(workspace: Workspace):
+def test_settings_that_a_custom_module_cannot_have_are_refused(workspace: Workspace):
     before = workspace.runs()
     for option, told in (
         ("train.module=own_trainig", "closest:  own_training"),

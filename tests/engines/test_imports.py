@@ -11,7 +11,8 @@ TRAINER = (
     "from slipway.trainer.engines.quick_import import *; import_tensorflow('pytorch'); import torch._dynamo, triton"
 )
 EVALUATION = (
-    "from slipway.trainer.engines.quick_import import *; import_triton(); import_tensorflow(keras=False); import triton"
+    "from slipway.trainer.engines.quick_import import *; import_before_tensorflow(); "
+    "import_tensorflow(keras=False); import triton"
 )
 
 
@@ -24,7 +25,7 @@ def test_triton_does_not_end_the_process(program: str) -> None:
 
 @pytest.mark.engine("pytorch")
 def test_triton_after_tensorflow_still_ends_the_process() -> None:
-    """If this fails, `import_triton` is no longer needed."""
+    """If this fails, `EngineRow.imported_first_if_installed` is no longer needed."""
     program = "import tensorflow, triton"
     end = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert end.returncode < 0

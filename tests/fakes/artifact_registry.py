@@ -11,7 +11,7 @@ from tests.fakes.world import World
 
 
 class FakeImages:
-    """`tags` holds the digest by (repository's full name, image, tag); `moved` names the tags that were moved.
+    """`tags` maps (repository's full name, image, tag) to the digest; `moved` lists the tags that were moved.
 
     `untagged` holds what else is there: the repository's full name, the image's, its digest.
     """
@@ -54,7 +54,7 @@ class FakeImages:
             return {"dockerImages": list(images.values())}
 
     def push(self, caller: str, uri: str, digest: str) -> None:
-        """Put an image (REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE:TAG) under its tag, as a builder does."""
+        """Push an image (REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE:TAG), as a builder does."""
         host, project, repository, image = uri.split("/")
         package, _, tag = image.partition(":")
         name = f"projects/{project}/locations/{host.removesuffix('-docker.pkg.dev')}/repositories/{repository}"

@@ -26,7 +26,7 @@ class FakeRepositories:
         self._add_policies(service)
 
     def add(self, name: str, kind: str = "DOCKER") -> dict[str, Any]:
-        """Make a repository, as someone did before the test began. Its resource."""
+        """Create a repository; return its resource."""
         resource = {"name": name, "format": kind, "mode": "STANDARD_REPOSITORY"}
         self._world.repositories[name] = resource
         return resource
@@ -91,7 +91,7 @@ class FakeRepositories:
             return {"permissions": [one for one in asked if self._world.allowed(request.caller, one, name, above)]}
 
     def _name(self, request: Request, permission: str | None) -> str:
-        """The repository's name with the project's id, when it is there and the caller may do that to it."""
+        """Return the repository's name with the project's id; checks that it exists and the caller's permission."""
         project = self._world.project(request.parts["project"])
         self._world.require_service(project, SERVICE)
         location, repository = request.parts["location"], request.parts["repository"]

@@ -18,7 +18,7 @@ HOSTS = ("localhost", "127.0.0.1", "us-central1-aiplatform.googleapis.com", "eur
 
 
 class Certificates:
-    """The authority, one server certificate for all of HOSTS, and the files that clients and servers take."""
+    """The authority, a server certificate for all HOSTS, and the files for clients and servers."""
 
     def __init__(self, folder: Path) -> None:
         authority = trustme.CA()
@@ -32,7 +32,7 @@ class Certificates:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which gRPC, requests, httplib2 and OpenSSL trust this authority."""
+        """The environment variables that make gRPC, requests, httplib2 and OpenSSL trust this authority."""
         path = str(self.authority_file)
         return {
             "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": path,
@@ -44,7 +44,7 @@ class Certificates:
 
 @functools.cache
 def certificates() -> Certificates:
-    """This process's authority: one only, since gRPC reads the file that it trusts once in a process's life."""
+    """Return this process's authority; there is only one, because gRPC reads its trusted file once per process."""
     folder = Path(tempfile.mkdtemp(prefix="certificates-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Certificates(folder)

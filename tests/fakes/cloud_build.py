@@ -31,11 +31,11 @@ Builder = Callable[[bytes, list[str]], str]
 
 
 class BuildFailed(Exception):
-    """A build ends with FAILURE: the text is its detail."""
+    """A build that ends with FAILURE; the text is its detail."""
 
 
 class FakeCloudBuild:
-    """`builds` by id, in the order in which they were asked for. A build ends at the `looks`-th look at it.
+    """`builds` by id, in the order of their creation. A build ends at the `looks`-th poll.
 
     With a `builder` (see Builder) it ends when that is done.
     """
@@ -140,7 +140,7 @@ class FakeCloudBuild:
         self._log(build, f"{lines}PUSH\nDONE\n")
 
     def _work(self, build: dict[str, Any]) -> str:
-        """Do what the build's docker step would do, as far as the outside sees it; the image's digest."""
+        """Push the image that the build's docker step would push; return its digest."""
         source = build["source"]["storageSource"]
         content, generation = self._storage.read(source["bucket"], source["object"])
         if "generation" in source and source["generation"] != generation:

@@ -9,7 +9,7 @@ from tests.fakes.world import World
 
 
 def add_default_account(service: HttpService, world: World) -> None:
-    """Answer cloudbuild v1's getDefaultServiceAccount: in new projects it is Compute Engine's default account."""
+    """Handle cloudbuild v1's getDefaultServiceAccount: in new projects, Compute Engine's default account."""
 
     @service.route("GET", "/v1/projects/{project}/locations/{location}/defaultServiceAccount")
     def get(request: Request) -> Any:

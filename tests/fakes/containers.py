@@ -69,7 +69,7 @@ class Container:
         Container.live.add(self)
 
     def wait(self) -> End:
-        """How it ended, once it has and all its lines were heard; it is removed then."""
+        """Return how it ended, after all its output was received; removes it."""
         code = int(self._container.wait(timeout=None)["StatusCode"])
         self._container.reload()
         at = str(self._container.attrs["State"]["FinishedAt"])
@@ -81,7 +81,7 @@ class Container:
         return End(datetime.fromisoformat(at), code)
 
     def ended(self) -> bool:
-        """Whether it has ended, which `wait` notices a little later."""
+        """Whether it has ended; `wait` notices a little later."""
         client = docker.DockerClient(base_url=self._docker_host, timeout=60)
         with contextlib.closing(client):
             try:
@@ -90,7 +90,7 @@ class Container:
                 return True
 
     def stop(self) -> None:
-        """Ask its first process to end, and kill what is left after a while; `wait` returns then."""
+        """Stop its first process, and kill the rest after a timeout; `wait` returns then."""
         client = docker.DockerClient(base_url=self._docker_host, timeout=60)
         with contextlib.closing(client), contextlib.suppress(errors.APIError):
             client.containers.get(self._container.id).stop(timeout=GRACE_SECONDS)

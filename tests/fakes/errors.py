@@ -39,7 +39,7 @@ class ServiceError(Exception):
 
 
 class ConnectionReset(Exception):
-    """The connection breaks instead of an answer."""
+    """The connection breaks instead of a response."""
 
 
 @dataclass
@@ -66,17 +66,17 @@ class Faults:
         self.struck: Counter[str] = Counter()
 
     def seed(self, seed: int) -> None:
-        """Begin the random faults anew."""
+        """Restart the random faults with a new seed."""
         with self._lock:
             self._random.seed(seed)
 
     def plan(self, method: str, error: Exception, times: int = 1) -> None:
-        """Answer the next `times` calls of `method` with `error`."""
+        """Respond to the next `times` calls of `method` with `error`."""
         with self._lock:
             self._planned.append(_Planned(method, error, times))
 
     def before(self, method: str) -> None:
-        """Raise what is to go wrong before the work of a call is done."""
+        """Raise the fault of a call before its work is done."""
         with self._lock:
             self.calls[method] += 1
             for planned in self._planned:
@@ -87,7 +87,7 @@ class Faults:
             self._strike(method, self.share / 2)
 
     def after(self, method: str) -> None:
-        """Raise what is to go wrong when the work is done: the caller cannot know that it was."""
+        """Raise the fault of a call after its work is done: the response is lost."""
         with self._lock:
             self._strike(method, self.share / 2)
 
@@ -105,5 +105,5 @@ class Faults:
 
 
 def not_found(what: str) -> ServiceError:
-    """The refusal for a thing that is not there."""
+    """Return the error for a missing resource."""
     return ServiceError(HTTPStatus.NOT_FOUND, f"{what} was not found.")

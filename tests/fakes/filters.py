@@ -1,4 +1,4 @@
-"""The filter language that Vertex AI's lists and Cloud Logging share, as far as it is used here.
+"""The parts used here of the filter language that Vertex AI's lists and Cloud Logging share.
 
 Comparisons joined by AND; a comparison is `path op value` with op one of = != < <= > >= : and a value, quoted or bare,
 or `path=("a" OR "b")`. Dotted paths may have a quoted part: labels."ml.googleapis.com/trial_id".
@@ -27,7 +27,7 @@ COMPARE: dict[str, Callable[[str, str], bool]] = {
 
 
 def matcher(text: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether something, as a mapping, passes the filter.
+    """Whether a resource, as a mapping, matches the filter.
 
     Raises:
         ServiceError: The filter cannot be parsed.

@@ -83,13 +83,13 @@ class FakeGoogle:
 
     @functools.cached_property
     def region(self) -> Region:
-        """Vertex AI's services at `location`, which answer once this was used: their modules take seconds."""
+        """Return Vertex AI's services at `location`, started on first use because their imports take seconds."""
         from tests.fakes.vertex.region import Region
 
         return Region(self.vertex, self.world, self.location, self.log)
 
     def service(self, name: str) -> HttpService:
-        """The HTTP service of that name, for routes to be added to."""
+        """Return the HTTP service of that name, to add routes."""
         if name not in self.http:
             self.http[name] = HttpService(name, self.faults, caller_of)
         return self.http[name]
@@ -118,7 +118,7 @@ class FakeGoogle:
 
 
 def _token(request: Request) -> Any:
-    """The token server: hands the caller that the assertion names a token that says so."""
+    """The token server: returns a token for the caller that the assertion names."""
     import base64
 
     form = dict(urllib.parse.parse_qsl(request.body.decode()))

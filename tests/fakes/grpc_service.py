@@ -1,4 +1,4 @@
-"""Google's gRPC services on loopback: methods of a plain class on Google's messages, over TLS."""
+"""Google's gRPC services on loopback over TLS: methods of a plain class with Google's messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
     def start(self, certificates: Certificates, also: str | None = None) -> int:
-        """Serve on a port of 127.0.0.1, which is returned, and at the address `also`."""
+        """Serve on a port of 127.0.0.1 and at the address `also`; return the port."""
         credentials = grpc.ssl_server_credentials([(certificates.key, certificates.chain)])
         bound = self._server.add_secure_port("127.0.0.1:0", credentials)
         if also is not None:

@@ -20,7 +20,7 @@ Route = Callable[["Request"], Answer]
 
 @dataclass(frozen=True)
 class Raw:
-    """An answer that is no JSON object, or has a status or headers of its own."""
+    """A response that is not a JSON object, or has another status or headers."""
 
     body: bytes
     status: int = 200
@@ -29,7 +29,7 @@ class Raw:
 
 @dataclass(frozen=True)
 class Request:
-    """One call: its path's parts by name, query, headers, JSON body (`{}` where there is none), and the caller.
+    """One call: path parameters, query, headers, JSON body (`{}` if there is none), and the caller.
 
     `target` is the path with its query as it came, before anything in it was unquoted.
     """
@@ -68,7 +68,7 @@ class HttpService:
         return add
 
     def start(self, context: ssl.SSLContext | None) -> int:
-        """Serve, over TLS where there is a context; the port."""
+        """Serve, over TLS if there is a context; return the port."""
         service = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -80,7 +80,7 @@ class HttpService:
                 raise AttributeError(name)
 
             def log_message(self, *_: Any) -> None:
-                """Nothing: a test reads what it asked for."""
+                """Do nothing: tests read the calls."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
@@ -141,7 +141,7 @@ class HttpService:
 
 
 def _pattern(path: str) -> str:
-    """The regular expression of a route's path."""
+    """Return the regular expression of a route's path."""
     parts = re.split(r"(\{\w+(?:=\*\*)?\})", path)
     return "".join(
         (f"(?P<{part.strip('{}').partition('=')[0]}>{'.+' if '=**' in part else '[^/:]+'})")

@@ -14,7 +14,7 @@ ACCOUNT = "/v1/projects/{project}/serviceAccounts/{email}"
 
 
 class FakeIam:
-    """The service. `hidden` is how many writers of policies do not see a new account yet."""
+    """The service. `hidden`: the number of policy writes that do not see a new account yet."""
 
     def __init__(self, service: HttpService, world: World) -> None:
         self.hidden = 0
@@ -23,7 +23,7 @@ class FakeIam:
         self._add_policies(service)
 
     def add_account(self, email: str) -> dict[str, Any]:
-        """Make an account of a project that is there, as someone did before the test began. Its resource."""
+        """Create an account in an existing project; return its resource."""
         project = self._world.project(email.partition("@")[2].partition(".")[0])
         account = {
             "name": f"projects/{project.id}/serviceAccounts/{email}",
@@ -81,7 +81,7 @@ class FakeIam:
             }
 
     def _account(self, request: Request, permission: str | None) -> tuple[dict[str, Any], str]:
-        """The account of a request and the name that its policy is kept under."""
+        """Return the account of a request and the key of its policy."""
         email = request.parts["email"]
         project = self._world.project(request.parts["project"])
         self._world.require_service(project, "iam.googleapis.com")

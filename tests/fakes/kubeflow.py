@@ -1,4 +1,4 @@
-"""A Kubeflow Pipelines server (v2beta1 over HTTP) on loopback, as far as kfp's client needs it for runs.
+"""A Kubeflow Pipelines server (v2beta1 over HTTP) on loopback, with the calls that kfp's client makes for runs.
 
 It takes a run only with a pipeline spec and parameters that go together, holds experiments and runs, and moves a run by
 one task each time that it is looked at, or when a test says so.
@@ -58,7 +58,7 @@ class FakeKubeflow:
         self._service.stop()
 
     def advance(self, run_id: str) -> None:
-        """Move a run by one task: the one that runs ends, the next one starts; the last one ends the run."""
+        """Advance a run by one task: end the running task and start the next; after the last, end the run."""
         run, tasks = self.runs[run_id], self._tasks[run_id]
         self.now += timedelta(seconds=30)
         if run["state"] in ENDED:
@@ -100,7 +100,7 @@ class FakeKubeflow:
         route("POST", "/runs/{run_id}:terminate")(self._terminate_run)
 
     def _answer(self, function: Callable[[Request], Any], request: Request) -> Any:
-        """The function's answer, or its refusal in this server's shape."""
+        """Return the function's response, or its error in this server's format."""
         try:
             if self.token is not None and request.caller != f"Bearer {self.token}":
                 raise ServiceError(401, "Request header error: there is no user identity header.")
@@ -177,7 +177,7 @@ class FakeKubeflow:
 
 
 def _specification(given: dict[str, Any]) -> PipelineSpec:
-    """The pipeline spec of a request, once it and the platform spec beside it hold together."""
+    """Validate the pipeline spec and the platform spec of a request; return the former."""
     both = {"pipeline_spec", "platform_spec"} & set(given)
     try:
         specification = json_format.ParseDict(given["pipeline_spec"] if both else given, PipelineSpec())
@@ -211,7 +211,7 @@ def _check_runtime(specification: PipelineSpec, runtime: dict[str, Any]) -> None
 
 
 def _task_names(specification: PipelineSpec, *, with_conditions: bool) -> list[str]:
-    """All tasks by name in an order in which they can run, those of a condition behind it."""
+    """Return all tasks by name in topological order, those of a condition after it."""
     names: list[str] = []
 
     def walk(dag: Any) -> None:
@@ -231,7 +231,7 @@ def _task_names(specification: PipelineSpec, *, with_conditions: bool) -> list[s
 
 
 def _filtered(things: Any, text: str | None) -> list[Any]:
-    """Those that a filter lets through; it may ask for equal names only."""
+    """Return the items that match a filter; only equality of names is supported."""
     wanted = json.loads(text or "{}").get("predicates", [])
     for predicate in wanted:
         if predicate.get("operation") not in (1, "EQUALS") or predicate.get("key") != "display_name":

@@ -15,7 +15,7 @@ LARGEST_PAGE = 1000
 
 
 class Log:
-    """All entries, in the order in which they arrived; their timestamps are a microsecond apart at least."""
+    """All entries in order of arrival; timestamps differ by at least a microsecond."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -23,7 +23,7 @@ class Log:
         self._last = datetime.fromtimestamp(0, UTC)
 
     def write(self, project: str, log: str, resource: dict[str, Any], line: str | dict[str, Any]) -> None:
-        """Keep a line. A dict gives its "message", and the entry's fields: severity, labels, textPayload."""
+        """Store a line. A dict has its "message" and the entry's fields: severity, labels, textPayload."""
         with self.world.lock:
             self._last = max(datetime.now(UTC), self._last + timedelta(microseconds=1))
             fields = {"message": line} if isinstance(line, str) else dict(line)
@@ -43,14 +43,14 @@ class Log:
             self.entries.append(entry)
 
     def write_job(self, job: str, replica: str, line: str | dict[str, Any]) -> None:
-        """A line of a custom job's replica (workerpool0-0), or of the service about it ("service")."""
+        """Store a line of a custom job's replica (workerpool0-0) or of the service ("service")."""
         _, number, _, location, _, identity = job.split("/")
         project = self.world.project(number).id
         labels = {"job_id": identity, "project_id": project, "task_name": replica, "location": location}
         self.write(project, replica, {"type": "ml_job", "labels": labels}, line)
 
     def write_pipeline(self, job: str, line: str | dict[str, Any]) -> None:
-        """A line of the service about a pipeline job."""
+        """Store a line of the service about a pipeline job."""
         _, number, _, location, _, identity = job.split("/")
         project = self.world.project(number).id
         labels = {"pipeline_job_id": identity, "resource_container": number, "location": location}
@@ -63,7 +63,7 @@ class Log:
 
 
 def add_logging(service: HttpService, world: World, log: Log) -> None:
-    """Answer logging v2's entries.list."""
+    """Handle logging v2's entries.list."""
 
     @service.route("POST", "/v2/entries:list")
     def list_entries(request: Request) -> Any:

@@ -12,7 +12,7 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
 class MetadataServer:
-    """Says that it runs in `project` as the service account `email`; to be used in a with statement."""
+    """A metadata server of `project` and the service account `email`; a context manager."""
 
     def __init__(self, project: str, number: int, email: str) -> None:
         self._service = HttpService("metadata", Faults(), lambda _headers: "")

@@ -19,7 +19,7 @@ class Mount:
         self._same: dict[tuple[str, str], tuple[int, int]] = {}
 
     def take_in(self, bucket: str) -> None:
-        """Make objects of the files that are new, and forget those that are gone."""
+        """Create objects from new files, and delete the objects of deleted files."""
         root = self._root(bucket)
         there = {str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file()}
         for name, path in there.items():
@@ -31,7 +31,7 @@ class Mount:
             del self._same[known, name]
 
     def give_out(self, bucket: str) -> None:
-        """Make files of what was written or deleted by a call."""
+        """Write or delete files after a call has changed objects."""
         root = self._root(bucket)
         names = self._storage.names(bucket)
         for name in names:
@@ -54,7 +54,7 @@ class Mount:
 
 
 def open_to_all(folder: Path, under: Path) -> None:
-    """Let any user of a container write in a folder and in those above it, up to `under`."""
+    """Let any container user write to a folder and its parents up to `under`."""
     for one in (folder, *folder.parents):
         if one == under:
             break

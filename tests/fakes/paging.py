@@ -12,7 +12,7 @@ LARGEST_PAGE = 100
 
 
 def page_of(things: Sequence[Thing], size: int, token: str, largest: int = LARGEST_PAGE) -> tuple[list[Thing], str]:
-    """One page, and the token of the next ("" after the last)."""
+    """Return one page and the token of the next ("" after the last)."""
     if token and not token.isdigit():
         raise ServiceError(400, "page_token is invalid.")
     start = int(token or 0)

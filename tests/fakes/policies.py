@@ -11,7 +11,7 @@ MANAGED = ".iam.gserviceaccount.com"
 
 
 def check_members(world: World, resource: str, policy: dict[str, Any]) -> None:
-    """Refuse a service account that is newly named and does not exist, or is too new to be seen everywhere."""
+    """Reject new members that do not exist, or that are too new to be visible everywhere."""
     known = {member for binding in world.policy(resource)["bindings"] for member in binding.get("members", [])}
     for binding in policy.get("bindings", []):
         for member in set(binding.get("members", [])) - known:

@@ -19,7 +19,7 @@ AGENTS = {
 
 
 def make_ready(google: FakeGoogle) -> None:
-    """Put the agents, the run-as account RUNNER, the bucket BUCKET and every right in place; no write is counted."""
+    """Create the agents, the run-as account RUNNER, the bucket BUCKET and all roles, without counting writes."""
     world = google.world
     google.iam.add_account(RUNNER)
     google.repositories.add(REPOSITORY)
@@ -37,21 +37,21 @@ def make_ready(google: FakeGoogle) -> None:
 
 
 def grant(google: FakeGoogle, resource: str, role: str, email: str) -> None:
-    """Give an account a role, beside what the policy says."""
+    """Grant an account an additional role."""
     policy = google.world.policy(resource)
     policy["bindings"].append({"role": role, "members": [f"serviceAccount:{email}"]})
     google.world.policies[resource] = policy
 
 
 def take_away(google: FakeGoogle, resource: str, role: str) -> None:
-    """Take a role from everyone who has it on a resource."""
+    """Remove a role from all its members on a resource."""
     policy = google.world.policy(resource)
     policy["bindings"] = [binding for binding in policy["bindings"] if binding["role"] != role]
     google.world.policies[resource] = policy
 
 
 def vertex_settings(google: FakeGoogle, **more: Any) -> dict[str, Any]:
-    """The section `vertex` of a configuration that runs there."""
+    """Return the section `vertex` of a configuration for this project."""
     return {
         "project": PROJECT,
         "region": google.location,

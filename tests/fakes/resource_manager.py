@@ -12,7 +12,7 @@ SERVICE = "cloudresourcemanager.googleapis.com"
 
 
 def add_resource_manager(service: HttpService, world: World) -> None:
-    """Answer cloudresourcemanager v3's projects.get and the methods of projects' policies."""
+    """Handle cloudresourcemanager v3's projects.get and the policy methods of projects."""
 
     def project_of(request: Request, permission: str | None) -> Project:
         project = world.project(request.parts["project"])

@@ -38,7 +38,7 @@ class FakeServiceUsage:
         self._add_quotas(service)
 
     def make_agents(self, project: Project, service: str) -> str:
-        """The identity of a service in a project, made where it was not; its e-mail."""
+        """Return the e-mail of a service's identity in a project; created if missing."""
         names = AGENTS[service][:1] if self.lazy else AGENTS[service]
         emails = [f"service-{project.number}@{name}.iam.gserviceaccount.com" for name in names]
         with self._world.lock:

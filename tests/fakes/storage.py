@@ -1,4 +1,4 @@
-"""Cloud Storage: buckets, their policies and who may do what here; the objects themselves in gcp-storage-emulator.
+"""Cloud Storage: buckets, policies and permission checks; objects are stored by gcp-storage-emulator.
 
 The emulator has no projects, rights, generation preconditions or TLS: this stands before it and has them.
 """
@@ -56,7 +56,7 @@ class FakeStorage:
             self._emulator.server_close()
 
     def add_bucket(self, name: str, project: Project, location: str = "US", *, uniform: bool = True) -> dict[str, Any]:
-        """Make a bucket, as someone did before the test began: not counted as a write. Its resource."""
+        """Create a bucket without counting a write; return its resource."""
         place = location.upper()
         if place not in (*MULTI_REGIONS, *DUAL_REGIONS) and not REGION.fullmatch(place):
             raise ServiceError(400, "The specified location constraint is not valid.")
@@ -90,22 +90,22 @@ class FakeStorage:
         return bucket
 
     def read(self, bucket: str, name: str) -> tuple[bytes, str]:
-        """An object's bytes and generation, as another service of Google's reads it. Raises ServiceError."""
+        """Return an object's bytes and generation, as another Google service reads it. Raises ServiceError."""
         generation = self._generation(bucket, name)
         if not generation:
             raise ServiceError(404, f"No such object: {bucket}/{name}")
         return bytes(self._objects.get_file(bucket, name)), str(generation)
 
     def names(self, bucket: str) -> set[str]:
-        """The names of a bucket's objects."""
+        """Return the names of a bucket's objects."""
         return {found["name"] for found in self._objects.get_file_list(bucket)[0]}
 
     def remove(self, bucket: str, name: str) -> None:
-        """Take an object away."""
+        """Delete an object."""
         self._objects.delete_file(bucket, name)
 
     def write(self, bucket: str, name: str, content: bytes) -> None:
-        """Put an object, as another service of Google's does."""
+        """Write an object, as another Google service does."""
         if bucket not in self._world.buckets:
             raise ServiceError(404, NO_BUCKET)
         generation = max(time.time_ns(), self._generation(bucket, name) + 1)
@@ -257,14 +257,14 @@ class FakeStorage:
         return answer
 
     def _may_write(self, request: Request, bucket: dict[str, Any], name: str) -> None:
-        """Writing over an object takes the right to delete it."""
+        """Check that the caller may delete an object that it overwrites."""
         self._require(request, "storage.objects.create", bucket)
         if self._generation(bucket["name"], name):
             self._require(request, "storage.objects.delete", bucket)
         self._check_generations(request, bucket["name"], name)
 
     def _check_generations(self, request: Request, bucket: str, name: str) -> None:
-        """Hold `ifGenerationMatch` and `generation` against the object that there is: 0 is none."""
+        """Compare `ifGenerationMatch` and `generation` with the existing object; 0 means none."""
         current = self._generation(bucket, name)
         if "ifGenerationMatch" in request.query and int(request.query["ifGenerationMatch"]) != current:
             raise ServiceError(412, PRECONDITION)
@@ -289,7 +289,7 @@ class FakeStorage:
         return bucket
 
     def _resources(self, bucket: dict[str, Any]) -> tuple[str, str]:
-        """Whose policies say who may do what with a bucket: its own, and its project's."""
+        """Return the resources whose policies apply to a bucket: itself and its project."""
         return f"buckets/{bucket['name']}", f"projects/{self._world.project(bucket['projectNumber']).id}"
 
     def _require(
@@ -306,7 +306,7 @@ class FakeStorage:
         )
 
     def _pass_on(self, request: Request) -> Raw:
-        """The emulator's answer to the same request, with this service's addresses in it."""
+        """Return the emulator's response to the request, with this service's addresses."""
         host = request.headers["Host"]
         connection = http.client.HTTPConnection(*self._emulator_address(), timeout=60)
         headers = {key: value for key, value in request.headers.items() if key.lower() not in HOP_BY_HOP}
@@ -338,7 +338,7 @@ class FakeStorage:
 
 
 def _uploaded_name(request: Request) -> str | None:
-    """The object that an upload begins or ends with; None for a later part, whose session has been let in."""
+    """Return the object of an upload; None for a later part, whose session was authorized."""
     if "name" in request.query:
         return request.query["name"]
     if request.method == "PUT" or "upload_id" in request.query:

@@ -48,7 +48,7 @@ class World:
         self._number = 4_000_000_000
 
     def number(self) -> int:
-        """The next number that a service names something by."""
+        """Return the next resource number."""
         with self.lock:
             self._number += 1
             return self._number
@@ -61,7 +61,7 @@ class World:
         raise ServiceError(403, f"Permission denied on resource project {id_or_number}.")
 
     def require_service(self, project: Project, service: str) -> None:
-        """Refuse what goes to a service that the project has not enabled, or has enabled only just now."""
+        """Reject calls to a service that is not enabled, or was enabled only just now."""
         with self.lock:
             if service in project.services and self.settling[service] <= 0:
                 return
@@ -115,7 +115,7 @@ class World:
             return self.policy(resource)
 
     def allowed(self, caller: str, permission: str, *resources: str) -> bool:
-        """Whether a policy of one of `resources`, the narrowest and those above it, gives `caller` a permission."""
+        """Whether the policy of one of `resources` (the narrowest first) grants `caller` a permission."""
         if caller in self.owners:
             return True
         members = {f"user:{caller}", f"serviceAccount:{caller}", "allUsers", "allAuthenticatedUsers"}
@@ -127,7 +127,7 @@ class World:
             )
 
     def require(self, caller: str, permission: str, *resources: str, message: str | None = None) -> None:
-        """Refuse a caller who lacks a permission, in the service's words."""
+        """Reject a caller who lacks a permission, with the service's message."""
         if not self.allowed(caller, permission, *resources):
             raise ServiceError(
                 403,
@@ -136,7 +136,7 @@ class World:
 
 
 def caller_of(headers: Any) -> str:
-    """The caller's e-mail by the bearer token: a JWT that the client signed, or a token of the fake token server."""
+    """Return the caller's e-mail from the bearer token: a JWT of the client, or a token of the fake token server."""
     import base64
 
     token = (headers.get("authorization") or headers.get("Authorization") or "").removeprefix("Bearer ")

@@ -1,12 +1,27 @@
-"""Image decoding and resizing, shared by training, evaluation and the exported model."""
+"""Image decoding and resizing in TensorFlow graphs, shared by training, evaluation and the exported model.
+
+The graphs are traced without AutoGraph, which takes a tenth of a second per function and is needed only for Python
+conditions and loops on tensors. The functions use `tf.cond` and `tf.while_loop` instead, and Keras does not apply
+AutoGraph to a network's layers.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from slipway.core.manifest import Manifest
+
+# Used like tf.function, as a decorator or a call.
+traced = functools.partial(tf.function, autograph=False)
+
+
+def as_it_is(function: Callable[..., Any]) -> Any:
+    """Wrap a function that tf.data traces, so that AutoGraph does not convert it."""
+    return tf.autograph.experimental.do_not_convert(function)
 
 
 def decode_images(encoded: Any, manifest: Manifest) -> Any:

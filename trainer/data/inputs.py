@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -24,10 +23,10 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from slipway.core import events
+from slipway.core.cores import available_cores
 from slipway.core.manifest import Manifest
 from slipway.trainer.data.assignment import Share
-from slipway.trainer.data.images import decode_prepared
-from slipway.trainer.data.tracing import as_it_is
+from slipway.trainer.data.images import as_it_is, decode_prepared
 
 # Maximum decoded size of a split that a worker keeps in memory, in bytes. A constant rather than a fraction of the
 # available memory, so that a run resumed on another machine reads in the same order.
@@ -189,7 +188,7 @@ def shuffled_together(share: Share) -> int:
 
 
 def _at_a_time(share: Share, batch: int | None = None) -> str:
-    group, cores = _group(share.manifest.image_shape, batch), _cores()
+    group, cores = _group(share.manifest.image_shape, batch), available_cores()
     return f"{group} at a time on {'each of ' if cores > 1 else ''}{cores} core{'s' if cores > 1 else ''}"
 
 
@@ -333,7 +332,8 @@ def _decoded(records: Any, manifest: Manifest, group: int) -> Any:
     """Decode serialized examples, in order, to images uint8 [group, height, width, channels], labels int32 [group]."""
     # One call per core and one in reserve, from the start. AUTOTUNE would use a single call for the first seconds.
     parse = as_it_is(lambda raw: _parse(raw, manifest))
-    return records.batch(group, drop_remainder=True).map(parse, num_parallel_calls=_cores() + 1, deterministic=True)
+    calls = available_cores() + 1
+    return records.batch(group, drop_remainder=True).map(parse, num_parallel_calls=calls, deterministic=True)
 
 
 def _parse(raw: Any, manifest: Manifest) -> tuple[Any, Any]:
@@ -348,10 +348,6 @@ def _group(shape: tuple[int, int, int], batch: int | None = None) -> int:
     """Return the group size: the number of examples parsed and decoded together, at most `batch`."""
     most = max(1, min(_GROUP_EXAMPLES, _GROUP_BYTES // math.prod(shape)))
     return most if batch is None else min(batch, most)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _megabytes(size: int) -> str:

@@ -56,8 +56,8 @@ class Cluster:
         return self.tasks[self.rank]
 
     @property
-    def replicas(self) -> int:
-        """The number of replicas that train together (`world_size`)."""
+    def world_size(self) -> int:
+        """The number of processes that train together."""
         return len(self.tasks)
 
     @property
@@ -76,12 +76,12 @@ class Cluster:
     def describe(self) -> str:
         """Return a one-line description for the log."""
         accelerators = self.accelerators.describe()
-        if self.replicas == 1:
+        if self.world_size == 1:
             return f"one replica ({self.source} in the environment), {accelerators}"
         names = ", ".join(str(task) for task in self.tasks)
         chief = " (the chief)" if self.is_chief else ""
         what = "processes" if self.source == TORCHRUN else "replicas"
-        place = f"{self.task.type} {self.task.index}{chief} of {self.replicas} {what}"
+        place = f"{self.task.type} {self.task.index}{chief} of {self.world_size} {what}"
         return f"{place}, from {self.source}: {names}; {accelerators}"
 
 

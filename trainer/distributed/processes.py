@@ -19,12 +19,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.batches import check_shared_evenly
+from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
 from slipway.trainer.distributed.cluster import TORCHRUN, Cluster
 from slipway.trainer.distributed.ports import Ports
 from slipway.trainer.distributed.signals import EXIT_CODE, PEER_LOST_EXIT_CODE, StopRequest
-from slipway.trainer.engines.table import ONE_DEVICE_A_PROCESS
+from slipway.trainer.engines.table import ENGINES
 
 POLL_SECONDS = 0.05
 # A failing process often makes others fail too: the root cause is chosen among those that exit within this time.
@@ -44,7 +44,8 @@ def count(engine: str, cluster: Cluster) -> int:
     machine, each is one process.
     """
     here = cluster.accelerators
-    if engine not in ONE_DEVICE_A_PROCESS or (cluster.source == TORCHRUN and cluster.on_this_machine > 1):
+    launched = cluster.source == TORCHRUN and cluster.on_this_machine > 1
+    if launched or not ENGINES[engine].one_device_per_process:
         return 1
     if here.kind == "virtual":
         return here.count
@@ -59,7 +60,7 @@ def run(job: JobConfig, cluster: Cluster, processes: int, stop: StopRequest) -> 
     Raises:
         UserError: The batch size is not divisible by the number of processes.
     """
-    check_shared_evenly(job.train, cluster.replicas, processes)
+    check_shared_evenly(job.train, cluster.world_size, processes)
     plan = job.plan.model_copy(update={"processes": processes})
     command = [
         sys.executable,
@@ -69,7 +70,7 @@ def run(job: JobConfig, cluster: Cluster, processes: int, stop: StopRequest) -> 
         job.model_copy(update={"plan": plan}).model_dump_json(),
     ]
     with contextlib.ExitStack() as ended, stop.deferred():
-        if cluster.replicas == 1:
+        if cluster.world_size == 1:
             ports = Ports(1)
             ended.callback(ports.close)
             meeting = ("127.0.0.1", ports.numbers[0])
@@ -181,7 +182,7 @@ def environment_of(
         kept[VIRTUAL_DEVICES_VARIABLE] = "1"
     return kept | {
         "RANK": str(cluster.rank * processes + number),
-        "WORLD_SIZE": str(cluster.replicas * processes),
+        "WORLD_SIZE": str(cluster.world_size * processes),
         "LOCAL_RANK": str(cluster.local_rank * processes + number),
         "LOCAL_WORLD_SIZE": str(cluster.on_this_machine * processes),
         "MASTER_ADDR": meeting[0],

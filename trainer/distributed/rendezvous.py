@@ -102,7 +102,7 @@ def meet(cluster: Cluster, seconds: float) -> Watch:
     Raises:
         UserError: A replica did not connect within `seconds`, or this replica's port is in use.
     """
-    if cluster.replicas == 1 or cluster.source == "torchrun":
+    if cluster.world_size == 1 or cluster.source == "torchrun":
         return Watch({})
     patience = _Patience(seconds)
     with _listening(cluster.task) as listener:
@@ -153,13 +153,13 @@ def _gather(cluster: Cluster, listener: socket.socket, patience: _Patience) -> d
                 unknown.remove(connection)
             for line in lines or ():
                 word, _, number = line.partition(" ")
-                if word == "hello" and number.isdecimal() and 0 < int(number) < cluster.replicas:
+                if word == "hello" and number.isdecimal() and 0 < int(number) < cluster.world_size:
                     there[int(number)] = connection  # replaces an earlier start of the same replica
                     unknown.remove(connection)
         for rank, connection in list(there.items()):
             if connection.receive() is None:
                 del there[rank]  # disconnected; it may be started again
-        if len(there) == cluster.replicas - 1:
+        if len(there) == cluster.world_size - 1:
             for connection in there.values():
                 connection.send("go")
             return {str(cluster.tasks[rank]): connection for rank, connection in there.items()}

@@ -1,27 +1,33 @@
 """The engine interface: an engine executes training steps. All accept the same data and return numbers and arrays.
 
 The order of calls is open, build, load_state (when resuming), then any number of run, evaluate and agree, then export
-and close. With several replicas, all must make the same calls in the same order, since most are collective.
+and close. With several processes, all must make the same calls in the same order, since most are collective.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import installed
 
-State = dict[str, NDArray[Any]]
+if TYPE_CHECKING:
+    from slipway.trainer.data.inputs import Evaluation, TrainingData
+
+# Named arrays; `Shapes` are their shapes and data types.
+State = dict[str, NDArray[np.generic]]
+Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 class PeerLost(Exception):
@@ -98,11 +104,11 @@ class Engine(Protocol):
             UserError: The builder or its network is not valid, or the batch size is not divisible by the devices.
         """
 
-    def run(self, data: Any, step: int, rates: NDArray[np.float32]) -> StepFigures:
+    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
         """Train for exactly len(rates) steps, starting at step `step` (from 0).
 
         Args:
-            data: A slipway.trainer.data.inputs.TrainingData.
+            data: The training split.
             step: The first step's number in the run.
             rates: Each step's learning rate, float32 [steps].
 
@@ -111,16 +117,16 @@ class Engine(Protocol):
             PeerLost: Another replica is lost.
         """
 
-    def evaluate(self, data: Any) -> Measured:
-        """Evaluate a slipway.trainer.data.inputs.Evaluation over all replicas, each example once."""
+    def evaluate(self, data: Evaluation) -> Measured:
+        """Evaluate a split over all processes, each example once."""
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        """Return the maximum of each value over all replicas."""
+        """Return the maximum of each value over all processes."""
 
     def state(self) -> State:
-        """Return the state needed to resume training, by name: weights, optimizer, random state. Equal on all replicas.
+        """Return the state needed to resume training, by name: weights, optimizer, random state.
 
-        The arrays are copies that later steps do not modify.
+        Equal on all processes. The arrays are copies that later steps do not modify.
         """
 
     def load_state(self, state: State) -> None:
@@ -148,15 +154,15 @@ class Engine(Protocol):
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
         """Write the model into `folder`, ready to serve, and model.keras for a Keras network. On the chief only.
 
-        A SavedModel at the root of `folder` (`slipway.trainer.export.saved_model`), or for pytorch model.pt2
-        (`slipway.trainer.engines.pytorch.export`).
+        A SavedModel at the root of `folder` (`slipway.trainer.export.saved_model`), or the engine's own format
+        (`EngineRow.model_file`).
         """
 
     def close(self, wait_for_others: Callable[[], None], /) -> None:
-        """Leave the cluster, after all replicas have agreed that they are done.
+        """Leave the cluster, after all processes have agreed that they are done.
 
         Args:
-            wait_for_others: Blocks until all other replicas have closed; for a chief that has to leave last.
+            wait_for_others: Blocks until all other processes have closed; for a chief that has to leave last.
         """
 
 
@@ -169,3 +175,25 @@ def load(name: str) -> Engine:
     installed.verify(name)
     engine: Engine = importlib.import_module(f"slipway.trainer.engines.{name}.engine").make()
     return engine
+
+
+def verify_state(state: State, expected: Shapes) -> None:
+    """Check that `state` has exactly the expected names, shapes and data types.
+
+    Raises:
+        UserError: It belongs to a different network or optimizer.
+    """
+    found = {name: (tuple(array.shape), array.dtype.name) for name, array in state.items()}
+    for name in [*expected, *found]:
+        if expected.get(name) != found.get(name):
+            raise UserError(
+                f"The checkpoint is of a different network: for {name} it has {_words(found.get(name))}, "
+                f"the network {_words(expected.get(name))}.",
+                setting="model.builder",
+                fix="restore the settings that the checkpoint was written with, or start again with an empty "
+                "checkpoint folder",
+            )
+
+
+def _words(entry: tuple[tuple[int, ...], str] | None) -> str:
+    return "nothing" if entry is None else f"{entry[1]} {list(entry[0])}"

@@ -1,10 +1,14 @@
-"""Load and call `model.builder`, an importable "module:function"; its errors become UserErrors."""
+"""Load and call `model.builder`, an importable "module:function"; its errors become UserErrors.
+
+Also measures the network that it builds, for any engine.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import inspect
+import math
 import os
 import pkgutil
 import re
@@ -12,11 +16,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from slipway.core.errors import UserError, nearest
 from slipway.trainer.config import ModelSettings
 from slipway.trainer.distributed.signals import EXIT_CODE
+from slipway.trainer.engines.quick_import import import_tensorflow
+from slipway.trainer.engines.table import ENGINES
+
+if TYPE_CHECKING:
+    from slipway.trainer.engines.base import ModelSize
 
 _CONTRACT = "a function of (image_shape, classes, …) that returns a network from images to logits [batch, classes]"
 
@@ -100,6 +110,36 @@ def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: i
         ) from origin(error)
 
 
+def network_size(engine: str, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> ModelSize:
+    """Build the network for the engine, and return the size of its variables.
+
+    Raises:
+        UserError: The builder failed (`build`), or returned a network that the engine cannot train.
+    """
+    networks, model = _built(engine, settings, image_shape, classes)
+    return networks.size(model)
+
+
+def example_elements(engine: str, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> int:
+    """Build the network for the engine; return the number of elements of an example's input and all layers' outputs.
+
+    Raises:
+        UserError: As in `network_size`.
+    """
+    networks, model = _built(engine, settings, image_shape, classes)
+    return math.prod(image_shape) + networks.output_elements(model, image_shape)
+
+
+def _built(
+    engine: str, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int
+) -> tuple[ModuleType, Any]:
+    """Return the engine's `networks` module and the network, with Keras imported on the engine's backend."""
+    import_tensorflow(engine)
+    model = build(settings, image_shape, classes)
+    networks = importlib.import_module(ENGINES[engine].networks)
+    return networks, networks.checked(model, settings)
+
+
 def load(builder: str) -> Callable[..., Any]:
     """Import and return the function that "module:function" names.
 
@@ -181,7 +221,7 @@ def check_signature(signature: inspect.Signature, settings: ModelSettings) -> No
         ) from None
 
 
-def _functions(module: Any) -> list[str]:
+def _functions(module: ModuleType) -> list[str]:
     """Return the names of the public functions that `module` itself defines."""
     return [
         name

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import dataclass
 
 from slipway.core.errors import UserError
+from slipway.trainer.engines.table import ENGINES, READERS
 
-# The importable modules that each extra installs. Docker's client has no extra.
-EXTRAS = {
+# The importable modules that each extra installs, besides the engines' extras. Docker's client has no extra.
+_EXTRAS = {
     "training": (
         "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "PIL", "sklearn", "tensorflow",
         "tensorflow_datasets",
@@ -19,26 +19,13 @@ EXTRAS = {
         "httplib2", "tenacity",
     ),
     "beam": ("apache_beam",),
-    "jax": ("jax", "jaxlib"),
-    "pytorch": ("torch",),
 }  # fmt: skip
 DOCKER = "docker"
 
 
-@dataclass(frozen=True)
-class Needs:
-    """An engine's dependencies: the extra that installs them, and the modules that it imports."""
-
-    extra: str
-    modules: tuple[str, ...]
-
-
-# TensorFlow reads the data for every engine.
-NEEDS = {
-    "tensorflow": Needs("training", ("tensorflow", "keras")),
-    "jax": Needs("jax", ("tensorflow", "keras", "jax", "jaxlib")),
-    "pytorch": Needs("pytorch", ("tensorflow", "keras", "torch")),
-}
+def extras() -> dict[str, tuple[str, ...]]:
+    """Return the importable modules that each extra installs."""
+    return {row.extra: row.modules for row in ENGINES.values()} | _EXTRAS
 
 
 def verify(engine: str) -> None:
@@ -47,18 +34,21 @@ def verify(engine: str) -> None:
     Raises:
         UserError: One is missing; contains the command that installs it.
     """
-    needs = NEEDS[engine]
-    missing = [name for name in needs.modules if not _is_there(name)]
+    missing = _missing(engine)
     if missing:
-        there = [name for name in NEEDS if all(map(_is_there, NEEDS[name].modules))]
+        there = [name for name in ENGINES if not _missing(name)]
         raise UserError(
             f"The engine {engine} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
             f"installed.",
             setting="train.engine",
             value=engine,
             allowed=f"installed engines: {', '.join(there)}" if there else "no engine is installed",
-            fix=f"pip install 'slipway[{needs.extra}]'",
+            fix=f"pip install 'slipway[{ENGINES[engine].extra}]'",
         )
+
+
+def _missing(engine: str) -> list[str]:
+    return [name for name in (*READERS, *ENGINES[engine].modules) if not is_installed(name)]
 
 
 def verify_extra(extra: str) -> None:
@@ -67,7 +57,7 @@ def verify_extra(extra: str) -> None:
     Raises:
         UserError: A module is missing; contains the command that installs the extra.
     """
-    missing = [name for name in EXTRAS[extra] if not _is_there(name)]
+    missing = [name for name in extras()[extra] if not is_installed(name)]
     if missing:
         raise _not_installed(missing, f"'slipway[{extra}]'")
 
@@ -78,7 +68,7 @@ def verify_docker() -> None:
     Raises:
         UserError: It is missing; contains the command that installs it.
     """
-    if not _is_there(DOCKER):
+    if not is_installed(DOCKER):
         raise _not_installed([DOCKER], DOCKER)
 
 
@@ -87,7 +77,7 @@ def missing_extra(error: ImportError) -> UserError | None:
     name = error.name or ""
     if name == DOCKER:
         return _not_installed([name], DOCKER)
-    for extra, modules in EXTRAS.items():
+    for extra, modules in extras().items():
         if any(f"{name}.".startswith(f"{module}.") for module in modules):
             return _not_installed([name], f"'slipway[{extra}]'")
     return None
@@ -101,7 +91,8 @@ def _not_installed(modules: list[str], package: str) -> UserError:
     )
 
 
-def _is_there(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported."""
     try:
         return module in sys.modules or importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the parent package is missing

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.util
+import importlib
 import logging
 import os
 import sys
 from collections.abc import Iterator
 
+from slipway.trainer.engines.installed import is_installed
+from slipway.trainer.engines.table import ENGINES
+
 # Optional dependencies of Keras.
 _OPTIONAL = ("matplotlib", "pandas", "scipy", "sklearn")
-# The libraries that each engine imports, for messages.
-LIBRARIES = {"tensorflow": "TensorFlow", "jax": "JAX and TensorFlow", "pytorch": "PyTorch and TensorFlow"}
-# By engine: the Keras backend's name and its module.
-_BACKENDS = {
-    "tensorflow": ("tensorflow", "tensorflow"),
-    "jax": ("jax", "jax.experimental.sparse"),
-    "pytorch": ("torch", "torch"),
-}
 
 
 def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None:
@@ -37,14 +32,13 @@ def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None
     # PyTorch's threads wait for each other by spinning, unless configured otherwise before the import. If another
     # process occupies a core, the other threads waste theirs: small steps took 15 times as long on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    backend, library = _BACKENDS[engine]
+    row = ENGINES[engine]
     if "keras" in sys.modules:
-        _check_backend(backend)
-    os.environ["KERAS_BACKEND"] = backend
-    if engine == "pytorch":
-        import_triton()
-    if library != "tensorflow":
-        importlib.import_module(library)  # before hiding the optional packages: JAX requires SciPy
+        _check_backend(row.keras_backend)
+    os.environ["KERAS_BACKEND"] = row.keras_backend
+    _import_if_installed(row.imported_first_if_installed)
+    for name in row.imported_first:
+        importlib.import_module(name)  # before hiding the optional packages: JAX requires SciPy
     with _hidden(_OPTIONAL), _uncollected():
         importlib.import_module("tensorflow")
         if keras:
@@ -83,14 +77,16 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def import_triton() -> None:
-    """Import Triton (part of PyTorch's GPU builds), unless TensorFlow is already imported.
+def import_before_tensorflow() -> None:
+    """Import the optional modules that any engine must import before TensorFlow, unless TensorFlow is imported."""
+    for row in ENGINES.values():
+        _import_if_installed(row.imported_first_if_installed)
 
-    PyTorch imports it lazily. After TensorFlow (2.20 and later) that crashes with SIGSEGV, since TensorFlow exports its
-    LLVM symbols: https://github.com/tensorflow/tensorflow/issues/124205
-    """
-    if "tensorflow" not in sys.modules and importlib.util.find_spec("triton") is not None:
-        importlib.import_module("triton")
+
+def _import_if_installed(names: tuple[str, ...]) -> None:
+    for name in names:
+        if "tensorflow" not in sys.modules and is_installed(name):
+            importlib.import_module(name)
 
 
 def _check_backend(backend: str) -> None:

@@ -1,43 +1,120 @@
-"""Engine capabilities. A setting that an engine would ignore is rejected before anything is started."""
+"""The table of engines: what each one imports, exports, supports and runs on.
+
+Adding an engine takes a row in `ENGINES`, a folder trainer/engines/NAME, and its tests. The folder has `engine.py` with
+`make()`, which returns a `slipway.trainer.engines.base.Engine`, and, for an engine that exports a format of its own,
+`export.py` with `load()`. Imports nothing heavy: the command line reads this table before it imports pydantic.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from slipway.core.errors import UserError
-from slipway.trainer.config import TrainSettings
+
+if TYPE_CHECKING:
+    from slipway.trainer.config import TrainSettings
+
+SAVED_MODEL_FILE = "saved_model.pb"
 
 
 @dataclass(frozen=True)
-class Unable:
-    """A setting of the section `train` that an engine does not support if `asked` is true of its value."""
+class Unsupported:
+    """A setting of the section `train` that an engine does not support if `is_requested` is true of its value.
+
+    `why` continues a sentence that begins with the engine's name.
+    """
 
     setting: str
-    asked: Callable[[Any], bool]
+    is_requested: Callable[[Any], bool]
     why: str
     allowed: str
     nearest: str | None = None
 
 
-# The unsupported settings of each engine; everything else is supported.
-UNABLE: dict[str, tuple[Unable, ...]] = {
-    "tensorflow": (),
-    "jax": (Unable("xla", lambda value: value is False, "always compiles with XLA", "auto, true", "auto"),),
-    "pytorch": (Unable("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),),
+@dataclass(frozen=True, kw_only=True)
+class EngineRow:
+    """The facts about one engine.
+
+    Attributes:
+        libraries: The libraries that it imports, as a title for messages.
+        modules: The modules that it needs besides those of every engine (`READERS`).
+        extra: The package extra that installs them.
+        keras_backend: The name of Keras's backend.
+        imported_first: Modules that must be imported before TensorFlow.
+        imported_first_if_installed: The same for optional modules.
+        networks: The module that checks and measures the networks that the engine trains: `checked`, `size` and
+            `output_elements` as in `slipway.trainer.engines.keras.model`.
+        model_file: The exported model's main file: a SavedModel's, or that of a format of the engine's own, which
+            only the engine's library can run.
+        one_device_per_process: Whether a process trains on one device, so a replica has as many processes as devices.
+        tpus: The TPU slices that it trains on; the catalogue of hardware names the TPU generations without support.
+        unsupported: The settings that it does not support.
+    """
+
+    libraries: str
+    modules: tuple[str, ...] = ()
+    extra: str
+    keras_backend: str
+    imported_first: tuple[str, ...] = ()
+    imported_first_if_installed: tuple[str, ...] = ()
+    networks: str = "slipway.trainer.engines.keras.model"
+    model_file: str = SAVED_MODEL_FILE
+    one_device_per_process: bool = False
+    tpus: Literal["one chip", "one machine", "all"] = "all"
+    unsupported: tuple[Unsupported, ...] = ()
+
+    @property
+    def exports_saved_model(self) -> bool:
+        """Whether the exported model is a SavedModel, which TensorFlow runs without the engine's library."""
+        return self.model_file == SAVED_MODEL_FILE
+
+
+# TensorFlow reads the data for every engine; every engine trains Keras networks.
+READERS = ("tensorflow", "keras")
+
+ENGINES: dict[str, EngineRow] = {
+    "tensorflow": EngineRow(libraries="TensorFlow", extra="training", keras_backend="tensorflow", tpus="one machine"),
+    "jax": EngineRow(
+        libraries="JAX and TensorFlow",
+        modules=("jax", "jaxlib"),
+        extra="jax",
+        keras_backend="jax",
+        imported_first=("jax.experimental.sparse",),
+        unsupported=(
+            Unsupported("xla", lambda value: value is False, "always compiles with XLA", "auto, true", "auto"),
+        ),
+    ),
+    "pytorch": EngineRow(
+        libraries="PyTorch and TensorFlow",
+        modules=("torch",),
+        extra="pytorch",
+        keras_backend="torch",
+        # Triton is part of PyTorch's GPU builds, which import it lazily. After TensorFlow (2.20 and later) that crashes
+        # with SIGSEGV, since TensorFlow exports its LLVM symbols:
+        # https://github.com/tensorflow/tensorflow/issues/124205
+        imported_first_if_installed=("triton",),
+        imported_first=("torch",),
+        networks="slipway.trainer.engines.pytorch.network",
+        model_file="model.pt2",
+        one_device_per_process=True,
+        tpus="one chip",
+        unsupported=(
+            Unsupported("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),
+        ),
+    ),
 }
 
-# Engines that train on one device per process: a replica has as many processes as devices.
-ONE_DEVICE_A_PROCESS = frozenset({"pytorch"})
 
-# Engines whose exported model requires their own library; the others export a SavedModel.
-RUN_THEIR_OWN_MODELS = frozenset({"pytorch"})
+def model_files() -> list[str]:
+    """Return the main files of all engines' exported models, a SavedModel's first."""
+    return list(dict.fromkeys([SAVED_MODEL_FILE, *(row.model_file for row in ENGINES.values())]))
 
 
 def readers(engine: str, replicas: int, devices: int) -> int:
     """Return how many processes read the data set, with `devices` per replica (0: only CPUs)."""
-    return replicas * max(1, devices) if engine in ONE_DEVICE_A_PROCESS else replicas
+    return replicas * max(1, devices) if ENGINES[engine].one_device_per_process else replicas
 
 
 def refuse(train: TrainSettings) -> None:
@@ -46,11 +123,11 @@ def refuse(train: TrainSettings) -> None:
     Raises:
         UserError: It does not support one.
     """
-    for row in UNABLE[train.engine]:
+    for row in ENGINES[train.engine].unsupported:
         value: Any = train
         for name in row.setting.split("."):
             value = getattr(value, name)
-        if row.asked(value):
+        if row.is_requested(value):
             raise UserError(
                 f"The engine {train.engine} {row.why}.",
                 setting=f"train.{row.setting}",

@@ -20,9 +20,6 @@ from slipway.trainer.engines.base import Engine
 from slipway.trainer.metrics.history import FILE_NAME as METRICS_FILE
 
 RECORD_FILE = "model.json"
-# The file that is served: a SavedModel or a torch.export program.
-SAVED_MODEL_FILE = "saved_model.pb"
-PROGRAM_FILE = "model.pt2"
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from slipway.core.manifest import Manifest
-from slipway.trainer.data.images import decode_images, scale
-from slipway.trainer.data.tracing import traced
+from slipway.trainer.data.images import decode_images, scale, traced
 
 
 def write(folder: Path, logits: Callable[[Any], Any], variables: Sequence[Any], manifest: Manifest) -> None:

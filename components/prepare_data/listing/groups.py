@@ -30,7 +30,8 @@ from slipway.components.prepare_data.listing.index import (
     run_rows,
 )
 from slipway.components.prepare_data.listing.split import check_every_class, split_shares
-from slipway.components.prepare_data.settings import COLUMN, DataSettings
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources import COLUMN
 from slipway.components.prepare_data.sources.source import SPLITS, Group, readable
 from slipway.core.errors import UserError
 

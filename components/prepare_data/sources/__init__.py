@@ -1,32 +1,158 @@
-"""Data sources: `open_source` opens the one that data.source names."""
+"""Data sources: the table `SOURCES`, and `open_source`, which opens the one that data.source names.
+
+A new source is a row of the table, a module in this folder and its tests. Modules are imported when a source is opened.
+"""
 
 from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from slipway.components.prepare_data.settings import COLUMN, DataSettings
-from slipway.components.prepare_data.sources.archive import ENDING, ArchiveSource
-from slipway.components.prepare_data.sources.csv_file import ManifestSource
-from slipway.components.prepare_data.sources.digits import DigitsSource
-from slipway.components.prepare_data.sources.images import ImagesSource
-from slipway.components.prepare_data.sources.source import Ignored, Source
-from slipway.components.prepare_data.sources.tfds_set import data_dir, find_set, open_tfds
-from slipway.components.prepare_data.sources.tfrecord import open_tfrecord
-from slipway.components.prepare_data.sources.user_module import REFERENCE, ModuleSource
 from slipway.core.errors import UserError, nearest
-from slipway.core.paths import local_path
 
-FORMS = {
-    "digits": "digits",
-    "images": "images:FOLDER or images:ARCHIVE (tar, tar.gz, zip)",
-    "csv": "csv:FILE (columns image, label and optionally split)",
-    "tfds": "tfds:NAME[/CONFIG][:VERSION]",
-    "tfrecord": "tfrecord:PATTERN",
-}
-MODULE = "MODULE:FUNCTION"
-PLACES = {"digits": None, "images": "FOLDER", "csv": "FILE", "tfds": "NAME", "tfrecord": "PATTERN"}
+if TYPE_CHECKING:
+    from slipway.components.prepare_data.settings import DataSettings
+    from slipway.components.prepare_data.sources.source import Source
+
+# The form of data.source that names a user's function.
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+# Prefix of a column name in data.group_by.
+COLUMN = "column:"
+
+
+@dataclass(frozen=True)
+class SourceKind:
+    """A kind of source.
+
+    Attributes:
+        prefix: The text before the colon in data.source; empty for a user's function.
+        form: The form of data.source, as messages show it.
+        example: A valid data.source.
+        opens: The function that opens the source, `MODULE:FUNCTION` in this package. It accepts the text after the
+            prefix, the settings, and the column of data.group_by (or None), and returns a `Source`.
+        pending: The function that describes a source which opening would first download, else returns None.
+        place: What follows the colon; empty if nothing does.
+        endings: The file name extensions of this kind; empty if all are valid.
+        features: Whether the examples can have additional features, and columns to group by.
+        mounted: Whether the place is a path, which containers on this machine must mount.
+        location: The setting with the source's path or gs:// URI, without `data.`; empty if the source has none.
+        beam: Whether Beam workers on other machines can read the source in a bucket.
+        beam_features: Whether they can read its additional features as well.
+        reads_on_open: Whether opening the source reads its first example.
+    """
+
+    prefix: str
+    form: str
+    example: str
+    opens: str
+    pending: str = ""
+    place: str = ""
+    endings: tuple[str, ...] = ()
+    features: bool = True
+    mounted: bool = False
+    location: str = ""
+    beam: bool = False
+    beam_features: bool = True
+    reads_on_open: bool = False
+
+    def place_of(self, reference: str) -> str:
+        """Return the text that names the source within its kind."""
+        return reference.removeprefix(f"{self.prefix}:") if self.prefix else reference
+
+    def matches(self, reference: str) -> bool:
+        """Whether `reference` has the form of this kind."""
+        if not self.prefix:
+            return FUNCTION.fullmatch(reference) is not None
+        if not self.place:
+            return reference == self.prefix
+        prefix, _, place = reference.partition(":")
+        return prefix == self.prefix and place.lower().endswith(self.endings or "") and place != ""
+
+    def written(self, place: str) -> str:
+        """Return the source of this kind at `place`, or with a placeholder."""
+        return f"{self.prefix}:{place or self.place}" if self.place else self.prefix
+
+    def located(self, settings: DataSettings) -> tuple[str, str]:
+        """Return the setting with the source's path or gs:// URI, and its value without the prefix."""
+        if self.location == "source":
+            return "data.source", self.place_of(settings.source)
+        value = settings.tfds.data_dir if self.location == "tfds.data_dir" else None
+        return f"data.{self.location or 'source'}", value or ""
+
+    def open(self, settings: DataSettings, column: str | None) -> Source:
+        """Open the source.
+
+        Raises:
+            UserError: It cannot be opened.
+        """
+        opener = cast("Callable[[str, DataSettings, str | None], Source]", _function(self.opens))
+        return opener(self.place_of(settings.source), settings, column)
+
+
+# The first row that matches data.source applies.
+SOURCES = (
+    SourceKind("digits", "digits", "digits", "digits:open_digits", features=False),
+    SourceKind(
+        "images", "images:ARCHIVE (tar, tar.gz, zip)", "images:photos.tar", "archive:open_archive",
+        place="ARCHIVE", endings=(".tar", ".tar.gz", ".tgz", ".zip"), features=False, mounted=True, location="source",
+    ),
+    SourceKind(
+        "images", "images:FOLDER", "images:photos", "images:open_images",
+        place="FOLDER", features=False, mounted=True, location="source", beam=True,
+    ),
+    SourceKind(
+        "csv", "csv:FILE (columns image, label and optionally split)", "csv:photos.csv", "csv_file:ManifestSource",
+        place="FILE", mounted=True, location="source", beam=True, beam_features=False,
+    ),
+    SourceKind(
+        "tfds", "tfds:NAME[/CONFIG][:VERSION]", "tfds:mnist", "tfds_set:open_tfds", pending="tfds_set:pending",
+        place="NAME", location="tfds.data_dir", beam=True,
+    ),
+    SourceKind(
+        "tfrecord", "tfrecord:PATTERN", "tfrecord:photos/*.tfrecord", "tfrecord:open_tfrecord",
+        place="PATTERN", mounted=True, location="source", beam=True,
+    ),
+    SourceKind("", "MODULE:FUNCTION", "own_data:examples", "user_module:open_module", reads_on_open=True),
+)  # fmt: skip
+
+
+def source_kind(reference: str) -> SourceKind:
+    """Return the kind of the source `reference`.
+
+    Raises:
+        UserError: It is not a source.
+    """
+    prefix, colon, place = reference.partition(":")
+    prefixes = {kind.prefix for kind in SOURCES if kind.prefix}
+    kinds = (kind for kind in SOURCES if kind.matches(reference) and (kind.prefix or prefix not in prefixes))
+    if kind := next(kinds, None):
+        return kind
+    is_path = not colon and re.search(r"[/\\.~]", reference)
+    raise UserError(
+        f"The source {reference!r} is incomplete." if prefix in prefixes else f"There is no source {reference!r}.",
+        setting="data.source",
+        value=reference,
+        allowed=forms(),
+        nearest=closest(prefix, place),
+        fix=f"--set data.source=images:{reference}" if is_path else None,
+    )
+
+
+def forms() -> str:
+    """Return the forms of data.source, for messages."""
+    return " or ".join(kind.form for kind in SOURCES)
+
+
+def closest(prefix: str, place: str) -> str | None:
+    """Return the source at `place` whose prefix is the closest to a misspelled one, if any is close."""
+    kinds = {kind.prefix: kind for kind in SOURCES if kind.prefix}  # of several with one prefix, the last
+    near = nearest(prefix, kinds)
+    return kinds[near].written(place) if near else None
 
 
 def open_source(settings: DataSettings) -> Source:
@@ -35,22 +161,14 @@ def open_source(settings: DataSettings) -> Source:
     Raises:
         UserError: The source is unknown, cannot be opened, or has no column to group by.
     """
-    reference, group_by = settings.source, settings.group_by
-    kind, _, place = reference.partition(":")
-    column = group_by.removeprefix(COLUMN) if group_by is not None and group_by.startswith(COLUMN) else None
-    if kind not in FORMS and REFERENCE.match(reference):
-        return _user_module(settings, kind, column)
-    if not (reference == "digits" or (kind in FORMS and kind != "digits" and place)):
-        raise _no_source(reference)
-    if kind in ("digits", "images"):
+    kind, group_by = source_kind(settings.source), settings.group_by or ""
+    column = group_by.removeprefix(COLUMN) if group_by.startswith(COLUMN) else None
+    if not kind.features:
         _refuse_features(settings, column)
-        return DigitsSource() if kind == "digits" else _images(place, reference)
-    if kind == "csv":
-        return ManifestSource(place, settings, column)
-    return (open_tfds if kind == "tfds" else open_tfrecord)(place, settings, column)
+    return kind.open(settings, column)
 
 
-def look_at_source(settings: DataSettings) -> str:
+def check_source(settings: DataSettings) -> str:
     """Check that the source can be opened; return a one-line description of it.
 
     Lists only the first example of each part (a class folder, a file).
@@ -58,30 +176,24 @@ def look_at_source(settings: DataSettings) -> str:
     Raises:
         UserError: See `open_source`; also if the source's layout is invalid or a part has no example.
     """
-    kind, _, place = settings.source.partition(":")
-    if kind == "tfds" and find_set(place, settings) is None:
-        return f"{settings.source}, which TensorFlow Datasets first prepares in {data_dir(settings)}"
+    kind = source_kind(settings.source)
+    if kind.pending:
+        pending = cast("Callable[[str, DataSettings], str | None]", _function(kind.pending))
+        if description := pending(kind.place_of(settings.source), settings):
+            return description
     source = open_source(settings)
-    if not isinstance(source, ModuleSource):  # its constructor reads the first example
+    if not kind.reads_on_open:
+        from slipway.components.prepare_data.sources.source import Ignored
+
         with tempfile.TemporaryDirectory(prefix="slipway-") as scratch:
             for part in source.parts():
                 next(iter(source.entries(part, Ignored(), Path(scratch))), None)
     return settings.source
 
 
-def _images(place: str, reference: str) -> Source:
-    is_archive = ENDING.search(place) and not local_path(place).expanduser().is_dir()
-    return ArchiveSource(place, reference) if is_archive else ImagesSource(place, reference)
-
-
-def _user_module(settings: DataSettings, kind: str, column: str | None) -> Source:
-    try:
-        return ModuleSource(settings.source, settings, column)
-    except UserError as error:
-        if error.nearest is None and (near := nearest(kind, FORMS)) and "no module" in error.message:
-            error.nearest = _as_written(near, settings.source.partition(":")[2])
-            error.allowed = " or ".join((*FORMS.values(), MODULE))
-        raise
+def _function(reference: str) -> Callable[..., object]:
+    module, _, name = reference.partition(":")
+    return cast("Callable[..., object]", getattr(import_module(f"{__name__}.{module}"), name))
 
 
 def _refuse_features(settings: DataSettings, column: str | None) -> None:
@@ -100,32 +212,3 @@ def _refuse_features(settings: DataSettings, column: str | None) -> None:
             value=settings.group_by,
             allowed="a regular expression with one capturing group, searched for in each example's key",
         )
-
-
-def _no_source(reference: str) -> UserError:
-    kind, colon, place = reference.partition(":")
-    near = nearest(kind, FORMS)
-    return UserError(
-        f"There is no source {reference!r}." if kind not in FORMS else f"The source {reference!r} is incomplete.",
-        setting="data.source",
-        value=reference,
-        allowed=" or ".join((*FORMS.values(), MODULE)),
-        nearest=_as_written(near, place) if near else None,
-        fix=_looks_like_folder(reference, bool(colon)),
-    )
-
-
-def _as_written(kind: str, place: str) -> str:
-    """Return a source reference of this kind, with the user's text after the colon."""
-    usual = PLACES[kind]
-    return f"{kind}:{place or usual}" if usual else kind
-
-
-def _looks_like_folder(reference: str, has_colon: bool) -> str | None:
-    """Return the fix for a reference that is a bare path."""
-    if not has_colon and re.search(r"[/\\.~]", reference):
-        return f"--set data.source=images:{reference}"
-    return None
-
-
-__all__ = ["FORMS", "look_at_source", "open_source"]

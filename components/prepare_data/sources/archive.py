@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from slipway.components.prepare_data.encoding.unusable import Unusable
-from slipway.components.prepare_data.sources.images import valid_name
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.images import open_images, valid_name
 from slipway.components.prepare_data.sources.layout import groups_of, is_image
-from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader, Reader
+from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader, Reader, Source
 from slipway.components.prepare_data.validation.check import MOST_IMAGE_BYTES
 from slipway.core.errors import UserError
 from slipway.core.paths import local_path
@@ -109,6 +110,17 @@ class ArchiveSource(Plain):
             setting="data.source",
             value=self.reference,
         )
+
+
+def open_archive(place: str, settings: DataSettings, column: str | None) -> Source:
+    """Open the source `images:ARCHIVE`; a folder with the name of an archive is opened as a folder.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    if local_path(place).expanduser().is_dir():
+        return open_images(place, settings, column)
+    return ArchiveSource(place, settings.source)
 
 
 class Member(NamedTuple):

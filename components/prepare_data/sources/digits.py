@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slipway.components.prepare_data.encoding.png import encode_png
+from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader
 from slipway.core.errors import UserError
 
@@ -57,6 +58,15 @@ class DigitsSource(Plain):
 
     def reader(self, scratch: Path) -> DigitsReader:  # noqa: ARG002
         return DigitsReader(self.path)
+
+
+def open_digits(place: str, settings: DataSettings, column: str | None) -> DigitsSource:  # noqa: ARG001
+    """Open the source `digits`.
+
+    Raises:
+        UserError: scikit-learn is not installed.
+    """
+    return DigitsSource()
 
 
 class DigitsReader(PlainReader):

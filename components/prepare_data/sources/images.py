@@ -12,6 +12,7 @@ from pathlib import Path
 
 from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.remote import RemoteFiles, is_remote
+from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.layout import LAYOUT, check_class_folders, is_image, split_folders
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader, Reader
 from slipway.core.errors import UserError, nearest
@@ -158,6 +159,15 @@ class ImagesSource(Plain):
             allowed=LAYOUT,
             fix="move its images into the class folder, or set data.source to the folder that holds the classes",
         )
+
+
+def open_images(place: str, settings: DataSettings, column: str | None) -> ImagesSource:  # noqa: ARG001
+    """Open the source `images:FOLDER`.
+
+    Raises:
+        UserError: The folder does not exist or has another layout.
+    """
+    return ImagesSource(place, settings.source)
 
 
 def file_reader(root: Path) -> Reader:

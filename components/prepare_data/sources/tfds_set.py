@@ -52,6 +52,17 @@ def open_tfds(reference: str, settings: DataSettings, group_column: str | None) 
     return TfrecordSource(valid_name(info["name"]), settings.source, files, layout, group_column)
 
 
+def pending(reference: str, settings: DataSettings) -> str | None:
+    """Describe a data set that TensorFlow Datasets must first prepare; return None for one that is prepared.
+
+    Raises:
+        UserError: The reference is malformed.
+    """
+    if find_set(reference, settings) is not None:
+        return None
+    return f"{settings.source}, which TensorFlow Datasets first prepares in {data_dir(settings)}"
+
+
 def find_set(reference: str, settings: DataSettings) -> Path | None:
     """Return the data set's folder, or None if it is not prepared yet.
 

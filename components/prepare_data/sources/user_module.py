@@ -1,18 +1,18 @@
 """The source `module:function`: a user's function that yields dicts of an image, a label and additional features.
 
-The function is called twice, concurrently: in this process, where its examples are spooled to a file for the writers,
-and in a separate process with another hash seed, whose examples must be identical. Functions that are not deterministic
-are rejected, because the data set could not be reproduced and interrupted runs could not resume.
+The function's examples are spooled to a file for the writers. With data.module.check_repeatable, it is called a second
+time, concurrently, in a process with another hash seed, where it must yield the same examples: the data set of a
+function that is not deterministic cannot be reproduced, and an interrupted run of it cannot resume.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +20,7 @@ from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources import closest, forms
 from slipway.components.prepare_data.sources.again import FAILED, Again
 from slipway.components.prepare_data.sources.columns import further_kinds, stored_name
 from slipway.components.prepare_data.sources.images import valid_name
@@ -41,7 +42,6 @@ from slipway.core.errors import UserError, nearest
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.builder import load, origin, user_code, what_happened
 
-REFERENCE = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 CONTRACT = (
     "a function module:function without arguments that yields dicts with image (encoded bytes, a path, or a uint8 "
     "array [height, width(, channels)]), label (text or integer), and optionally key, split and additional features"
@@ -82,21 +82,25 @@ class ModuleSource:
 
     def entries(self, part: str, ignored: Ignored, scratch: Path) -> Iterator[Entry]:  # noqa: ARG002
         number = -1
-        with Spool(scratch / SPOOL) as spool, UniqueKeys(scratch / "keys") as keys, Again(self._settings) as again:
+        second = Again(self._settings) if self._settings.module.check_repeatable else nullcontext()
+        with Spool(scratch / SPOOL) as spool, UniqueKeys(scratch / "keys") as keys, second as again:
             for number, example in enumerate(self._examples()):
                 try:
                     taken = self._take(example, number)
                 except Unusable as reason:
-                    again.compare(number, digest(None))
+                    if again:
+                        again.compare(number, digest(None))
                     ignored.leave_out(b"example %d" % number, str(reason))
                     continue
                 same = digest(taken)
-                again.compare(number, same)
+                if again:
+                    again.compare(number, same)
                 keys.add(taken.key, number)
                 place = spool.add(taken.image, taken.further if self._kinds else None)
                 group = self._group_value(taken)
                 yield taken.key, taken.label, taken.split, len(taken.image), int.from_bytes(same), place, group
-            again.compare(number + 1, b"")
+            if again:
+                again.compare(number + 1, b"")
             if twice := keys.twice():
                 key, one, other = twice
                 raise self._mistake(
@@ -229,6 +233,21 @@ class ModuleSource:
         return UserError(message, setting="data.source", value=self.reference, allowed=CONTRACT, fix=fix)
 
 
+def open_module(reference: str, settings: DataSettings, column: str | None) -> ModuleSource:
+    """Open the source `module:function`.
+
+    Raises:
+        UserError: The function does not exist, yields nothing, or its first example is invalid.
+    """
+    try:
+        return ModuleSource(reference, settings, column)
+    except UserError as error:
+        module, _, function = reference.partition(":")
+        if error.nearest is None and "no module" in error.message and (near := closest(module, function)):
+            error.nearest, error.allowed = near, forms()
+        raise
+
+
 class ModuleReader:
     """Reads the spooled examples."""
 
@@ -260,6 +279,6 @@ def main() -> NoReturn:
         traceback.print_exc()
         status = FAILED
     sys.stderr.flush()
-    with contextlib.suppress(OSError):  # the reader may have stopped early
+    with suppress(OSError):  # the reader may have stopped early
         output.close()
     os._exit(status)  # unlike sys.exit, does not wait for threads that the function left running

@@ -22,7 +22,8 @@ class LeftOutImages:
     """Keys of skipped images and reasons, stored in a file so that a resumed run skips the same images.
 
     Attributes:
-        decoded: The number of images decoded in full in earlier rounds; later rounds do not decode them again.
+        validated: Whether all images were validated already; shards written now do not decode them again.
+        decoded: The number of images decoded in full.
         undecodable: The number of them that only a full decode showed to be unusable.
         reasons: The reason for each skipped image, by key.
         copies: The split of each skipped image that is usable but a copy, by key.
@@ -34,7 +35,8 @@ class LeftOutImages:
         self.copies: dict[bytes, str] = {}
         self.decoded = 0
         self.undecodable = 0
-        if path.exists():
+        self.validated = path.exists()
+        if self.validated:
             stored = json.loads(path.read_bytes())
             self.decoded, self.undecodable = stored["decoded"], stored["undecodable"]
             for encoded, reason, split in stored["images"]:
@@ -54,10 +56,7 @@ class LeftOutImages:
         self.undecodable += tally.undecodable
 
     def add(self, found: list[tuple[bytes, str]]) -> None:
-        """Skip more unusable images. This changes the splits, so the copies are cleared and searched again."""
-        for key in self.copies:
-            del self.reasons[key]
-        self.copies.clear()
+        """Skip unusable images."""
         self.reasons.update(found)
         self._store()
 
@@ -75,6 +74,7 @@ class LeftOutImages:
     def _store(self) -> None:
         images = [(base64.b64encode(key).decode(), reason, self.copies.get(key)) for key, reason in self.listed()]
         stored = {"decoded": self.decoded, "undecodable": self.undecodable, "images": images}
+        self.validated = True
         replace_file(self._path, json.dumps(stored).encode())
 
 

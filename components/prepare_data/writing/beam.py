@@ -21,6 +21,7 @@ from typing import Any
 
 from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
+from slipway.components.prepare_data.sources import source_kind
 from slipway.components.prepare_data.sources.source import Source
 from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask, ShardWriter
 from slipway.components.prepare_data.writing.workers import Tick
@@ -29,8 +30,6 @@ from slipway.core.errors import UserError, nearest
 # Runners whose workers see this machine's files.
 LOCAL_RUNNERS = ("DirectRunner", "BundleBasedDirectRunner", "FnApiRunner", "PrismRunner")
 BUCKET = "gs://"
-# Sources whose examples remote workers can read, one file or one record at a time.
-REMOTE_SOURCES = ("images", "csv", "tfds", "tfrecord")
 SECONDS_BETWEEN_LOOKS = 5.0
 
 
@@ -65,16 +64,15 @@ def is_elsewhere(beam: BeamSettings) -> bool:
 
 def _check_reachable(settings: DataSettings, beam: BeamSettings) -> None:
     """Check that workers on other machines can access the source and the store."""
-    kind, _, place = settings.source.partition(":")
-    place = (settings.tfds.data_dir or "") if kind == "tfds" else place
-    reachable = kind in REMOTE_SOURCES and place.startswith(BUCKET)
-    wrong = [
+    kind = source_kind(settings.source)
+    source_setting, place = kind.located(settings)
+    checks = [
         ("data.store", settings.store, settings.store.startswith(BUCKET)),
-        ("data.tfds.data_dir" if kind == "tfds" else "data.source", place if kind == "tfds" else settings.source,
-         reachable and not place.lower().endswith((".zip", ".tar", ".tgz", ".tar.gz"))),
+        (source_setting, settings.source if source_setting == "data.source" else place,
+         kind.beam and place.startswith(BUCKET)),
     ]  # fmt: skip
-    for setting, value, fine in wrong:
-        if not fine:
+    for setting, value, reachable in checks:
+        if not reachable:
             raise UserError(
                 f"The workers of {beam.runner} run on other machines and cannot access {value!r}.",
                 setting=setting,
@@ -85,8 +83,8 @@ def _check_reachable(settings: DataSettings, beam: BeamSettings) -> None:
 
 
 def _check_columns(settings: DataSettings, source: Source) -> None:
-    """Reject additional columns of a CSV file, which are spooled to a file on this machine."""
-    if settings.source.startswith("csv:") and source.features:
+    """Reject additional features that are spooled to a file on this machine, such as a CSV file's columns."""
+    if source.features and not source_kind(settings.source).beam_features:
         raise UserError(
             f"Workers on other machines cannot read the additional columns of {settings.source}: "
             f"{', '.join(source.features)}.",
@@ -153,7 +151,7 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
         folder = Path(name)
         here = dataclasses.replace(
             task,
-            path=folder / task.path.name,
+            path=folder / task.path.name if task.path else None,
             examples=folder / task.examples.name,
             result=folder / task.result.name,
             hashes=folder / task.hashes.name if task.hashes else None,
@@ -166,7 +164,8 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
             here.result.write_text(json.dumps(error.as_dict()))
             remote.store(here.result, _error_path(task))
             return
-        remote.store(here.path, task.path)
+        if here.path and task.path:
+            remote.store(here.path, task.path)
         if here.hashes and task.hashes:
             remote.store(here.hashes, task.hashes)
         remote.store(here.result, task.result)

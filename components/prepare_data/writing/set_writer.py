@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -68,14 +69,15 @@ class SetWriter:
         listing: The source's examples.
         plan: Their division among splits and shards.
         scratch: The folder in which the source was listed.
-        work: The work folder, with the data set in its folder `SET`, the results of finished shards in `RESULTS` and
-            the hashes of their images in `HASHES`.
+        work: The work folder, with the data set in its folder `SET`, the results of finished shards in `RESULTS`, the
+            hashes of their images in `HASHES`, and the results of validation before writing in `VALIDATED`.
         beam: The Beam settings, if Apache Beam writes the shards.
     """
 
     SET = "set"
     RESULTS = "results"
     HASHES = "hashes"
+    VALIDATED = "validated"
 
     def __init__(
         self,
@@ -99,6 +101,7 @@ class SetWriter:
         self._set = work / self.SET
         self._results = work / self.RESULTS
         self._hashes = work / self.HASHES
+        self._validated = work / self.VALIDATED
         self._bundles: Bundles | None = None
         self._buckets = bucket_count(plan.examples())
         self._left_out = LeftOutImages(work / "left_out.json")
@@ -106,36 +109,57 @@ class SetWriter:
     def write(self, name: str, fingerprint: str) -> Manifest:
         """Write the data set; return its manifest.
 
-        Unusable images are found while shards are written. If some are skipped, all shards are written again without
-        them, so that splits and shards are the same as for a source without these images. Copies in other splits are
-        found after all shards are written; if they are dropped, all shards are written again without them.
+        If unusable images may be skipped, all images are validated first, so that splits and shards are the same as for
+        a source without the unusable ones. Copies in other splits are found after all shards are written; if they are
+        dropped, all shards are written again without them.
 
         Raises:
             UserError: There are too many unusable images, images of several sizes, or images in several splits.
         """
-        unlisted = self._listing.ignored
-        total = self._plan.examples() + unlisted.unusable_count
-        told = False
-        while True:
+        if self._left_out.validated:  # by an earlier, killed run
+            self._tell_checked()
+        elif self._settings.skip_corrupt:
+            self._skip_unusable(name)
+        results = self._write_shards(name)
+        if copies := self._copies(results):
+            for folder in (self._results, self._set, self._hashes):
+                shutil.rmtree(folder, ignore_errors=True)
+            self._left_out.add_copies(copies)
             results = self._write_shards(name)
-            tally = combine(result.tally for shards in results.values() for result in shards)
-            self._left_out.count(tally)
-            if not told and (checked := self._checked()).check == "sample":
-                events.message(sentence(checked))
-            told = True  # later rounds, without the skipped images, do not decode again
-            if tally.left_out_count:
-                count = tally.left_out_count + len(self._left_out.unusable) + unlisted.unusable_count
-                found = [*unlisted.unusable, *self._left_out.listed(), *tally.left_out]
-                refuse_too_many(count, total, found, self._settings)
-                self._begin_again()
-                self._left_out.add(tally.left_out)
-            elif copies := self._copies(results):
-                self._begin_again()
-                self._left_out.add_copies(copies)
-            else:
-                break
         self._check_classes(results)
-        return self._finish(name, fingerprint, results, tally)
+        return self._finish(name, fingerprint, results, combine(_tallies(results)))
+
+    def _skip_unusable(self, name: str) -> None:
+        """Validate all images; skip the unusable ones.
+
+        Raises:
+            UserError: There are more of them than data.skip_corrupt allows.
+        """
+        self._validated.mkdir(exist_ok=True)
+        plan = self._current_plan()
+        tasks = [
+            dataclasses.replace(task, path=None, hashes=None, result=self._validated / task.result.name)
+            for task in self._tasks(name, plan).values()
+        ]
+        tally = combine(result.tally for result in self._run_tasks(tasks, plan))
+        self._accept(tally)
+        self._left_out.add(tally.left_out)
+
+    def _accept(self, tally: Tally) -> None:
+        """Accept the images as validated.
+
+        Raises:
+            UserError: There are more unusable ones than data.skip_corrupt allows.
+        """
+        self._left_out.count(tally)
+        self._tell_checked()
+        unlisted = self._listing.ignored
+        count, total = (own + unlisted.unusable_count for own in (tally.left_out_count, self._plan.examples()))
+        refuse_too_many(count, total, [*unlisted.unusable, *tally.left_out], self._settings)
+
+    def _tell_checked(self) -> None:
+        if (checked := self._checked()).check == "sample":
+            events.message(sentence(checked))
 
     def _check_classes(self, results: Mapping[str, list[ShardResult]]) -> None:
         """Check that every split still has every class after copies were dropped."""
@@ -154,10 +178,6 @@ class SetWriter:
         check = check_for(self._settings, images)
         return Checked(check=check, images=images, decoded=found.decoded, undecodable=found.undecodable)
 
-    def _begin_again(self) -> None:
-        for folder in (self._results, self._set, self._hashes):
-            shutil.rmtree(folder, ignore_errors=True)
-
     def _copies(self, results: Mapping[str, list[ShardResult]]) -> list[Copy]:
         """Return the images to drop because they are also in another split.
 
@@ -170,7 +190,7 @@ class SetWriter:
             split: [
                 HashedShard(self._set / result.shard.file, self._hashes / result.hashes.file)
                 for result in found
-                if result.hashes
+                if result.shard and result.hashes
             ]
             for split, found in results.items()
         }
@@ -186,12 +206,33 @@ class SetWriter:
         return self._settings.duplicates != "keep" and not self._left_out.copies
 
     def _write_shards(self, name: str) -> dict[str, list[ShardResult]]:
-        """Write all shards that are not finished yet; return the results of each split, in order."""
+        """Write all shards that are not finished yet; return the results of each split, in order.
+
+        Raises:
+            UserError: An image is unusable, although unusable images are not skipped or all images were validated.
+        """
         for folder in (self._set, self._results, self._hashes):
             folder.mkdir(exist_ok=True)
         plan = self._current_plan()
-        shards = [(split, number) for split in SPLITS for number in range(plan.shards[split])]
-        tasks = [self._task(name, split, number, plan.shards[split]) for split, number in shards]
+        tasks = self._tasks(name, plan)
+        by_split: dict[str, list[ShardResult]] = {split: [] for split in SPLITS}
+        for (split, _), result in zip(tasks, self._run_tasks(list(tasks.values()), plan), strict=True):
+            by_split[split].append(result)
+        tally = combine(_tallies(by_split))
+        if not self._left_out.validated:
+            self._accept(tally)
+        elif tally.left_out:
+            key, reason = tally.left_out[0]
+            raise UserError(
+                f"The source changed while the data set was prepared: {readable(key)} was valid before ({reason}).",
+                setting="data.source",
+                value=self._settings.source,
+                fix="run again when no other process writes to the source",
+            )
+        return by_split
+
+    def _run_tasks(self, tasks: list[ShardTask], plan: Plan) -> list[ShardResult]:
+        """Run the tasks that an earlier, killed run did not finish; return the results of all, in order."""
         results = {index: found for index, task in enumerate(tasks) if (found := finished(task))}
         missing = [index for index in range(len(tasks)) if index not in results]
         if missing:
@@ -201,13 +242,10 @@ class SetWriter:
         progress.advance(sum(found.tally.examples + found.tally.left_out_count for found in results.values()))
         for position, result in self._run([tasks[index] for index in missing], progress.advance):
             results[missing[position]] = result
-        by_split: dict[str, list[ShardResult]] = {split: [] for split in SPLITS}
-        for index, (split, _) in enumerate(shards):
-            by_split[split].append(results[index])
-        return by_split
+        return [results[index] for index in range(len(tasks))]
 
     def _run(self, tasks: list[ShardTask], tick: Tick) -> Iterator[tuple[int, ShardResult]]:
-        """Write these shards; yield each one's index and result as it completes."""
+        """Run these tasks; yield each one's index and result as it completes."""
         writer = ShardWriter(self._source, self._scratch)
         if self._beam is None:
             with Workers(writer, worker_count(self._settings.workers)) as workers:
@@ -228,14 +266,19 @@ class SetWriter:
             return self._plan.dividing(divided, left_out.copies.values())
         return self._plan
 
+    def _tasks(self, name: str, plan: Plan) -> dict[tuple[str, int], ShardTask]:
+        """Return the task of each shard, by split and number."""
+        shards = [(split, number) for split in SPLITS for number in range(plan.shards[split])]
+        return {(split, number): self._task(name, split, number, plan.shards[split]) for split, number in shards}
+
     def _task(self, name: str, split: str, number: int, shards: int) -> ShardTask:
         file = f"{name}-{split}.tfrecord-{number:05d}-of-{shards:05d}"
         return ShardTask(
             path=self._set / file,
             examples=list_path(self._read_lists, split, number),
             result=self._results / f"{file}.json",
-            # The remaining images were already decoded in the first round.
-            decoded_below=0 if self._left_out.reasons else decoded_below(self._settings, self._plan.examples()),
+            # Images that were validated already are not decoded again.
+            decoded_below=0 if self._left_out.validated else decoded_below(self._settings, self._plan.examples()),
             one_size=self._settings.image_size is None,
             images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
             most_left_out=int(self._settings.skip_corrupt * self._plan.examples()) + MOST_LEFT_OUT_LISTED,
@@ -292,17 +335,21 @@ class SetWriter:
 
 
 def finished(task: ShardTask) -> ShardResult | None:
-    """Return the result of a shard finished by an earlier, killed run, or None if it must be written."""
+    """Return the result of a task finished by an earlier, killed run, or None if it must be run."""
     try:
         result = ShardResult.model_validate_json(task.result.read_bytes())
-        manifest.verify_shard(task.path, result.shard)
-        if task.hashes:
-            if result.hashes is None:
-                return None
-            manifest.verify_shard(task.hashes, result.hashes)
+        for path, stored in ((task.path, result.shard), (task.hashes, result.hashes)):
+            if path is not None:
+                if stored is None:
+                    return None
+                manifest.verify_shard(path, stored)
     except (FileNotFoundError, ValidationError, UserError):
         return None
     return result
+
+
+def _tallies(results: Mapping[str, list[ShardResult]]) -> Iterator[Tally]:
+    return (result.tally for found in results.values() for result in found)
 
 
 def _split_record(results: list[ShardResult], classes: list[str]) -> Split:
@@ -310,5 +357,5 @@ def _split_record(results: list[ShardResult], classes: list[str]) -> Split:
     return Split(
         examples=sum(counts.values()),
         classes={label: counts.get(index, 0) for index, label in enumerate(classes)},
-        shards=[result.shard for result in results],
+        shards=[result.shard for result in results if result.shard],
     )

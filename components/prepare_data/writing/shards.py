@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -29,11 +30,18 @@ EXAMPLES_BETWEEN_TICKS = 256
 SECONDS_BETWEEN_TICKS = 0.2
 
 
-class ShardResult(BaseModel):
-    """A written shard, its tally, and the file of its images' hashes (None if duplicates are not checked)."""
+# A usable example: its image, key, label and additional features (names and serialized Features).
+Usable = tuple[bytes, bytes, int, list[tuple[bytes, bytes]]]
 
-    shard: Shard
+
+class ShardResult(BaseModel):
+    """The result of a task: the images' tally, the shard, and the file of the images' hashes.
+
+    `shard` is None if the images were only validated, `hashes` if duplicates are not checked.
+    """
+
     tally: Tally
+    shard: Shard | None = None
     hashes: Shard | None = None
 
 
@@ -42,9 +50,9 @@ class ShardTask:
     """A worker's task: one shard.
 
     Attributes:
-        path: The shard's file.
+        path: The shard's file; None if its images are only validated.
         examples: The list of its examples; see `index.read_list`.
-        result: The file for the `ShardResult`, which marks the shard as finished.
+        result: The file for the `ShardResult`, which marks the task as finished.
         decoded_below: The threshold for images to decode in full, see `sampling`; only headers of others are checked.
         one_size: Whether to reject images of several sizes.
         images: The additional features that are images.
@@ -54,7 +62,7 @@ class ShardTask:
         buckets: The number of buckets of the hashes; see `duplicates`.
     """
 
-    path: Path
+    path: Path | None
     examples: Path
     result: Path
     decoded_below: int
@@ -67,7 +75,7 @@ class ShardTask:
 
 
 class ShardWriter:
-    """Writes shards in one process; each call writes one shard and its result."""
+    """Validates and writes shards in one process; each call handles one task and writes its result."""
 
     def __init__(self, source: Source, scratch: Path) -> None:
         self._source = source
@@ -82,59 +90,64 @@ class ShardWriter:
             UserError: Images have several sizes, or the source changed.
             OSError: The shard cannot be written.
         """
-        if self._reader is None:
-            self._reader = self._source.reader(self._scratch)
         counter = TallyCounter(one_size=task.one_size, most_left_out=task.most_left_out, source=task.source)
-        writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
-        hashed: list[bytes] | None = [] if task.hashes else None
-        size, digest = self._write_records(task, writing, self._reader, counter, hashed, tick)
-        writing.replace(task.path)
-        tally = counter.tally()
-        result = ShardResult(
-            shard=Shard(file=task.path.name, examples=tally.examples, bytes=size, sha256=digest),
-            tally=tally,
-            hashes=write_hashes(task.hashes, hashed, task.buckets) if task.hashes and hashed is not None else None,
-        )
+        examples = self._usable(task, counter, tick)
+        if task.path is None:
+            collections.deque(examples, maxlen=0)
+            result = ShardResult(tally=counter.tally())
+        else:
+            writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
+            hashed: list[bytes] | None = [] if task.hashes else None
+            size, digest = self._write_records(writing, examples, hashed)
+            writing.replace(task.path)
+            tally = counter.tally()
+            result = ShardResult(
+                shard=Shard(file=task.path.name, examples=tally.examples, bytes=size, sha256=digest),
+                tally=tally,
+                hashes=write_hashes(task.hashes, hashed, task.buckets) if task.hashes and hashed is not None else None,
+            )
         task.result.write_text(result.model_dump_json())
         return result
 
-    def _write_records(
-        self,
-        task: ShardTask,
-        path: Path,
-        reader: Reader,
-        counter: TallyCounter,
-        hashed: list[bytes] | None,
-        tick: Tick,
-    ) -> tuple[int, str]:
-        """Write the records to `path`; return their size and SHA-256. Appends the images' hash rows to `hashed`."""
-        read, below = reader.read, task.decoded_below
+    def _usable(self, task: ShardTask, counter: TallyCounter, tick: Tick) -> Iterator[Usable]:
+        """Read, validate and count the task's examples; yield the usable ones."""
+        if self._reader is None:
+            self._reader = self._source.reader(self._scratch)
+        reader, read, below = self._reader, self._reader.read, task.decoded_below
         look_at_header, look_at_all = Inspector(whole=False).look, Inspector(whole=True).look
-        encode, encode_with, count = self._encoder.encode, self._encoder.encode_with, counter.add
+        count = counter.add
         has_further, further = bool(self._source.features), []
+        done, told, last = 0, 0, time.monotonic()
+        for key, label, listed_size, place in read_list(task.examples):
+            done += 1
+            if done % EXAMPLES_BETWEEN_TICKS == 0 and time.monotonic() - last > SECONDS_BETWEEN_TICKS:
+                tick(done - told)
+                told, last = done, time.monotonic()
+            try:
+                check_bytes(listed_size)
+                image = read(key, place, listed_size)
+                decoded = is_decoded(key, below)
+                look = look_at_all if decoded else look_at_header
+                seen = look(image)
+                if has_further:
+                    further = list(reader.further(place))
+                    look_at_further(further, task.images, look)
+                count(key, label, seen, decoded=decoded)
+            except Unusable as reason:
+                counter.leave_out(key, reason)
+                continue
+            yield image, key, label, further
+        tick(done - told)
+
+    def _write_records(self, path: Path, examples: Iterable[Usable], hashed: list[bytes] | None) -> tuple[int, str]:
+        """Write the records to `path`; return their size and SHA-256. Appends the images' hash rows to `hashed`."""
+        encode, encode_with = self._encoder.encode, self._encoder.encode_with
+        has_further = bool(self._source.features)
         digest = hashlib.sha256()
         waiting: list[bytes] = []
         size, waiting_bytes = 0, 0
-        done, told, last = 0, 0, time.monotonic()
         with path.open("wb") as file:
-            for key, label, listed_size, place in read_list(task.examples):
-                done += 1
-                if done % EXAMPLES_BETWEEN_TICKS == 0 and time.monotonic() - last > SECONDS_BETWEEN_TICKS:
-                    tick(done - told)
-                    told, last = done, time.monotonic()
-                try:
-                    check_bytes(listed_size)
-                    image = read(key, place, listed_size)
-                    decoded = is_decoded(key, below)
-                    look = look_at_all if decoded else look_at_header
-                    seen = look(image)
-                    if has_further:
-                        further = list(reader.further(place))
-                        look_at_further(further, task.images, look)
-                    count(key, label, seen, decoded=decoded)
-                except Unusable as reason:
-                    counter.leave_out(key, reason)
-                    continue
+            for image, key, label, further in examples:
                 if hashed is not None:
                     hashed.append(hash_row(image, size + waiting_bytes, key))
                 record = encode_with(image, key, label, further) if has_further else encode(image, key, label)
@@ -146,7 +159,6 @@ class ShardWriter:
             size += _flush(waiting, file, digest)
             file.flush()
             os.fsync(file.fileno())
-        tick(done - told)
         return size, digest.hexdigest()
 
 

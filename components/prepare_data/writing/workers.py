@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 
 Task = TypeVar("Task")
@@ -50,11 +51,6 @@ def how_it_ended(code: int) -> str:
 
 class WorkerFailed(Exception):
     """A task raised an exception that is not a user error; the text is the worker's traceback."""
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def worker_count(wanted: int | None) -> int:

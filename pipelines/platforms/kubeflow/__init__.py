@@ -1,1 +1,1 @@
-"""Runs on an open-source Kubeflow Pipelines server: each step's op, and how a run is submitted, watched and stopped."""
+"""Runs on a Kubeflow Pipelines server: the pipeline, and how runs are submitted, watched and stopped."""

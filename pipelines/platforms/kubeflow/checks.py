@@ -27,23 +27,23 @@ def settings_of(config: RunConfig) -> KubeflowSettings:
 
 
 def check_hardware(hardware: Hardware) -> None:
-    """Raise UserError for hardware that a task of Kubeflow Pipelines cannot have.
+    """Raise UserError for hardware that is not one container on the GPUs of one node.
 
-    A cluster has no custom jobs: training is one container, on GPUs that a node has.
+    Kubeflow Pipelines has no jobs of several replicas.
     """
     base = base_text(hardware.accelerator_row, hardware.count, hardware.topology)
     if hardware.is_tpu:
         problem, near = "TPU training is not supported on Kubeflow.", "cpu"
     elif hardware.replicas > 1:
         problem = (
-            f"On Kubeflow, training is one container, and this hardware is {hardware.replicas} replicas: "
-            "Kubeflow Pipelines has no jobs of several."
+            f"Training on Kubeflow is one container, but this hardware has {hardware.replicas} replicas, which "
+            "Kubeflow Pipelines does not support."
         )
         near = base
     elif str(hardware) != base:
         problem = (
-            "On Kubeflow, the cluster chooses the machine: machine types, Spot, disks, reservations and times are "
-            "Vertex AI's. kubeflow.node_selector, cpu and memory say which nodes and how much of them."
+            "Machine types, Spot, disks, reservations and time limits exist only on Vertex AI. On Kubeflow, "
+            "kubeflow.node_selector, cpu and memory choose the nodes and limit what a step uses of them."
         )
         near = base
     else:

@@ -1,40 +1,40 @@
-"""Command-line operations for runs on Kubeflow Pipelines."""
+"""The commands for runs on Kubeflow Pipelines; see slipway.pipelines.platforms.remote."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-from rich.console import Console
-from rich.markup import escape
+from pathlib import Path
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli import display
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.platforms.kubeflow import launch
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
+from slipway.pipelines.platforms.remote import Say
 from slipway.pipelines.runs.record import RunFolder, RunRecord
 
-cancel = launch.cancel
+refresh, watch, cancel = launch.refresh, launch.watch, launch.cancel
 
 
-def start(config: RunConfig, shown: Console) -> tuple[RunFolder, RunRecord]:
-    """Submit the run and print its address.
+def compile_to(path: Path, config: RunConfig, say: Say) -> None:  # noqa: ARG001
+    """Write the pipeline spec."""
+    launch.compile_to(path, config)
+
+
+def start(config: RunConfig, say: Say) -> tuple[RunFolder, RunRecord]:
+    """Submit the run and print its URL.
 
     Raises:
         UserError: The configuration is not supported, or the server is unreachable or rejects it.
     """
-    return _submitted(*launch.submit(config), shown)
+    return _submitted(*launch.submit(config), say)
 
 
-def resume(folder: RunFolder, shown: Console) -> tuple[RunFolder, RunRecord]:
+def resume(folder: RunFolder, say: Say) -> tuple[RunFolder, RunRecord]:
     """Resubmit a failed or cancelled run; with a volume, training resumes from its checkpoint."""
-    return _submitted(folder, launch.resume(folder), shown)
+    return _submitted(folder, launch.resume(folder), say)
 
 
-def _submitted(folder: RunFolder, record: RunRecord, shown: Console) -> tuple[RunFolder, RunRecord]:
-    def say(line: str) -> None:
-        shown.print(escape(line), highlight=False, soft_wrap=True)
-
+def _submitted(folder: RunFolder, record: RunRecord, say: Say) -> tuple[RunFolder, RunRecord]:
     settings = settings_of(load(folder.configuration_file))
     say(f"run {record.run_id} on {record.hardware} at {settings.host}, submitted")
     say(f"  console: {record.console}")
@@ -43,33 +43,15 @@ def _submitted(folder: RunFolder, record: RunRecord, shown: Console) -> tuple[Ru
     return folder, record
 
 
-def watch(folder: RunFolder, shown: Console) -> RunRecord | None:
-    """Show a run's steps until it ends; None if watching was interrupted. The run continues."""
-    try:
-        with display.RunDisplay(shown) as watcher:
-            return launch.watch(folder, folder.read(), watcher)
-    except KeyboardInterrupt:
-        return None
-
-
-def current(folder: RunFolder, warn: Console) -> RunRecord:
-    """Return the refreshed record of a run; on failure, warn and return the last known record."""
-    try:
-        return launch.refresh(folder)
-    except UserError as error:
-        warn.print(f"as last seen; {escape(error.message)}", highlight=False, soft_wrap=True)
-        return folder.read()
-
-
 def log_lines(folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:  # noqa: ARG001
     """Raise: the Kubeflow Pipelines client has no access to logs.
 
     Raises:
-        UserError: Always, with the command that prints the pod's.
+        UserError: Always, with the command that prints the log of the pod.
     """
     record = launch.refresh(folder)
     raise UserError(
-        "The logs of a run on Kubeflow are its pods', which the server's client does not give.",
+        "The Kubeflow Pipelines client cannot read the logs of a run: its pods have them.",
         setting="RUN",
         value=record.run_id,
         fix=launch.log_command(folder, record, step) + (" -f" if follow else ""),

@@ -5,16 +5,30 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.server import Server
-from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, Status, StepRecord, create, discard
+from slipway.pipelines.runs.record import (
+    EVENTS,
+    ErrorRecord,
+    RunFolder,
+    RunRecord,
+    Status,
+    StepRecord,
+    Watcher,
+    create,
+    discard,
+)
+from slipway.pipelines.table import STEPS, steps_on
 
-STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
+if TYPE_CHECKING:
+    from kfp_server_api import V2beta1PipelineTaskDetail, V2beta1Run
+
 POLL_SECONDS = 3.0
 STATES: dict[str, Status] = {
     "RUNTIME_STATE_UNSPECIFIED": "pending",
@@ -28,27 +42,19 @@ STATES: dict[str, Status] = {
     "CANCELED": "cancelled",
 }
 ENDED = ("succeeded", "failed", "cancelled", "skipped")
-EVENTS = {"running": "started", "succeeded": "finished", "failed": "failed", "cancelled": "cancelled"}
-
-
-class Watcher(Protocol):
-    """Receives a run's progress events."""
-
-    def event(self, record: RunRecord, event: dict[str, Any]) -> None:
-        """A step has started or ended."""
 
 
 def submit(config: RunConfig) -> tuple[RunFolder, RunRecord]:
-    """Start the run on the cluster; its folder, and its record with the server's id of it.
+    """Submit a run; return its folder and its record, which has the server's id.
 
     Raises:
-        UserError: The configuration cannot run there, no server answers, or it refuses; no run is left of it.
+        UserError: The configuration is not supported, or the server is unreachable or refuses; no run folder remains.
     """
     settings = settings_of(config)
     server = Server(settings)
     server.check()
     folder = create(config)
-    names = [name for name in STEPS if settings.registers or name != "register_model"]
+    names = [name for name in steps_on("kubeflow") if settings.registers or name != "register_model"]
     record = RunRecord(
         run_id=folder.run_id,
         name=config.name,
@@ -66,7 +72,7 @@ def submit(config: RunConfig) -> tuple[RunFolder, RunRecord]:
 
 
 def resume(folder: RunFolder) -> RunRecord:
-    """Start a run again that failed or was stopped, with the same output directory; as `submit`."""
+    """Resubmit a failed or cancelled run with the same output directory; see `submit`."""
     config = load(folder.configuration_file)
     server = Server(settings_of(config))
     server.check()
@@ -83,7 +89,7 @@ def resume(folder: RunFolder) -> RunRecord:
 
 
 def _start(folder: RunFolder, record: RunRecord, config: RunConfig, server: Server) -> None:
-    """Compile and submit; a submission whose answer is lost is found by the name in the record."""
+    """Compile and submit; if the response is lost, the run is found by its name."""
     record.job = record.console = None
     folder.write(record)
     compile_to(folder.specification_file, config)
@@ -107,25 +113,26 @@ def compile_to(path: Path, config: RunConfig) -> None:
     compiler.Compiler().compile(pipeline(config), str(path))
 
 
-def parameters_of(settings: KubeflowSettings, run_id: str) -> dict[str, Any]:
-    """The values of the pipeline's parameters; without a volume the output directory is left to the step train."""
+def parameters_of(settings: KubeflowSettings, run_id: str) -> JsonObject:
+    """Return the pipeline's parameters; without a volume, the step train chooses the output directory."""
     return {"run_id": run_id, "output": settings.place(f"runs/{run_id}")}
 
 
 def refresh(folder: RunFolder) -> RunRecord:
-    """The run's record with what the server knows now, written down."""
+    """Return the run's record, updated from the server if the run has not ended, and write it."""
     record = folder.read()
     if record.status != "running":
         return record
     server = Server(settings_of(load(folder.configuration_file)))
     if _identify(record, server):
-        _take(record, server.get(str(record.job)), server)
+        _update(record, server.get(str(record.job)), server)
     folder.write(record)
     return record
 
 
-def watch(folder: RunFolder, record: RunRecord, watcher: Watcher) -> RunRecord:
-    """Follow the run to its end. An interruption leaves it going: it is the cluster's."""
+def watch(folder: RunFolder, watcher: Watcher) -> RunRecord:
+    """Refresh the record until the run ends; the watcher receives each change of a step's status."""
+    record = folder.read()
     while True:
         before = {step.name: step.status for step in record.steps}
         record = refresh(folder)
@@ -141,10 +148,10 @@ def watch(folder: RunFolder, record: RunRecord, watcher: Watcher) -> RunRecord:
 
 
 def cancel(folder: RunFolder) -> RunRecord:
-    """Ask the server to end the run; the record says cancelled once the server does.
+    """Request the end of the run; its status becomes cancelled when the server has stopped it.
 
     Raises:
-        UserError: The run has ended already.
+        UserError: The run has already ended.
     """
     record = refresh(folder)
     if record.status != "running" or record.job is None:
@@ -154,32 +161,29 @@ def cancel(folder: RunFolder) -> RunRecord:
 
 
 def log_command(folder: RunFolder, record: RunRecord, only: str | None = None) -> str:
-    """What prints the log of a step, by default of the one that runs or ran last.
+    """Return the command that prints the log of a step, by default of the last one that started.
 
-    It is the run's page where the server names no pod.
+    If the server names no pod, return the URL of the run's page.
     """
     server = Server(settings_of(load(folder.configuration_file)))
     details = _details(server.get(str(record.job))) if record.job else {}
-    started = [
-        details[name]
-        for step in record.steps
-        if (name := _task_name(step.name)) in details and only in (None, step.name)
-    ]
+    names = [_task_name(step.name) for step in record.steps if only in (None, step.name)]
+    started = [details[name] for name in names if name in details]
     pods = [pod for task in started if str(task.state) != "PENDING" for pod in _pods(task)]
     return _kubectl(server, pods[-1]) if pods else server.page(str(record.job))
 
 
-def _details(run: Any) -> dict[str, Any]:
-    """What the server says of a run's tasks, by the task's name."""
+def _details(run: V2beta1Run) -> dict[str, V2beta1PipelineTaskDetail]:
+    """Return the details of a run's tasks by task name."""
     tasks = (run.run_details.task_details if run.run_details else None) or []
     return {str(task.display_name): task for task in tasks}
 
 
 def _task_name(step: str) -> str:
-    return step.replace("_", "-")
+    return STEPS[step].tasks["kubeflow"][-1].name
 
 
-def _pods(task: Any) -> list[str]:
+def _pods(task: V2beta1PipelineTaskDetail) -> list[str]:
     return [child.pod_name for child in task.child_tasks or [] if child.pod_name]
 
 
@@ -188,7 +192,7 @@ def _kubectl(server: Server, pod: str) -> str:
 
 
 def _identify(record: RunRecord, server: Server) -> bool:
-    """Whether the server has the run; one whose submission was broken off is found by its name."""
+    """Return whether the server has the run; after an interrupted submission, find it by its name."""
     if record.job is None:
         found = server.find(_name(record))
         if found is None:
@@ -202,8 +206,8 @@ def _identify(record: RunRecord, server: Server) -> bool:
     return True
 
 
-def _take(record: RunRecord, run: Any, server: Server) -> None:
-    """Put what the server says of a run (V2beta1Run) into its record."""
+def _update(record: RunRecord, run: V2beta1Run, server: Server) -> None:
+    """Update a record from the server's run."""
     details = _details(run)
     for step in record.steps:
         task = details.get(_task_name(step.name))
@@ -217,35 +221,35 @@ def _take(record: RunRecord, run: Any, server: Server) -> None:
         return
     record.ended = run.finished_at
     record.seconds = _seconds(run.created_at, run.finished_at)
-    for step in record.steps:
-        if step.status == "pending":
-            step.status = "skipped"
+    record.skip_pending()
     if record.status == "failed":
         record.error = _error(record, run, details, server)
     elif record.status == "succeeded" and server.settings.registers:
         record.verdict = _verdict(record)
 
 
-def _verdict(record: RunRecord) -> dict[str, Any]:
-    """The gate's, as it shows in what ran: the server gives no step's outputs."""
+def _verdict(record: RunRecord) -> JsonObject:
+    """Return the gate's verdict, inferred from which steps ran: the server does not return the steps' outputs."""
     if record.step("register_model").status == "succeeded":
         return {"decision": "promote", "reasons": ["The step register_model was run."]}
     return {"decision": "reject", "reasons": ["The step register_model was skipped; the report says why."]}
 
 
-def _error(record: RunRecord, run: Any, details: dict[str, Any], server: Server) -> ErrorRecord:
-    """Why the run failed, as far as the server knows; the pod's own log says more."""
+def _error(
+    record: RunRecord, run: V2beta1Run, details: dict[str, V2beta1PipelineTaskDetail], server: Server
+) -> ErrorRecord:
+    """Return why the run failed, as far as the server knows; the fix prints the pod's log."""
     failed = next((step.name for step in record.steps if step.status == "failed"), None)
     task = details.get(_task_name(failed)) if failed else None
-    told = (task.error if task is not None else None) or run.error
-    message = str(told.message) if told and told.message else "The server returned no reason."
+    cause = (task.error if task is not None else None) or run.error
+    message = str(cause.message) if cause and cause.message else "The server returned no reason."
     pods = _pods(task) if task is not None else []
     fix = _kubectl(server, pods[-1]) if pods else server.page(str(record.job))
     return ErrorRecord(step=failed, message=message, fix=fix)
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> float | None:
-    """The seconds between two times, None where one is not known or is the server's zero."""
+    """Return the seconds between two times; None if one is unknown (the server writes that as year 1)."""
     if start is None or end is None or end.year < 2000:
         return None
     return round((end - start).total_seconds(), 3)

@@ -10,13 +10,18 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from slipway.components.cloud.retries import TRANSIENT, retried
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 from slipway.pipelines.config.kubeflow import KubeflowSettings
 
-# How a caller who is not inside the cluster says who they are: a bearer token, or the cookie of a login page.
+if TYPE_CHECKING:
+    from kfp import Client
+    from kfp_server_api import ApiException, V2beta1Run
+
+# Credentials of a caller outside the cluster: a bearer token, or the cookie of a login page.
 TOKEN_VARIABLE = "SLIPWAY_KUBEFLOW_TOKEN"
 COOKIE_VARIABLE = "SLIPWAY_KUBEFLOW_COOKIE"
 HEALTH = "/apis/v2beta1/healthz"
@@ -28,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class Server:
-    """The server that a configuration names; nothing is asked of it before it is needed."""
+    """The configured server. Connects on first use."""
 
     def __init__(self, settings: KubeflowSettings) -> None:
         self.settings = settings
@@ -37,16 +42,16 @@ class Server:
 
     @functools.cached_property
     def namespace(self) -> str | None:
-        """The namespace that calls name: the profile's on a server for several users, none on others.
+        """The profile's namespace on a multi-user server, else None.
 
         Raises:
-            UserError: No such server answers, it does not let us in, or it has several users and no profile is named.
+            UserError: The server is unreachable or denies access, or is multi-user and no namespace is configured.
         """
         if not self._health().get("multi_user"):
             return None
         if self.settings.namespace is None:
             raise UserError(
-                "This Kubeflow Pipelines server has several users, and the configuration does not say which profile.",
+                "This Kubeflow Pipelines server is multi-user, and the configuration names no profile.",
                 setting="kubeflow.namespace",
                 value=None,
                 allowed="the namespace of your profile",
@@ -58,13 +63,13 @@ class Server:
         """Raise UserError if the server is unreachable or denies access."""
         _ = self.namespace
 
-    def submit(self, run_id: str, specification: Path, parameters: dict[str, Any]) -> Any:
-        """The run called `run_id` (a V2beta1Run), started unless it is there already.
+    def submit(self, run_id: str, specification: Path, parameters: JsonObject) -> V2beta1Run:
+        """Start the run called `run_id`, unless it exists; return it.
 
-        A call whose answer is lost is found again by the run's name: there is never a second run of one name.
+        If a response is lost, the retry finds the run by its name, so that no name has two runs.
         """
 
-        def start() -> Any:
+        def start() -> V2beta1Run:
             experiment = self._client.create_experiment(self.settings.experiment, namespace=self.namespace)
             found = self._find(run_id, experiment.experiment_id)
             return found or self._client.run_pipeline(
@@ -78,17 +83,17 @@ class Server:
 
         return self._call(start)
 
-    def find(self, run_id: str) -> Any | None:
-        """The run called `run_id`, None where there is none."""
+    def find(self, run_id: str) -> V2beta1Run | None:
+        """Return the run called `run_id`; None if there is none."""
 
-        def look() -> Any | None:
+        def search() -> V2beta1Run | None:
             experiment = self._client.create_experiment(self.settings.experiment, namespace=self.namespace)
             return self._find(run_id, experiment.experiment_id)
 
-        return self._call(look)
+        return self._call(search)
 
-    def get(self, resource: str) -> Any:
-        """The run with the server's own id `resource` (a V2beta1Run)."""
+    def get(self, resource: str) -> V2beta1Run:
+        """Return the run with the server's id `resource`."""
         return self._call(lambda: self._client.get_run(resource))
 
     def terminate(self, resource: str) -> None:
@@ -96,16 +101,16 @@ class Server:
         self._call(lambda: self._client.terminate_run(resource))
 
     def page(self, resource: str) -> str:
-        """The run's address in the server's user interface."""
+        """Return the URL of the run's page in the server's user interface."""
         return f"{self.settings.host.rstrip('/')}/#/runs/details/{resource}"
 
-    def _find(self, run_id: str, experiment_id: str) -> Any | None:
+    def _find(self, run_id: str, experiment_id: str) -> V2beta1Run | None:
         named = {"operation": "EQUALS", "key": "display_name", "stringValue": run_id}
         found = self._client.list_runs(experiment_id=experiment_id, filter=json.dumps({"predicates": [named]}))
         return found.runs[0] if found.runs else None
 
     @functools.cached_property
-    def _client(self) -> Any:
+    def _client(self) -> Client:
         namespace = self.namespace
         from kfp import Client
 
@@ -120,32 +125,32 @@ class Server:
             )
 
     def _call(self, call: Callable[[], Result]) -> Result:
-        """What `call` gives; the client prints addresses, which are not what a user asked for."""
+        """Return the result of `call`, with retries and without the URLs that the client prints."""
         from kfp_server_api import ApiException
 
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 return retried(call, also=_is_transient)
         except ApiException as error:
-            raise self._refusal(error) from None
+            raise self._rejection(error) from None
 
-    def _refusal(self, error: Any) -> UserError:
-        """The server's own sentence, with what fixes it."""
+    def _rejection(self, error: ApiException) -> UserError:
+        """Return the server's message as a UserError."""
         if error.status in (401, 403):
-            return self._not_let_in(error.status)
-        gone = error.status == NOT_FOUND
+            return self._access_denied(error.status)
+        deleted = error.status == NOT_FOUND
         return UserError(
             f"The Kubeflow Pipelines server rejected the request: {_sentence(error)}.",
             setting="kubeflow.host",
             value=self.settings.host,
-            fix="the run was deleted on the server; start another: slipway run --target kubeflow" if gone else None,
+            fix="the run was deleted on the server; start another: slipway run --target kubeflow" if deleted else None,
         )
 
-    def _health(self) -> dict[str, Any]:
-        """What the server says of itself. Asked here, as kfp's client hides for half a minute that nobody answers."""
+    def _health(self) -> JsonObject:
+        """Return the server's health response. Requested here: kfp's client takes half a minute to give up."""
         import requests
 
-        def ask() -> Any:
+        def ask() -> requests.Response:
             try:
                 answer = requests.get(
                     f"{self.settings.host.rstrip('/')}{HEALTH}",
@@ -156,7 +161,7 @@ class Server:
                 )
             except (requests.ConnectionError, requests.Timeout) as error:
                 if _is_unreachable(error):
-                    raise self._no_answer(f"it cannot be reached ({type(error).__name__})") from None
+                    raise self._unreachable(f"it cannot be reached ({type(error).__name__})") from None
                 raise
             if answer.status_code in TRANSIENT:
                 answer.raise_for_status()
@@ -165,33 +170,33 @@ class Server:
         try:
             answer = retried(ask, also=lambda error: isinstance(error, requests.HTTPError))
         except requests.RequestException as error:
-            raise self._no_answer(f"unexpected response ({error})") from None
+            raise self._unreachable(f"unexpected response ({error})") from None
         if answer.status_code in (401, 403) or answer.is_redirect:
-            raise self._not_let_in(answer.status_code)
+            raise self._access_denied(answer.status_code)
         try:
-            told: dict[str, Any] = answer.json()
+            health: JsonObject = answer.json()
         except ValueError:
-            raise self._no_answer(f"the response is from something else (HTTP {answer.status_code})") from None
-        if answer.status_code != 200 or "error" in told:
-            raise self._no_answer(f"the response is from something else (HTTP {answer.status_code})")
-        return told
+            raise self._unreachable(f"the response is from something else (HTTP {answer.status_code})") from None
+        if answer.status_code != 200 or "error" in health:
+            raise self._unreachable(f"the response is from something else (HTTP {answer.status_code})")
+        return health
 
     @property
     def _identity(self) -> dict[str, str]:
-        """The headers that say who calls."""
+        """The headers with the caller's credentials."""
         token = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         return token | ({"Cookie": self._cookie} if self._cookie else {})
 
-    def _no_answer(self, why: str) -> UserError:
+    def _unreachable(self, why: str) -> UserError:
         return UserError(
             f"No Kubeflow Pipelines server at this address: {why}.",
             setting="kubeflow.host",
             value=self.settings.host,
-            allowed="the address at which the server's user interface or API is reached",
+            allowed="the address of the server's user interface or API",
             fix="kubectl -n kubeflow port-forward svc/ml-pipeline-ui 8080:80, and kubeflow.host: http://localhost:8080",
         )
 
-    def _not_let_in(self, status: int) -> UserError:
+    def _access_denied(self, status: int) -> UserError:
         return UserError(
             f"The Kubeflow Pipelines server denied access (HTTP {status}).",
             setting="kubeflow.host",
@@ -202,7 +207,7 @@ class Server:
 
 
 def _is_unreachable(error: Exception) -> bool:
-    """Whether nobody is there, or nobody whom we trust; a connection that broke is another thing."""
+    """Return whether no trusted server listens there; a broken connection is transient instead."""
     import requests
     import urllib3
 
@@ -213,7 +218,7 @@ def _is_unreachable(error: Exception) -> bool:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Whether a failure of kfp's client is worth another try; a name taken in between is: it is found then."""
+    """Return whether a failed call of kfp's client may be retried; after a conflict, the retry finds the run."""
     import urllib3
     from kfp_server_api import ApiException
 
@@ -222,8 +227,8 @@ def _is_transient(error: BaseException) -> bool:
     return isinstance(error, urllib3.exceptions.HTTPError)
 
 
-def _sentence(error: Any) -> str:
-    """What the server said in its answer's body."""
+def _sentence(error: ApiException) -> str:
+    """Return the message in the body of the server's response."""
     try:
         body = json.loads(error.body)
         text = str(body.get("message") or body.get("error") or error.reason)

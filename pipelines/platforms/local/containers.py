@@ -1,38 +1,49 @@
 """Run steps in containers through the Docker API (Docker, podman) at DOCKER_HOST.
 
-A run's folders are the same inside and outside, under the same paths and owned by the user.
+A run's folders have the same paths inside and outside, and the user owns what the steps write. As a program
+(`python -m`), this module is the step build_image of such a run.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
-from slipway.components.step import LOGS_VARIABLE
+from slipway.components.prepare_data.sources import source_kind
+from slipway.components.step import LOGS_VARIABLE, step
+from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
-from slipway.core.paths import local_path
-from slipway.pipelines.config.config import RunConfig
+from slipway.core.paths import is_remote, local_path
+from slipway.core.values import JsonObject
+from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.runs.record import RunFolder
 from slipway.trainer.engines import installed
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    # Arguments of DockerClient.containers.create.
+    ContainerArguments: TypeAlias = JsonObject
 
 RUN_LABEL = "slipway.run"
 GPU_DEVICE = Path("/dev/nvidiactl")
 STOP_SECONDS = 15
-# Keras and TensorFlow's workers pass batches through shared memory; Docker gives 64 MB unless told.
+# The workers of Keras and TensorFlow pass batches through shared memory; Docker's default is 64 MB.
 SHARED_MEMORY = "1g"
 
 
 @contextlib.contextmanager
-def docker_client() -> Iterator[Any]:
-    """A client of the Docker API that answers.
+def docker_client() -> Iterator[DockerClient]:
+    """Open a client of the Docker API.
 
     Raises:
-        UserError: There is none.
+        UserError: No Docker API is reachable.
     """
     installed.verify_docker()
     import docker
@@ -56,17 +67,17 @@ def docker_client() -> Iterator[Any]:
 
 
 def has_gpus() -> bool:
-    """Whether this machine has NVIDIA GPUs, whose devices are passed through."""
+    """Return whether this machine has NVIDIA GPUs; containers then have access to all of them."""
     return GPU_DEVICE.exists()
 
 
-def run_arguments(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
+def run_arguments(folder: RunFolder, config: RunConfig) -> ContainerArguments:
     """Return the container arguments for kfp's DockerRunner."""
     from docker import types
 
     with docker_client() as client:
         user = _user(client)
-    arguments: dict[str, Any] = {
+    arguments: ContainerArguments = {
         **user,
         "labels": {RUN_LABEL: folder.run_id},
         "mounts": [types.Mount(str(path), str(path), type="bind") for path in mounted_folders(config, Path.cwd())],
@@ -82,11 +93,13 @@ def run_arguments(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     return arguments
 
 
-def run_container(client: Any, image: str, command: list[str], volumes: dict[str, Any], **arguments: Any) -> int:
-    """Run a container to its end, its output going to stdout; its exit code. What kfp's own of this name does.
+def run_container(
+    client: DockerClient, image: str, command: list[str], volumes: JsonObject, **arguments: object
+) -> int:
+    """Run a container, copy its output to stdout, and return its exit code.
 
-    That one lets the server remove the container when it ends, and takes one that is gone for one that succeeded; a
-    short step is often gone before its output was asked for.
+    Replaces kfp's function of this name, which lets the server remove a finished container and treats a missing one as
+    successful: a short step's container is often removed before its output is read.
     """
     from docker import errors
 
@@ -107,12 +120,13 @@ def run_container(client: Any, image: str, command: list[str], volumes: dict[str
 
 
 def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
-    """The folders that the steps read and write: where the command is given, and those elsewhere that settings name."""
+    """Return the folders that the steps read and write: `here`, and those outside it that the settings name."""
     named = [Path(config.data.store), Path(config.register_.registry)]
-    kind, _, place = config.data.source.partition(":")
-    if kind in ("images", "csv", "tfrecord") and not place.startswith("gs://"):
+    kind = source_kind(config.data.source)
+    place = kind.place_of(config.data.source)
+    if kind.mounted and not is_remote(place):
         source = local_path(place).expanduser()
-        # A pattern's folder is the part before the first wildcard.
+        # The folder of a pattern is the part before its first wildcard.
         fixed = Path(*source.parts[: _first_wildcard(source)])
         named.append(fixed if fixed.is_dir() else fixed.parent)
     folders = [here]
@@ -125,13 +139,13 @@ def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
 
 
 def stop_containers(run_id: str) -> None:
-    """End what still runs of a run: each process in a container is asked first, then the container is killed."""
+    """Stop a run's containers: SIGTERM to every process in them, then SIGKILL."""
     with contextlib.suppress(UserError), docker_client() as client:
         from docker import errors
 
         for container in client.containers.list(all=True, filters={"label": f"{RUN_LABEL}={run_id}"}):
             with contextlib.suppress(errors.APIError):
-                # The first process is a shell, which would not pass a signal on.
+                # The first process is a shell, which does not forward signals.
                 container.exec_run(["sh", "-c", "kill -TERM -1"])
             with contextlib.suppress(errors.APIError):
                 container.stop(timeout=STOP_SECONDS)
@@ -139,15 +153,32 @@ def stop_containers(run_id: str) -> None:
                 container.remove(force=True)
 
 
-def _user(client: Any) -> dict[str, Any]:
+def _user(client: DockerClient) -> ContainerArguments:
     """Run containers as the host user so that output files keep their ownership."""
     me = f"{os.getuid()}:{os.getgid()}"
     if not any("rootless" in option for option in client.info().get("SecurityOptions") or []):
         return {"user": me}
     if any("podman" in str(part.get("Name", "")).lower() for part in client.version().get("Components") or []):
         return {"user": me, "userns_mode": "keep-id"}
-    return {"user": "0:0"}  # rootless Docker's root is the user
+    return {"user": "0:0"}  # root in rootless Docker is the host user
 
 
 def _first_wildcard(path: Path) -> int:
     return next((number for number, part in enumerate(path.parts) if set(part) & set("*?[")), len(path.parts))
+
+
+def build_image(folder: RunFolder) -> None:
+    """Build the run's image, or find it in the registry, and write its name to the run folder."""
+    from slipway.pipelines.images.build import local_image
+
+    with step("build_image") as outcome:
+        config = load(folder.configuration_file)
+        image, outcome.reused = local_image(config, "gpu" if has_gpus() else "cpu", sys.stdout, events.message)
+        outcome.outputs = {"image": image}
+        folder.image_file.write_text(image)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m slipway.pipelines.platforms.local.containers")
+    parser.add_argument("folder", type=Path)
+    build_image(RunFolder(parser.parse_args().folder))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import psutil
 
@@ -24,19 +24,19 @@ from slipway.components.step import LOGS_VARIABLE
 from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
+from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local.containers import stop_containers
 from slipway.pipelines.runs.logs import is_noise
-from slipway.pipelines.runs.record import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord
+from slipway.pipelines.runs.record import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord, Watcher
+from slipway.pipelines.table import steps_on
 from slipway.trainer.distributed.signals import stop_signals
 
-STEPS = ("prepare_data", "plan_training", "train", "evaluate", "register_model")
-BUILD_IMAGE = "build_image"
 POLL_SECONDS = 0.1
 STOP_SECONDS = 20.0
-# A process must be stopped at two looks before the run says so.
-FROZEN_LOOK_SECONDS = 2.0
-# With less free space, a step that ended without a result is taken to have met a full disk.
+# A frozen process is reported if two checks, this far apart, find it stopped.
+FROZEN_CHECK_SECONDS = 2.0
+# With less free space than this, the disk is assumed to be full when a step ended without a result.
 FULL_DISK_BYTES = 2**20
 LOG_LINES = 12
 
@@ -45,20 +45,11 @@ class Interrupted(Exception):
     """The run was asked to stop: Ctrl-C, SIGTERM, a closed terminal (SIGHUP) or `slipway cancel`."""
 
 
-class Watcher(Protocol):
-    """Receives a run's progress events."""
-
-    def event(self, record: RunRecord, event: dict[str, Any]) -> None:
-        """Something happened: see slipway.core.events."""
-
-
 def new_record(
     folder: RunFolder, config: RunConfig, *, rehearsal: bool, runner: Literal["process", "docker"] = "process"
 ) -> RunRecord:
-    """The record of a run that is about to start."""
-    names = [name for name in STEPS if not (rehearsal and name == "register_model")]
-    if runner == "docker":
-        names.insert(0, BUILD_IMAGE)
+    """Return the record of a run that is about to start."""
+    absent = {"register_model" if rehearsal else "", "build_image" if runner == "process" else ""}
     return RunRecord(
         run_id=folder.run_id,
         name=config.name,
@@ -67,17 +58,17 @@ def new_record(
         rehearsal=rehearsal,
         runner=runner,
         created=datetime.now(UTC),
-        steps=[StepRecord(name=name) for name in names],
+        steps=[StepRecord(name=name) for name in steps_on("local") if name not in absent],
     )
 
 
 def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watcher) -> RunRecord:
     """Start or resume the run in `folder`, wait until it ends, and return its record.
 
-    A stop by SIGINT, SIGTERM or SIGHUP ends every process of the run and gives a record with the status cancelled.
+    SIGINT, SIGTERM or SIGHUP ends every process of the run; the status is then cancelled.
 
     Raises:
-        UserError: The run folder was deleted meanwhile; every process of the run has ended.
+        UserError: The run folder was deleted during the run; every process of the run has ended.
         OSError: The run's record cannot be written at the start.
     """
     follower = _Follower(folder, record, watcher)
@@ -111,7 +102,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
 
 def _execute(folder: RunFolder, record: RunRecord, follower: _Follower, stop: StopRequest, temporary: str) -> bool:
     """Start the executing process and follow its events; return whether it succeeded."""
-    command = [sys.executable, "-m", "slipway.pipelines.platforms.local.execute", str(folder.path)]
+    command = [sys.executable, "-m", "slipway.pipelines.platforms.local.executor", str(folder.path)]
     command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
     command += ["--rehearsal"] if record.rehearsal else []
     command += ["--containers"] if record.runner == "docker" else []
@@ -119,9 +110,9 @@ def _execute(folder: RunFolder, record: RunRecord, follower: _Follower, stop: St
         **os.environ,
         EVENTS_VARIABLE: str(folder.events_file),
         LOGS_VARIABLE: str(folder.logs),
-        # kfp leaves a folder there for each step.
+        # kfp creates a folder for each step and does not remove it.
         "TMPDIR": temporary,
-        # Logs hold any character, whatever the terminal's encoding.
+        # Independent of the terminal's encoding, which may lack characters.
         "PYTHONIOENCODING": "utf-8",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
     }
@@ -134,7 +125,7 @@ def _execute(folder: RunFolder, record: RunRecord, follower: _Follower, stop: St
             if stop.requested:
                 raise Interrupted
             follower.follow()
-            follower.look_for_frozen(process.pid)
+            follower.check_for_frozen(process.pid)
             time.sleep(POLL_SECONDS)
     finally:
         stop_session(process)
@@ -145,7 +136,7 @@ def _execute(folder: RunFolder, record: RunRecord, follower: _Follower, stop: St
 
 
 def champion_to_beat(config: RunConfig, *, rehearsal: bool) -> str:
-    """The champion's folder, or NONE_ASKED where the run is not to be measured against one."""
+    """Return the champion's folder, "" if there is none yet, or NONE_ASKED if the run compares with none."""
     if rehearsal or config.evaluate.champion == "none":
         return NONE_ASKED
     return champion_folder(config.register_.registry, config.model_name)
@@ -153,20 +144,20 @@ def champion_to_beat(config: RunConfig, *, rehearsal: bool) -> str:
 
 @dataclass
 class StopRequest:
-    """Whether a signal to stop has come. It is checked, not raised: an exception could come at a bad moment."""
+    """Whether a stop signal was received. It is polled: an exception could be raised at an unsafe point."""
 
     requested: bool = False
 
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[StopRequest]:
-    """Let SIGINT, SIGTERM and SIGHUP ask for a stop; while one is in progress, further ones have no effect."""
+    """Turn SIGINT, SIGTERM and SIGHUP into a stop request; repeated signals have no effect."""
     stop = StopRequest()
 
     def request(number: int, _frame: FrameType | None) -> None:
         stop.requested = True
         if number == signal.SIGHUP:
-            _leave_closed_terminal()
+            _discard_output_if_closed()
 
     before = {number: signal.signal(number, request) for number in (signal.SIGINT, *stop_signals())}
     try:
@@ -176,8 +167,8 @@ def _stop_on_signals() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def _leave_closed_terminal() -> None:
-    """Discard what is still printed when the terminal has been closed: every write to it would fail."""
+def _discard_output_if_closed() -> None:
+    """Redirect stdout and stderr to /dev/null if their terminal was closed: every write would fail."""
     for descriptor in (1, 2):
         try:
             os.write(descriptor, b"")
@@ -188,7 +179,7 @@ def _leave_closed_terminal() -> None:
 
 
 def stop_session(process: subprocess.Popen[bytes]) -> None:
-    """End the executing process and all that runs in its session: asked first, killed after a while."""
+    """Stop the executing process and its session: SIGTERM, then SIGKILL after STOP_SECONDS."""
     members = _session(process.pid)
     for member in members:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -204,7 +195,7 @@ def stop_session(process: subprocess.Popen[bytes]) -> None:
 
 
 def _session(leader: int, *, frozen: bool = False) -> list[psutil.Process]:
-    """Return the living processes of the session that `leader` leads, or only those that were stopped by a signal."""
+    """Return the live processes of the session of `leader`; with `frozen`, only those stopped by SIGSTOP."""
     members = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
@@ -216,22 +207,22 @@ def _session(leader: int, *, frozen: bool = False) -> list[psutil.Process]:
 
 
 class _Follower:
-    """Keeps a run's record up to date with its events, and shows them to whoever watches."""
+    """Applies a run's events to its record, and passes them to the watcher."""
 
     def __init__(self, folder: RunFolder, record: RunRecord, watcher: Watcher) -> None:
         self._folder, self._record, self._watcher = folder, record, watcher
-        self._seen = 0  # bytes of the events file
+        self._seen = 0  # bytes read of the events file
         self._unsaved = self._warned = False
-        self._frozen: dict[int, int] = {}  # process id: at how many looks it was stopped
+        self._frozen: dict[int, int] = {}  # by process id, the number of checks that found it stopped
         self._frozen_at = 0.0
 
     def catch_up(self) -> None:
-        """Apply the events that a watcher did not see because it was killed."""
+        """Apply the events of an earlier attempt whose watcher was killed before it read them."""
         for event in self._new_events():
             _apply(self._record, event)
 
     def follow(self) -> None:
-        """Apply and show the events since the last call.
+        """Apply and show the events written since the last call.
 
         Raises:
             UserError: The run folder was deleted.
@@ -249,7 +240,7 @@ class _Follower:
             self.save()
 
     def save(self) -> None:
-        """Write the record; where that fails, as on a full disk, warn once and try again at the next call."""
+        """Write the record; if that fails, as on a full disk, warn once and retry at the next call."""
         try:
             self._folder.write(self._record)
             self._unsaved = self._warned = False
@@ -259,22 +250,22 @@ class _Follower:
                 self._warned = True
                 self._say(f"warning: cannot write {self._folder.record_file}: {error.strerror}; retrying")
 
-    def look_for_frozen(self, leader: int) -> None:
-        """Say which processes of the session that `leader` leads were stopped (SIGSTOP): the run waits for them."""
-        if time.monotonic() - self._frozen_at < FROZEN_LOOK_SECONDS:
+    def check_for_frozen(self, leader: int) -> None:
+        """Report the processes of the session of `leader` that were stopped by SIGSTOP: the run waits for them."""
+        if time.monotonic() - self._frozen_at < FROZEN_CHECK_SECONDS:
             return
         self._frozen_at = time.monotonic()
         self._frozen = {
             pid: self._frozen.get(pid, 0) + 1 for pid in (process.pid for process in _session(leader, frozen=True))
         }
-        for pid in (pid for pid, looks in self._frozen.items() if looks == 2):
+        for pid in (pid for pid, checks in self._frozen.items() if checks == 2):
             self._say(
                 f"warning: process {pid} of this run is frozen (SIGSTOP), and the run waits for it.\n"
                 f"  continue it: kill -CONT {pid}\n"
                 f"  or stop the run: slipway cancel {self._record.run_id}"
             )
 
-    def _new_events(self) -> list[dict[str, Any]]:
+    def _new_events(self) -> list[JsonObject]:
         if not self._folder.events_file.exists():
             return []
         with self._folder.events_file.open("rb") as file:
@@ -288,14 +279,14 @@ class _Follower:
         step = next((step for step in self._record.steps if step.status == "running"), self._record.steps[0])
         self._show({"event": "message", "step": step.name, "text": text})
 
-    def _show(self, event: dict[str, Any]) -> None:
-        # A terminal or pipe that was closed; rich turns the latter into SystemExit and prints nothing more.
+    def _show(self, event: JsonObject) -> None:
+        # The terminal or pipe may be closed; rich turns a closed pipe into SystemExit.
         with contextlib.suppress(OSError, SystemExit):
             self._watcher.event(self._record, event)
 
 
-def _apply(record: RunRecord, event: dict[str, Any]) -> bool:
-    """Put one event into the record; whether it changed."""
+def _apply(record: RunRecord, event: JsonObject) -> bool:
+    """Apply one event to the record; return whether the record changed."""
     step = record.step(event["step"])
     kind = event["event"]
     if kind == "started":
@@ -304,7 +295,7 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> bool:
         step.status, step.seconds = "succeeded", event["seconds"]
         step.peak_memory_bytes = event["peak_memory_bytes"]
         step.reused, step.outputs = event["reused"], event["outputs"]
-        _take_results(record, step)
+        record.adopt_results()
     elif kind == "failed":
         step.status = "failed"
         error = event["error"]
@@ -321,35 +312,24 @@ def _apply(record: RunRecord, event: dict[str, Any]) -> bool:
     return kind in ("started", "finished", "failed", "cancelled")
 
 
-def _sentence(error: dict[str, Any]) -> str:
-    """A failed step's error as one screen without its fix, which has a place of its own."""
-    if "setting" not in error:  # no user's mistake: a sentence and a traceback
+def _sentence(error: JsonObject) -> str:
+    """Return a step's error as text without the fix, which the record stores separately."""
+    if "setting" not in error:  # not a UserError
         return str(error["message"])
     return str(UserError.from_dict({**error, "fix": None}))
 
 
-def _take_results(record: RunRecord, step: StepRecord) -> None:
-    """What of a step's outputs stands in the record's own fields."""
-    if step.name == "evaluate":
-        record.metrics = step.outputs["metrics"]
-        record.verdict = step.outputs["verdict"]
-    elif step.name == "register_model":
-        record.model = step.outputs["model"]
-
-
 def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
-    """The status of a run whose executing process has ended by itself."""
+    """Set the status and the error of a run whose executing process has exited."""
     evaluation = record.step("evaluate")
     if evaluation.status == "succeeded":
         record.report = evaluation.outputs["report"]
-        with contextlib.suppress(OSError):  # a full disk: the step's own report serves
+        with contextlib.suppress(OSError):  # on a full disk, the record keeps the path of the step's artifact
             record.report = str(shutil.copyfile(evaluation.outputs["report"], folder.report_file))
-    # A step that has not said that it finished has not, whatever became of its process or container.
+    # A step has finished only if it reported so, whatever its process or container returned.
     if finished and not any(step.status == "running" for step in record.steps):
         record.status = "succeeded"
-        for step in record.steps:
-            if step.status == "pending":
-                step.status = "skipped"
+        record.skip_pending()
         return
     record.status = "failed"
     running = next((step for step in record.steps if step.status == "running"), None)
@@ -374,7 +354,7 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
 
 
 def last_lines(path: Path, count: int = LOG_LINES) -> str:
-    """The last lines of a log without the libraries' start-up messages, "" where there is none."""
+    """Return the last lines of a log without the libraries' start-up messages; "" if there is no log."""
     if not path.is_file():
         return ""
     lines = [line for line in path.read_text(errors="replace").splitlines() if not is_noise(line)]

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
+from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.settings import AccessSettings, repository_of
 from slipway.core.errors import UserError
@@ -37,7 +38,7 @@ def access_settings(config: RunConfig) -> AccessSettings:
         region=vertex.region,
         bucket=vertex.bucket.removeprefix("gs://"),
         stores=_buckets(config.data.store, vertex.bucket),
-        sources=_buckets(config.data.source, vertex.bucket),
+        sources=_buckets(source_kind(config.data.source).located(config.data)[1], vertex.bucket),
         repository=repository_of(vertex.image or f"{vertex.image_repository}/image"),
         account=vertex.service_account,
         submitters=tuple(vertex.submitters),

@@ -1,49 +1,45 @@
-"""Command-line operations for runs on Vertex AI."""
+"""The commands for runs on Vertex AI; see slipway.pipelines.platforms.remote."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-from rich.console import Console
-from rich.markup import escape
+from pathlib import Path
 
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
-from slipway.pipelines.cli import display
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.images.images import ensure_images
-from slipway.pipelines.platforms.vertex.run import PLATFORM, VertexRun
+from slipway.pipelines.images.images import ensure_images, known_images
+from slipway.pipelines.platforms.remote import Say
+from slipway.pipelines.platforms.vertex.run import VertexRun
+from slipway.pipelines.platforms.vertex.submission import compile_pipeline
 from slipway.pipelines.runs import logs
 from slipway.pipelines.runs import record as runs
-from slipway.pipelines.runs.record import RunFolder, RunRecord
+from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
 
 
-def is_on_vertex(record: RunRecord) -> bool:
-    """Whether a run is on Vertex AI."""
-    return record.platform == PLATFORM
+def compile_to(path: Path, config: RunConfig, say: Say) -> None:
+    """Write the pipeline spec; no image is built."""
+    compile_pipeline(config, known_images(config, say), path)
 
 
-def start(config: RunConfig, shown: Console) -> tuple[RunFolder, RunRecord]:
-    """Ensure that the images exist, submit the run and print its address.
+def start(config: RunConfig, say: Say) -> tuple[RunFolder, RunRecord]:
+    """Ensure that the images exist, submit the run and print its URL.
 
     Returns:
-        The run; it has failed where a build did, or where Vertex AI could not be reached any more.
+        The run. Its status is failed if a build failed or Vertex AI became unreachable.
 
     Raises:
-        UserError: An image is not possible, or Vertex AI refuses the run; nothing is left of it.
+        UserError: An image cannot be built, or Vertex AI refuses the run, whose folder is removed.
     """
-    return _submit(VertexRun(runs.create(config), config), None, shown)
+    return _submit(VertexRun(runs.create(config), config), None, say)
 
 
-def resume(folder: RunFolder, shown: Console) -> tuple[RunFolder, RunRecord]:
+def resume(folder: RunFolder, say: Say) -> tuple[RunFolder, RunRecord]:
     """Resubmit a failed or cancelled run; see `start`."""
-    return _submit(VertexRun(folder), folder.read(), shown)
+    return _submit(VertexRun(folder), folder.read(), say)
 
 
-def _submit(run: VertexRun, earlier: RunRecord | None, shown: Console) -> tuple[RunFolder, RunRecord]:
-    def say(line: str) -> None:
-        shown.print(escape(line), highlight=False, soft_wrap=True)
-
+def _submit(run: VertexRun, earlier: RunRecord | None, say: Say) -> tuple[RunFolder, RunRecord]:
     try:
         with (run.folder.logs / "build_image.log").open("w") as log:
             images = ensure_images(run.config, log, say)
@@ -62,44 +58,33 @@ def _submit(run: VertexRun, earlier: RunRecord | None, shown: Console) -> tuple[
     say(f"run {record.run_id} on {record.hardware} in {run.connection.region}, submitted")
     say(f"  console: {record.console}")
     try:
-        run.list_in_experiment(record)
+        run.add_to_experiment(record)
     except UserError as error:
         say(f"  not in the experiment {run.experiment}: {error.message}")
     return run.folder, record
 
 
 def _undo(folder: RunFolder, earlier: RunRecord | None) -> None:
-    """Leave nothing of a run that was refused before it started; of a resumed one, its record as it was."""
+    """Remove the folder of a new run that was refused; restore the record of a resumed one."""
     if earlier is None:
         runs.discard(folder)
     else:
         folder.write(earlier)
 
 
-def watch(folder: RunFolder, shown: Console) -> RunRecord | None:
-    """Show a run's steps until it ends; None if watching was interrupted. The run continues."""
-    run, record = VertexRun(folder), folder.read()
-    try:
-        with display.RunDisplay(shown) as watcher:
-            return run.watch(record, watcher.event)
-    except KeyboardInterrupt:
-        return None
-
-
-def current(folder: RunFolder, warn: Console) -> RunRecord:
-    """Return the refreshed record of a run; on failure, warn and return the last known record."""
+def refresh(folder: RunFolder) -> RunRecord:
+    """Return the run's record, updated from Vertex AI if the run has not ended."""
     record = folder.read()
-    if not is_on_vertex(record) or record.status != "running":
-        return record
-    try:
-        return VertexRun(folder).refresh(record)
-    except UserError as error:
-        warn.print(f"as last seen; {escape(error.message)}", highlight=False, soft_wrap=True)
-        return record
+    return VertexRun(folder).refresh(record) if record.status == "running" else record
+
+
+def watch(folder: RunFolder, watcher: Watcher) -> RunRecord:
+    """Refresh the record until the run ends."""
+    return VertexRun(folder).watch(folder.read(), watcher)
 
 
 def log_lines(folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:
-    """A run's log lines, of all replicas; the start-up messages of libraries only with `raw`.
+    """Yield a run's log lines, of all replicas.
 
     Raises:
         UserError: The run has no such step.
@@ -109,5 +94,5 @@ def log_lines(folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -
 
 
 def cancel(folder: RunFolder) -> RunRecord:
-    """Stop a run and the jobs that it has made."""
+    """Stop a run and its custom jobs."""
     return VertexRun(folder).cancel()

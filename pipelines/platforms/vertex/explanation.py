@@ -1,4 +1,4 @@
-"""Why a run on Vertex AI failed: from the step to its custom job, to the replica, to the last traceback in its log."""
+"""Explain why a run on Vertex AI failed: the step, its custom job, the replica, and the last traceback in its log."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.known_errors import first_recognised
 from slipway.components.cloud.retries import retried, status_of
 from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.pipelines.platforms.vertex.logs import SERVICE, LogLine, LogReader, not_noise
-from slipway.pipelines.platforms.vertex.tasks import custom_jobs, step_of
+from slipway.pipelines.platforms.vertex.tasks import custom_jobs
 from slipway.pipelines.runs.record import ErrorRecord
+from slipway.pipelines.table import step_of
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 
 REPLICA = re.compile(r"[Tt]he replica (?P<replica>workerpool\d+-\d+)")
 LINK = re.compile(r"\s*To find out more about why your job exited please check the logs: \S+")
@@ -26,7 +30,7 @@ FAILED = "JOB_STATE_FAILED"
 
 @dataclass(frozen=True)
 class _FailedJob:
-    """A custom job that failed: its resource name, what the service says of it, its log or why that is not read."""
+    """A failed custom job: its resource name, the service's message, and its log or why that could not be read."""
 
     name: str
     message: str
@@ -34,14 +38,14 @@ class _FailedJob:
     unread: str | None = None
 
 
-def explain(connection: Connection, job: Any, run_id: str, facts: Mapping[str, Any]) -> ErrorRecord:
-    """Why the PipelineJob `job` failed.
+def explain(connection: Connection, job: PipelineJob, run_id: str, facts: Mapping[str, str | None]) -> ErrorRecord:
+    """Return why a PipelineJob failed.
 
     Args:
-        connection: To the project and region that it ran in.
-        job: The job, which has failed.
-        run_id: For the commands that the fix names.
-        facts: What known errors' sentences name: see known_errors.recognise.
+        connection: The project and region of the job.
+        job: The failed job.
+        run_id: The run's id, for the commands in the fix.
+        facts: Values for the messages of known errors; see known_errors.recognise.
     """
     task = _first_failed(job)
     if task is None:
@@ -52,7 +56,7 @@ def explain(connection: Connection, job: Any, run_id: str, facts: Mapping[str, A
     failed = _failed_job(connection, custom_jobs(task))
     lines = failed.lines if failed else []
     replica = _replica(failed.message if failed else task.error.message, lines)
-    told = _users_mistake(lines)
+    told = _user_error(lines)
     texts = [failed.message if failed else "", task.error.message, job.error.message]
     found = first_recognised([*texts, *_latest(lines)], facts)
     message, fix = _plain((failed and failed.message) or task.error.message), f"slipway logs {run_id} --step {step}"
@@ -73,15 +77,15 @@ def explain(connection: Connection, job: Any, run_id: str, facts: Mapping[str, A
     )
 
 
-def _first_failed(job: Any) -> Any:
-    """The task that failed first; a condition fails only because of what is in it."""
+def _first_failed(job: PipelineJob) -> PipelineTaskDetail | None:
+    """Return the task that failed first; not a condition, which fails only because of a task in it."""
     failed = [task for task in job.job_detail.task_details if task.state.name == "FAILED"]
     known = [task for task in failed if step_of(task.task_name)] or failed
     return min(known, key=lambda task: task.end_time, default=None)
 
 
 def _failed_job(connection: Connection, names: Iterable[str]) -> _FailedJob | None:
-    """The first of the jobs that failed; the one that a launcher made comes before the launcher's own."""
+    """Return the first failed job; `names` has the jobs that a task created before those that executed it."""
     reader = LogReader(connection)
     candidates = []
     for name in names:
@@ -99,7 +103,7 @@ def _failed_job(connection: Connection, names: Iterable[str]) -> _FailedJob | No
 
 
 def _log(reader: LogReader, job: str) -> tuple[list[LogLine], str | None]:
-    """A job's log without the libraries' start-up messages, or where it may not be read, the service's sentence."""
+    """Return a job's log without the libraries' start-up messages; without permission to read it, the reason."""
     try:
         return not_noise(reader.read([job])), None
     except Exception as error:
@@ -109,7 +113,7 @@ def _log(reader: LogReader, job: str) -> tuple[list[LogLine], str | None]:
 
 
 def _replica(message: str, lines: list[LogLine]) -> str | None:
-    """The replica that the service blames, else the last one that logged a traceback, else an error."""
+    """Return the replica that the service names, else the last that logged a traceback, else the last with an error."""
     blamed = REPLICA.search(message)
     if blamed:
         return blamed["replica"]
@@ -119,8 +123,8 @@ def _replica(message: str, lines: list[LogLine]) -> str | None:
     return next((found[-1] for found in (traced, erred) if found), None)
 
 
-def _users_mistake(lines: list[LogLine]) -> UserError | None:
-    """The mistake that a step or the trainer reported in a line for programs."""
+def _user_error(lines: list[LogLine]) -> UserError | None:
+    """Return the UserError that a step or the trainer wrote to its log as JSON."""
     for line in reversed(lines):
         if line.text.startswith(ERROR_PREFIX):
             try:
@@ -131,7 +135,7 @@ def _users_mistake(lines: list[LogLine]) -> UserError | None:
 
 
 def _traceback(lines: list[LogLine], replica: str | None) -> str | None:
-    """The last traceback of `replica` (of any, where it has none), else the last lines; None without a log."""
+    """Return the last traceback of `replica`, else of any replica, else the last lines; None without a log."""
     own = [line for line in lines if line.replica != SERVICE]
     for some in ([line for line in own if replica and line.replica.startswith(replica)], own):
         starts = [number for number, line in enumerate(some) if TRACEBACK in line.text]
@@ -142,7 +146,7 @@ def _traceback(lines: list[LogLine], replica: str | None) -> str | None:
 
 
 def _until_the_exception(lines: list[LogLine]) -> list[str]:
-    """A traceback's lines, of one replica: indented ones, and the one that names the exception."""
+    """Return the lines of one replica's traceback, up to the line that names the exception."""
     first = lines[0]
     texts = [first.text]
     for line in lines[1:LONGEST_TRACEBACK]:
@@ -155,10 +159,10 @@ def _until_the_exception(lines: list[LogLine]) -> list[str]:
 
 
 def _latest(lines: list[LogLine]) -> list[str]:
-    """The log's lines, the last first: the last known error is the one that ended the job."""
+    """Return the log's lines in reverse order: the last known error is the one that ended the job."""
     return [line.text for line in reversed(lines)]
 
 
 def _plain(message: str) -> str:
-    """The service's sentence without its link, which `slipway logs` takes the place of."""
+    """Return the service's message without its link to the logs; `slipway logs` prints them."""
     return " ".join(LINK.sub("", message).split())

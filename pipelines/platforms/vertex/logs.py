@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import retried
+from slipway.core.values import JsonObject
 from slipway.pipelines.runs.logs import is_noise
 
 PAGE = 1000
-# Entries of several machines arrive out of order; one look goes back that far for those that came late.
+# Entries of different machines arrive out of order; each read goes back this far for late ones.
 LATE = timedelta(seconds=60)
-# The service's own words about a job stand beside its replicas'.
+# The source of the service's own messages about a job.
 SERVICE = "service"
 
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line: when it was written, the custom job's number, the replica (workerpool0-0), the severity, the text."""
+    """One log line: time, the custom job's number, the replica (workerpool0-0), severity, text."""
 
     time: datetime
     job: str
@@ -30,7 +30,7 @@ class LogLine:
 
 
 class LogReader:
-    """Reads the lines of jobs that become known one by one; each line is given once."""
+    """Reads the logs of custom jobs; returns each line once."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -39,7 +39,7 @@ class LogReader:
         self._newest: dict[str, datetime] = {}
 
     def read(self, jobs: Iterable[str]) -> list[LogLine]:
-        """The lines of `jobs` (resource names) that have come since the last look, in the order they were written."""
+        """Return the new lines of `jobs` (resource names) since the last call, in the order of their times."""
         lines = []
         for number in [job.rpartition("/")[2] for job in jobs]:
             since = self._newest.get(number)
@@ -48,7 +48,7 @@ class LogReader:
         self._forget()
         return sorted(lines, key=lambda line: line.time)
 
-    def _take(self, number: str, entry: dict[str, Any]) -> list[LogLine]:
+    def _take(self, number: str, entry: JsonObject) -> list[LogLine]:
         time = _time(entry["timestamp"])
         key = f"{number}/{entry.get('logName', '')}/{entry['insertId']}"
         if key in self._seen:
@@ -56,18 +56,18 @@ class LogReader:
         self._seen[key] = time
         self._newest[number] = max(time, self._newest.get(number, time))
         labels = entry.get("resource", {}).get("labels", {})
-        # The machines of a TPU slice are one replica; a label tells them apart.
+        # The machines of a TPU slice are one replica; a label distinguishes them.
         worker = entry.get("labels", {}).get("ml.googleapis.com/tpu_worker_id", "")
         replica = labels.get("task_name", SERVICE) + (f"-{worker}" if worker else "")
         severity = entry.get("severity", "DEFAULT")
         return [LogLine(time, number, replica, severity, text) for text in _text(entry).splitlines()]
 
-    def _list(self, number: str, since: datetime | None) -> Iterator[dict[str, Any]]:
-        """The entries of one job, page by page, the oldest first."""
+    def _list(self, number: str, since: datetime | None) -> Iterator[JsonObject]:
+        """Yield the entries of one job, oldest first."""
         terms = ['resource.type="ml_job"', f'resource.labels.job_id="{number}"']
         if since is not None:
             terms.append(f'timestamp>="{since.isoformat(timespec="microseconds").replace("+00:00", "Z")}"')
-        body: dict[str, Any] = {
+        body: JsonObject = {
             "resourceNames": [f"projects/{self._connection.project}"],
             "filter": " AND ".join(terms),
             "orderBy": "timestamp asc",
@@ -81,7 +81,7 @@ class LogReader:
             body["pageToken"] = answer["nextPageToken"]
 
     def _forget(self) -> None:
-        """Keep no more keys than the next look can meet again."""
+        """Drop the keys of entries that are too old to be returned again."""
         for number, newest in self._newest.items():
             prefix = f"{number}/"
             old = [key for key, time in self._seen.items() if key.startswith(prefix) and time < newest - 2 * LATE]
@@ -90,16 +90,16 @@ class LogReader:
 
 
 def not_noise(lines: Iterable[LogLine]) -> list[LogLine]:
-    """The lines without the start-up messages of libraries."""
+    """Return the lines without the libraries' start-up messages."""
     return [line for line in lines if not is_noise(line.text)]
 
 
 def _time(text: str) -> datetime:
-    """A timestamp with nanoseconds, of which Python keeps microseconds."""
+    """Parse a timestamp with nanoseconds; Python keeps microseconds."""
     seconds, _, fraction = text.removesuffix("Z").partition(".")
     return datetime.fromisoformat(f"{seconds}.{fraction[:6].ljust(6, '0')}").replace(tzinfo=UTC)
 
 
-def _text(entry: dict[str, Any]) -> str:
+def _text(entry: JsonObject) -> str:
     payload = entry.get("jsonPayload", {})
     return str(payload.get("message") or entry.get("textPayload") or "").rstrip("\n")

@@ -1,9 +1,9 @@
-"""Create exactly one PipelineJob from a configuration, even if responses are lost."""
+"""Create exactly one PipelineJob from a configuration, even if responses are lost, and add it to its experiment."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import is_conflict, retried
@@ -13,18 +13,22 @@ from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, VertexSettings, no_place_on_vertex
 from slipway.pipelines.images.images import Images
 
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import PipelineJob
+
 CONFIGURATION_LABEL = "slipway-configuration"
 COMMIT_LABEL = "slipway-commit"
-# How much of a fingerprint tells two configurations apart.
 FINGERPRINT_LETTERS = 16
 ARTIFACTS = "pipelines"
+# The metadata of a context that is an experiment, as the console and the SDK write it.
+EXPERIMENT = {"schema_title": "system.Experiment", "schema_version": "0.0.1", "metadata": {"experiment_deleted": False}}
 
 
 def settings_of(config: RunConfig) -> VertexSettings:
-    """Where on Vertex AI a configuration runs.
+    """Return the vertex section.
 
     Raises:
-        UserError: It does not say.
+        UserError: The configuration has none.
     """
     if config.vertex is None:
         raise no_place_on_vertex()
@@ -32,24 +36,24 @@ def settings_of(config: RunConfig) -> VertexSettings:
 
 
 def serving_image_of(settings: VertexSettings) -> str:
-    """The image that serves the registered model.
+    """Return the image that serves the registered model.
 
     Raises:
-        UserError: None is named.
+        UserError: It is not set.
     """
     if settings.serving_image is None:
         raise UserError(
             "Registering a model requires a serving image.",
             setting="vertex.serving_image",
             value=None,
-            allowed="an image that serves a SavedModel, by digest or by a tag that is never moved",
+            allowed="an image that serves a SavedModel, by digest or by an immutable tag",
             fix="--set vertex.serving_image=IMAGE",
         )
     return settings.serving_image
 
 
 def facts_of(config: RunConfig) -> dict[str, str | None]:
-    """What of a configuration the sentences of known errors name."""
+    """Return the values of a configuration that the messages of known errors contain."""
     vertex = settings_of(config)
     return {
         "project": vertex.project,
@@ -60,7 +64,7 @@ def facts_of(config: RunConfig) -> dict[str, str | None]:
 
 
 def compile_pipeline(config: RunConfig, images: Images, target: Path, run_id: str | None = None) -> None:
-    """Write the pipeline's spec; `images` and `run_id` as `steps.pipeline` takes them."""
+    """Write the pipeline spec; see `steps.pipeline` for `images` and `run_id`."""
     from kfp import compiler
 
     from slipway.pipelines.platforms.vertex.steps import pipeline
@@ -69,18 +73,18 @@ def compile_pipeline(config: RunConfig, images: Images, target: Path, run_id: st
 
 
 def labels_of(config: RunConfig) -> dict[str, str]:
-    """A job's labels: the configuration's own, its fingerprint, and the commit that it is run from."""
+    """Return a job's labels: the configured ones, the configuration's fingerprint and the git commit."""
     labels = {**settings_of(config).labels, CONFIGURATION_LABEL: config.fingerprint()[:FINGERPRINT_LETTERS]}
     commit = git_commit(Path.cwd())
     return {**labels, COMMIT_LABEL: label(commit)} if commit else labels
 
 
-def pipeline_job(config: RunConfig, specification: Path) -> Any:
-    """The PipelineJob (aiplatform_v1) of a configuration, for a run by hand and for a schedule alike.
+def pipeline_job(config: RunConfig, specification: Path) -> PipelineJob:
+    """Return the PipelineJob of a configuration, which is the same for a manual run and a schedule.
 
     Args:
         config: The run's configuration.
-        specification: Its compiled pipeline.
+        specification: The file with its pipeline spec.
     """
     from google.cloud import aiplatform
     from google.cloud.aiplatform_v1 import types
@@ -89,7 +93,7 @@ def pipeline_job(config: RunConfig, specification: Path) -> Any:
     made = aiplatform.PipelineJob(
         display_name=config.name,
         template_path=str(specification),
-        # A job id has to be given here, or one with the time in it is made up.
+        # Required: the default contains the current time.
         job_id=config.name,
         pipeline_root=f"{vertex.bucket}/{ARTIFACTS}",
         failure_policy=vertex.failure_policy,
@@ -97,8 +101,8 @@ def pipeline_job(config: RunConfig, specification: Path) -> Any:
         location=vertex.region,
         credentials=vertex.connection.credentials,
     )
-    # Its submit() would first look for the bucket at Google's public address, make one where it sees none, swallow
-    # every error of that for up to a minute, and go on. The bucket is checked before; here only the job is made.
+    # Its submit() is not used: it looks for the bucket at Google's public address, creates a missing one, and hides
+    # all errors of that for up to a minute. Slipway checks the bucket before.
     job = types.PipelineJob(
         display_name=config.name,
         pipeline_spec=made.pipeline_spec,
@@ -112,19 +116,19 @@ def pipeline_job(config: RunConfig, specification: Path) -> Any:
     return job
 
 
-def submit(connection: Connection, job: Any, job_id: str) -> Any:
-    """Make the job under the id that we chose: a second try that finds it there has nothing left to do.
+def submit(connection: Connection, job: PipelineJob, job_id: str) -> PipelineJob:
+    """Create the job with a chosen id, so that a retry after a lost response finds it instead.
 
     Returns:
-        The job as the service has it.
+        The job as the service stores it.
 
     Raises:
-        Exception: The service refuses it, or cannot be reached: its client's own error.
+        Exception: The client's error if the service refuses the job or is unreachable.
     """
     request = {"parent": connection.parent, "pipeline_job": job, "pipeline_job_id": job_id}
     tried = False
 
-    def create() -> Any:
+    def create() -> PipelineJob:
         nonlocal tried
         again, tried = tried, True
         try:
@@ -132,16 +136,37 @@ def submit(connection: Connection, job: Any, job_id: str) -> Any:
         except Exception as error:
             if not (again and is_conflict(error)):
                 raise
-            # Only an earlier try of ours can have made it: the id is of this run alone.
+            # The id is unique to this run, so an earlier attempt created the job.
             return connection.pipelines.get_pipeline_job(name=f"{connection.parent}/pipelineJobs/{job_id}")
 
     return retried(create)
 
 
 def console_url(config: RunConfig, job_id: str) -> str:
-    """Where the console shows a run."""
+    """Return the URL of a run's page in the console."""
     vertex = settings_of(config)
     return (
         f"https://console.cloud.google.com/vertex-ai/locations/{vertex.region}/pipelines/runs/{job_id}"
         f"?project={vertex.project}"
     )
+
+
+def add_to_experiment(connection: Connection, experiment: str, job: PipelineJob) -> bool:
+    """Add a job's run to an experiment, which is created if it is missing; repeating the call has no effect.
+
+    Returns:
+        Whether it was added: a job has a context only after it has started.
+    """
+    child = job.job_detail.pipeline_run_context.name
+    if not child:
+        return False
+    store = f"{connection.parent}/metadataStores/default"
+    context = {**EXPERIMENT, "display_name": experiment}
+    try:
+        retried(lambda: connection.metadata.create_context(parent=store, context=context, context_id=experiment))
+    except Exception as error:
+        if not is_conflict(error):
+            raise
+    name = f"{store}/contexts/{experiment}"
+    retried(lambda: connection.metadata.add_context_children(context=name, child_contexts=[child]))
+    return True

@@ -1,4 +1,4 @@
-"""The tasks of a pipeline job on Vertex AI, read as a run's steps: status, time, outputs, custom jobs."""
+"""The tasks of a pipeline job on Vertex AI as a run's steps: status, duration, outputs, custom jobs."""
 
 from __future__ import annotations
 
@@ -6,24 +6,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
-from slipway.pipelines.runs.record import RunRecord, Status, StepRecord
+from slipway.core.values import JsonObject
+from slipway.pipelines.runs.record import EVENTS, RunRecord, Status, StepRecord
+from slipway.pipelines.table import STEPS, TASKS, Task
 
-# A step's tasks in their order; the last one ends it.
-STEP_TASKS: dict[str, tuple[str, ...]] = {
-    "build_image": ("build-image",),
-    "setup_access": ("setup-access",),
-    "prepare_data": ("prepare-data",),
-    "plan_training": ("plan-training",),
-    "train": ("custom-training-job", "collect-model"),
-    "evaluate": ("find-champion", "evaluate"),
-    "register_model": ("register-version",),
-}
-# Runs beside the other steps: it neither begins the step that it belongs to nor ends it, but can fail it.
-ASIDE = ("find-champion",)
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
+
 DONE = ("SUCCEEDED", "SKIPPED")
 RUNNING = ("RUNNING", "CANCEL_PENDING", "CANCELLING")
 RUN_STATUS: dict[str, Status] = {
@@ -32,29 +25,21 @@ RUN_STATUS: dict[str, Status] = {
     "PIPELINE_STATE_CANCELLED": "cancelled",
 }
 SPLITS = ("train", "validation", "test")
-# The one in C, where there is one, is ten times as fast.
+# The loader in C is ten times as fast; not every PyYAML has it.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 RESOURCES = "output:gcp_resources"
 
 
 @dataclass(frozen=True)
 class Change:
-    """A step whose status is another than at the last look."""
+    """A step whose status has changed, and the event that tells a watcher so."""
 
     step: StepRecord
     event: str
 
 
-EVENTS: dict[Status, str] = {
-    "running": "started",
-    "succeeded": "finished",
-    "failed": "failed",
-    "cancelled": "cancelled",
-}
-
-
-def take_in(record: RunRecord, job: Any) -> list[Change]:
-    """Put what a PipelineJob says into the record, in place; the steps that have changed, in their order."""
+def update(record: RunRecord, job: PipelineJob) -> list[Change]:
+    """Update the record from a PipelineJob; return the steps whose status changed, in order."""
     tasks = {task.task_name: task for task in job.job_detail.task_details}
     record.job = job.name
     record.status = RUN_STATUS.get(job.state.name, "running")
@@ -64,18 +49,17 @@ def take_in(record: RunRecord, job: Any) -> list[Change]:
     changes = []
     for step in record.steps:
         before = step.status
-        _take_in_step(step, [tasks[name] for name in STEP_TASKS[step.name] if name in tasks], ended=job.end_time)
+        _update_step(step, [tasks[task.name] for task in _tasks(step.name) if task.name in tasks], ended=job.end_time)
         if step.status != before and step.status in EVENTS:
             changes.append(Change(step, EVENTS[step.status]))
-    _take_results(record)
+    record.adopt_results()
     return changes
 
 
-def custom_jobs(task: Any) -> list[str]:
-    """The resource names of the custom jobs behind a task: first the one that it made, then those that it is."""
+def custom_jobs(task: PipelineTaskDetail) -> list[str]:
+    """Return the resource names of a task's custom jobs: first those it created, then those that executed it."""
     made = []
-    # A Struct as Google's messages give it: a mapping, where there is one.
-    metadata: Mapping[str, Any] = task.execution.metadata or {}
+    metadata: JsonObject = task.execution.metadata or {}  # None without an execution
     if metadata.get(RESOURCES):
         resources = json.loads(metadata[RESOURCES]).get("resources", [])
         uris = [resource["resourceUri"] for resource in resources if resource.get("resourceType") == "CustomJob"]
@@ -87,32 +71,32 @@ def custom_jobs(task: Any) -> list[str]:
 
 
 def steps_of(specification: Path) -> list[str]:
-    """The steps of a compiled pipeline, in their order."""
+    """Return the steps of a compiled pipeline in order."""
     components = yaml.load(specification.read_text(), Loader=YAML_LOADER)
     dags = [components["root"], *components["components"].values()]
     tasks = {task for component in dags for task in component.get("dag", {}).get("tasks", {})}
-    return [step for step, names in STEP_TASKS.items() if names[-1] in tasks]
+    return [name for name, step in STEPS.items() if "vertex" in step.tasks and step.tasks["vertex"][-1].name in tasks]
 
 
-def step_of(task: str) -> str | None:
-    """The step that a task belongs to; None for the pipeline's own (conditions)."""
-    return next((step for step, tasks in STEP_TASKS.items() if task in tasks), None)
+def _tasks(step: str) -> tuple[Task, ...]:
+    return STEPS[step].tasks["vertex"]
 
 
-def _take_in_step(step: StepRecord, tasks: list[Any], *, ended: bool) -> None:
+def _update_step(step: StepRecord, tasks: list[PipelineTaskDetail], *, ended: bool) -> None:
     step.status = _status(step, tasks, ended=ended)
-    starts = [task.start_time for task in tasks if task.start_time and task.task_name not in ASIDE]
+    own = [task for task in tasks if not TASKS[task.task_name].concurrent]
+    starts = [task.start_time for task in own if task.start_time]
     ends = [task.end_time for task in tasks if task.end_time]
     if step.status in ("succeeded", "failed", "cancelled") and starts and ends:
         step.seconds = round((max(ends) - min(starts)).total_seconds(), 3)
-    step.reused = bool(tasks) and all(task.state.name == "SKIPPED" for task in tasks if task.task_name not in ASIDE)
+    step.reused = bool(tasks) and all(task.state.name == "SKIPPED" for task in own)
     if step.status == "succeeded":
         step.outputs = _outputs(step.name, {task.task_name: task for task in tasks})
 
 
-def _status(step: StepRecord, tasks: list[Any], *, ended: bool) -> Status:
+def _status(step: StepRecord, tasks: list[PipelineTaskDetail], *, ended: bool) -> Status:
     states = {task.task_name: task.state.name for task in tasks}
-    last = states.get(STEP_TASKS[step.name][-1], "")
+    last = states.get(_tasks(step.name)[-1].name, "")
     if "FAILED" in states.values():
         return "failed"
     if last in DONE:
@@ -121,13 +105,13 @@ def _status(step: StepRecord, tasks: list[Any], *, ended: bool) -> Status:
         return "cancelled"
     if last == "NOT_TRIGGERED" or ended:
         return "skipped"
-    own = [state for name, state in states.items() if name not in ASIDE]
+    own = [state for name, state in states.items() if not TASKS[name].concurrent]
     return "running" if any(state in (*RUNNING, *DONE) for state in own) else "pending"
 
 
-def _outputs(step: str, tasks: Mapping[str, Any]) -> dict[str, Any]:
-    """A step's outputs as the local platform records them, as far as the service keeps them."""
-    last = tasks[STEP_TASKS[step][-1]]
+def _outputs(step: str, tasks: Mapping[str, PipelineTaskDetail]) -> JsonObject:
+    """Return a step's outputs in the form that local runs record, as far as the service stores them."""
+    last = tasks[_tasks(step)[-1].name]
     artifacts = {name: found.artifacts[0] for name, found in last.outputs.items() if found.artifacts}
     metadata = {name: dict(artifact.metadata or {}) for name, artifact in artifacts.items()}
     if step == "prepare_data" and "dataset" in artifacts:
@@ -154,29 +138,20 @@ def _outputs(step: str, tasks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _split_order(name: str) -> tuple[int, str]:
-    """Training's split first: the service gives them in the alphabet's order."""
+    """Return a sort key for splits, training first: the service returns them in alphabetical order."""
     return (SPLITS.index(name) if name in SPLITS else len(SPLITS), name)
 
 
-def _plan(task: Any) -> dict[str, Any]:
-    """The plan's figures, which stand in the trainer's configuration of the first worker pool."""
-    pools: Any = (task.execution.metadata or {}).get("output:Output")
+def _plan(task: PipelineTaskDetail) -> JsonObject:
+    """Return the plan, which is part of the trainer's configuration in the first worker pool."""
+    metadata: JsonObject = task.execution.metadata or {}
     try:
+        pools = metadata["output:Output"]
         arguments = list(pools[0]["container_spec"]["args"])
         return dict(json.loads(arguments[arguments.index("--config") + 1])["plan"])
     except (KeyError, IndexError, TypeError, ValueError):
         return {}
 
 
-def _figures(metadata: Mapping[str, Any]) -> dict[str, float]:
+def _figures(metadata: Mapping[str, object]) -> dict[str, float]:
     return {name: value for name, value in metadata.items() if isinstance(value, int | float)}
-
-
-def _take_results(record: RunRecord) -> None:
-    """What of the steps' outputs stands in the record's own fields."""
-    for step in record.steps:
-        if step.name == "evaluate" and step.outputs:
-            record.metrics = step.outputs["metrics"]
-            record.verdict = step.outputs["verdict"]
-        elif step.name == "register_model" and step.outputs:
-            record.model = step.outputs["model"]

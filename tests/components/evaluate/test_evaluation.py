@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from sklearn import metrics as reference
 from slipway.components.evaluate.evaluation import evaluate
 from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core.errors import UserError
-from slipway.trainer.engines.installed import NEEDS, Needs
+from slipway.trainer.engines.table import ENGINES
 
 DEFAULT = EvaluateSettings()
 
@@ -144,7 +145,7 @@ def test_a_champion_of_an_engine_that_is_not_here_is_named_with_the_ways_out(
 ) -> None:
     champion = as_version(model_folder, tmp_path, 8)
     (champion / "saved_model.pb").rename(champion / "model.pt2")
-    monkeypatch.setitem(NEEDS, "pytorch", Needs("pytorch", ("no_such_library",)))
+    monkeypatch.setitem(ENGINES, "pytorch", replace(ENGINES["pytorch"], modules=("no_such_library",)))
     with pytest.raises(UserError, match=r"cannot be run here\. The engine pytorch needs no_such_library") as caught:
         evaluate(DEFAULT, model_folder, data_set, champion)
     assert str(champion) in caught.value.message

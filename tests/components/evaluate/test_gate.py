@@ -65,8 +65,8 @@ def test_every_reason_that_fails_is_given() -> None:
     assert found.decision == "reject"
     assert found.reasons == [
         "The accuracy on the test split, 0.9000, is below the minimum of 0.9700.",
-        "The accuracy, 0.9000, is worse by 0.0500 than the champion's (version 3) 0.9500: "
-        "the gate requires at least as good, which is not met.",
+        "The accuracy, 0.9000, is worse by 0.0500 than the champion's (version 3), 0.9500. "
+        "This does not meet the gate: at least as good.",
     ]
 
 

@@ -135,8 +135,8 @@ def test_killed_at_random_moments_the_result_is_the_same(
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     generator = random.Random(seed)
-    (folder / "a" / "bad.png").write_bytes(encoded(1)[:-15])  # all shards are written again without it
-    for number in range(5):  # all shards are written a third time, without copies
+    (folder / "a" / "bad.png").write_bytes(encoded(1)[:-15])  # found before shards are written
+    for number in range(5):  # all shards are written again without them
         (folder / "b" / f"copy {number}.png").write_bytes((folder / "a" / f"image {number}.png").read_bytes())
     choices = {"skip_corrupt": 0.1, "duplicates": "drop"}
     undisturbed = prepare(make_settings(folder, store=str(tmp_path / "undisturbed"), **choices), 4)

@@ -15,6 +15,9 @@ import pytest
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import store as store_module
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.writing.set_writer import SetWriter
+from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask
+from slipway.components.prepare_data.writing.workers import Tick
 from slipway.core.errors import UserError
 
 MakeFolder = Callable[..., Path]
@@ -178,6 +181,28 @@ def test_images_within_the_allowed_share_are_skipped_without_a_trace(
     assert shards(second) == shards(first)
     assert not second.reused
     assert second.manifest.left_out_count == 0
+
+
+def test_one_corrupt_image_does_not_write_a_shard_twice(
+    make_folder: MakeFolder, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_folder({"a": 49, "b": 46})
+    (root / "a" / "image 3.png").write_bytes(b"")
+    ends: list[tuple[str, list[str]]] = []
+    run = SetWriter._run
+
+    def recorded(self: SetWriter, tasks: list[ShardTask], tick: Tick) -> Iterator[tuple[int, ShardResult]]:
+        ends.append(("write" if tasks[0].path else "validate", [task.result.name for task in tasks]))
+        return run(self, tasks, tick)
+
+    monkeypatch.setattr(SetWriter, "_run", recorded)
+    prepare(make_settings(root, skip_corrupt=0.08), 3)
+    assert [kind for kind, _ in ends] == ["validate", "write"]
+    assert len(ends[1][1]) == 9
+    ends.clear()
+    (root / "a" / "image 3.png").unlink()
+    prepare(make_settings(root), 3)
+    assert [kind for kind, _ in ends] == ["write"]  # validated while written
 
 
 def shards(prepared: Prepared) -> dict[str, bytes]:

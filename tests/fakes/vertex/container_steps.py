@@ -91,7 +91,7 @@ class ContainerSteps:
     def _executor_input(
         self, task: Task, inputs: Mapping[str, Any], artifacts: Mapping[str, vertex.Artifact]
     ) -> ExecutorInput:
-        """What the task is told: its inputs, and where in the bucket its outputs go."""
+        """Return the task's executor input: its inputs, and the URIs of its outputs."""
         root = f"{root_of(self._pipeline)}/{task.name}_{task.detail.task_id}"
         arguments = {**inputs, **{name: _as_dsl(name, artifact) for name, artifact in artifacts.items()}}
         told = executor_input_utils.construct_executor_input(
@@ -116,7 +116,7 @@ class ContainerSteps:
         )
 
     def _seen_here(self, told: ExecutorInput) -> ExecutorInput:
-        """The same with the files where they are on this machine."""
+        """Return the same with local file paths."""
         here = ExecutorInput()
         here.CopyFrom(told)
         _move_files(here, lambda path: str(self._containers.buckets / Path(path).relative_to("/gcs")))
@@ -136,7 +136,7 @@ class StepContainer:
         self._ended: Ended | None = None
 
     def check(self) -> None:
-        """Nothing: every job that the service accepts is taken."""
+        """Do nothing: every valid job is accepted."""
 
     def start(self, job: vertex.CustomJob) -> None:
         threading.Thread(target=self._run, args=(job.name,), daemon=True).start()
@@ -172,7 +172,7 @@ def _move_files(told: ExecutorInput, moved: Any) -> None:
 
 
 def _as_dsl(name: str, artifact: vertex.Artifact) -> dsl.Artifact:
-    """An artifact as kfp hands it on."""
+    """Return an artifact in kfp's format."""
     made: dsl.Artifact = create_artifact_instance(
         {
             "name": name,

@@ -36,11 +36,11 @@ class Containers:
     log: Log
 
     def custom_job(self) -> Replicas:
-        """The work of a custom job that is asked for by a call."""
+        """Return the work of a custom job that is created by a call."""
         return Replicas(self)
 
     def steps(self, pipeline: vertex.PipelineJob, jobs: JobService) -> ContainerSteps:
-        """The work of a pipeline job's tasks."""
+        """Return the work of a pipeline job's tasks."""
         return ContainerSteps(self, pipeline, jobs)
 
     def start(
@@ -55,7 +55,7 @@ class Containers:
         job: str,
         replica: str,
     ) -> Container:
-        """Start a container whose lines go to a job's log."""
+        """Start a container that writes to a job's log."""
         trust = dict.fromkeys(
             ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "REQUESTS_CA_BUNDLE", "HTTPLIB2_CA_CERTS"), CERTIFICATES
         )
@@ -73,7 +73,7 @@ class Containers:
 
 
 def _entry(stream: str, line: str) -> dict[str, Any]:
-    """A line as the service's agent reads it: JSON gives its message and severity."""
+    """Parse a line as the service's agent does: JSON has a message and a severity."""
     entry = {"severity": SEVERITIES[stream], "message": line}
     if line.startswith("{"):
         try:

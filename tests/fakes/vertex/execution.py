@@ -30,7 +30,7 @@ CONDITION = re.compile(r"inputs\.parameter_values\['([^']+)'\] == '([^']*)'")
 
 
 class Execution:
-    """One pipeline job's way. `look` lets it go on; who holds the job sees the new states in it."""
+    """The execution of one pipeline job. `look` advances it and updates the states in the job."""
 
     def __init__(self, job: vertex.PipelineJob, jobs: JobService, metadata: MetadataService, steps: Steps) -> None:
         self.job = job
@@ -50,7 +50,7 @@ class Execution:
         self._add((), root)
 
     def look(self) -> None:
-        """Go on by one step of time."""
+        """Advance by one time step."""
         if self.job.state in PIPELINE_ENDED:
             return
         if self.job.state == Pipeline.PIPELINE_STATE_CANCELLING:
@@ -159,7 +159,7 @@ class Execution:
         self._jobs.log.write_pipeline(self.job.name, {"severity": "ERROR", "message": message})
 
     def _say(self, task: Task, inputs: Mapping[str, Any]) -> None:
-        """Put a task's parameters into its execution's metadata, as the service does."""
+        """Write a task's parameters to its execution's metadata, as the service does."""
         metadata = {f"input:{name}": value for name, value in inputs.items()}
         metadata |= {f"output:{name}": value for name, value in task.outputs.items()}
         task.detail.execution = vertex.Execution(
@@ -170,7 +170,7 @@ class Execution:
         )
 
     def _inputs(self, task: Task) -> dict[str, Any]:
-        """A task's parameters, as far as they are there."""
+        """Return a task's available parameters."""
         above = self._inputs(self._tasks[task.scope]) if task.scope else self._root
         given = {}
         for name, definition in task.component.input_definitions.parameters.items():
@@ -188,7 +188,7 @@ class Execution:
         return {name: self._filled(value) for name, value in given.items()}
 
     def _artifacts(self, task: Task) -> dict[str, vertex.Artifact]:
-        """A task's input artifacts."""
+        """Return a task's input artifacts."""
         given = {}
         for name, source in task.spec.inputs.artifacts.items():
             if source.WhichOneof("kind") == "task_output_artifact":
@@ -199,7 +199,7 @@ class Execution:
         return given
 
     def _filled(self, value: Any) -> Any:
-        """A value with the placeholders that are the pipeline's."""
+        """Return a value with the pipeline's placeholders replaced."""
         number, location, identity = (self.job.name.split("/")[place] for place in (1, 3, 5))
         if isinstance(value, str):
             for placeholder, text in (
@@ -213,7 +213,7 @@ class Execution:
         return value
 
     def _close_dags(self) -> None:
-        """End the tasks that are DAGs, the innermost first, when all that is in them has ended."""
+        """End DAG tasks whose tasks have all ended, innermost first."""
         for path, task in reversed(self._tasks.items()):
             if task.detail.state != State.RUNNING or not task.component.HasField("dag"):
                 continue
@@ -236,7 +236,7 @@ class Execution:
             self.job.error = status_pb2.Status(code=9, message=message)
 
     def _stop(self) -> None:
-        """End everything. A job that a launcher has made is told by the launcher."""
+        """End everything; launchers cancel their own jobs."""
         for task in self._tasks.values():
             if task.detail.state in (State.RUNNING, State.PENDING):
                 task.detail.state = State.CANCELLED if task.detail.start_time else State.NOT_TRIGGERED

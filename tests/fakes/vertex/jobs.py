@@ -40,7 +40,7 @@ REPOSITORY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>
 
 
 class JobService:
-    """Custom jobs by name. A job of its own advances when it is looked at; a pipeline's, when the pipeline is."""
+    """Custom jobs by name. A stand-alone job advances when it is polled; a pipeline's job, when the pipeline is."""
 
     def __init__(self, world: World, region: str, log: Log) -> None:
         self.world = world
@@ -64,7 +64,7 @@ class JobService:
     def create(
         self, parent: str, job: vertex.CustomJob, caller: str, work: Work, *, of_pipeline: bool = False
     ) -> vertex.CustomJob:
-        """Check a job as the service does, and let it do its work."""
+        """Validate a job as the service does, and start its work."""
         project = project_of(self.world, parent, self.region)
         self.world.require(caller, "aiplatform.customJobs.create", f"projects/{project.id}")
         work.check()
@@ -93,7 +93,7 @@ class JobService:
         return made
 
     def advance(self, name: str) -> vertex.CustomJob:
-        """Let a job go on by one look."""
+        """Advance a job by one poll."""
         with self.world.lock:
             job, work = self.jobs[name], self._work[name]
             if job.state in ENDED:
@@ -116,7 +116,7 @@ class JobService:
             return job
 
     def go_on(self) -> None:
-        """Let the jobs that were asked for by a call go on, whether anyone looks at them or not."""
+        """Advance the jobs created by a call, whether or not they are polled."""
         for name in [name for name in self.jobs if name not in self._of_pipelines]:
             self.advance(name)
 
@@ -127,7 +127,7 @@ class JobService:
                 job.state = State.JOB_STATE_CANCELLING
 
     def end(self, name: str, *, failed: bool = False, cancelled: bool = False) -> None:
-        """End a job that another decides on: a pipeline its launcher's, which has ended or is being cancelled."""
+        """End a job that its pipeline ends or cancels."""
         with self.world.lock:
             job = self.jobs[name]
             if job.state not in ENDED:
@@ -145,7 +145,7 @@ class JobService:
             self.log.write_job(job.name, "service", {"severity": "ERROR", "message": message})
 
     def _cannot_pull(self, job: vertex.CustomJob) -> str | None:
-        """The sentence for an image that the service agent may not pull."""
+        """Return the message for an image that the service agent may not pull."""
         project = self.world.project(job.name.split("/")[1])
         agent = f"service-{project.number}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
         for pool in job.job_spec.worker_pool_specs:
@@ -200,7 +200,7 @@ def _in(project: Project, name: str) -> bool:
 
 
 def _fields(job: vertex.CustomJob) -> Mapping[str, Any]:
-    """A job as its filters see it."""
+    """Return a job's fields for filters."""
     created = job.create_time.isoformat() if job.create_time else ""
     return {
         "display_name": job.display_name,

@@ -16,7 +16,7 @@ CONTEXT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,127}")
 
 
 class MetadataService:
-    """Contexts by name; the store is there as soon as a pipeline has run."""
+    """Contexts by name; the store exists once a pipeline has run."""
 
     def __init__(self, world: World, region: str) -> None:
         self.world = world
@@ -30,7 +30,7 @@ class MetadataService:
         }
 
     def add(self, name: str, schema: str) -> vertex.Context:
-        """Make a context, as a pipeline does for its run."""
+        """Create a context, as a pipeline does for its run."""
         context = vertex.Context(name=name, schema_title=schema, schema_version="0.0.1")
         self.contexts[name] = context
         return context

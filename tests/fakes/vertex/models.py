@@ -115,13 +115,13 @@ class ModelService:
         return version
 
     def _move(self, name: str, to: vertex.Model, aliases: list[str]) -> None:
-        """Give a version aliases; an alias is on one version at a time."""
+        """Set a version's aliases; an alias belongs to one version at a time."""
         for version in self.models[name]:
             version.version_aliases = [alias for alias in version.version_aliases if alias not in aliases]
         to.version_aliases = [*to.version_aliases, *aliases]
 
     def _version(self, name: str, caller: str, permission: str) -> vertex.Model:
-        """A version by its number or alias behind @; without one, the default version."""
+        """Return a version by its number or alias after @; by default the default version."""
         base, _, wanted = name.partition("@")
         parent, _, identity = base.rpartition("/models/")
         project = project_of(self.world, parent, self.region)
@@ -139,5 +139,5 @@ def _check_alias(alias: str) -> None:
 
 
 def _fields(model: vertex.Model) -> Mapping[str, Any]:
-    """A model as its filters see it."""
+    """Return a model's fields for filters."""
     return {"display_name": model.display_name, "labels": dict(model.labels), "model": model.name.rpartition("/")[2]}

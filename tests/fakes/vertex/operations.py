@@ -13,7 +13,7 @@ from tests.fakes.world import World
 
 
 class Operations:
-    """google.longrunning.Operations. `looks`: how often an operation is asked for until it is done."""
+    """google.longrunning.Operations. `looks`: the number of polls until an operation is done."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -24,14 +24,14 @@ class Operations:
         return {"GetOperation": (operations_pb2.GetOperationRequest, self._get)}
 
     def start(self, parent: str, work: Callable[[], Any]) -> operations_pb2.Operation:
-        """An operation below `parent`, whose answer is what `work` gives when it is done (a message)."""
+        """Return an operation below `parent`; its response is the message that `work` returns."""
         with self.world.lock:
             operation = operations_pb2.Operation(name=f"{parent}/operations/{self.world.number()}")
             self._running[operation.name] = (self.looks, operation, work)
             return operation
 
     def pass_time(self) -> None:
-        """Let what is under way go on, whether or not anyone asks for it: its starter may never have heard of it."""
+        """Advance all operations, whether or not they are polled: their response may have been lost."""
         with self.world.lock:
             for name in list(self._running):
                 self._look(name)

@@ -34,7 +34,7 @@ KINDS: dict[int, tuple[type, ...]] = {
 
 
 def check_pipeline_job(world: World, project: Project, job: vertex.PipelineJob, job_id: str, caller: str) -> None:
-    """Raise what CreatePipelineJob answers for a job that cannot be."""
+    """Raise CreatePipelineJob's error for an invalid job."""
     world.require(caller, "aiplatform.pipelineJobs.create", f"projects/{project.id}")
     if job_id and not JOB_ID.fullmatch(job_id):
         raise invalid(f"Invalid pipeline_job_id {job_id!r}: it must match the regex [a-z][-a-z0-9]{{0,127}}.")
@@ -74,7 +74,7 @@ def check_pipeline_job(world: World, project: Project, job: vertex.PipelineJob, 
 
 
 def specification_of(job: vertex.PipelineJob) -> PipelineSpec:
-    """A job's pipeline spec, parsed.
+    """Return a job's parsed pipeline spec.
 
     Raises:
         ServiceError: It is no pipeline spec.
@@ -87,7 +87,7 @@ def specification_of(job: vertex.PipelineJob) -> PipelineSpec:
 
 
 def check_specification(specification: PipelineSpec) -> None:
-    """Names fit together: every task has a component, every component an executor or a DAG, every image a name."""
+    """Check references: every task has a component, every component an executor or a DAG, every image a name."""
     if specification.schema_version != "2.1.0" or not specification.pipeline_info.name:
         raise invalid("The pipeline spec has no pipelineInfo.name, or a schemaVersion that is not supported.")
     executors = specification.deployment_spec.fields["executors"].struct_value.fields
@@ -106,7 +106,7 @@ def check_specification(specification: PipelineSpec) -> None:
 
 
 def check_parameters(specification: PipelineSpec, job: vertex.PipelineJob) -> None:
-    """The runtime parameters are the pipeline's, of its types, and none is missing."""
+    """Check that the runtime parameters match the pipeline's names and types, and that none is missing."""
     defined = specification.root.input_definitions.parameters
     given = parameters_of(job)
     for name, value in given.items():
@@ -120,6 +120,6 @@ def check_parameters(specification: PipelineSpec, job: vertex.PipelineJob) -> No
 
 
 def parameters_of(job: vertex.PipelineJob) -> dict[str, Any]:
-    """A job's runtime parameters as plain values."""
+    """Return a job's runtime parameters as plain values."""
     values = vertex.PipelineJob.pb(job).runtime_config.parameter_values
     return {name: json_format.MessageToDict(value) for name, value in values.items()}

@@ -28,7 +28,7 @@ State = vertex.PipelineState
 
 
 class PipelineService:
-    """Pipeline jobs by name. `script` says how those that are made from now on go, where there are no `containers`."""
+    """Pipeline jobs by name. Without `containers`, `script` controls the jobs that are created from now on."""
 
     def __init__(self, world: World, region: str, jobs: JobService, metadata: MetadataService) -> None:
         self.world = world
@@ -129,7 +129,7 @@ class PipelineService:
 
 
 def _fields(job: vertex.PipelineJob) -> Mapping[str, Any]:
-    """A job as its filters see it."""
+    """Return a job's fields for filters."""
     return {
         "display_name": job.display_name,
         "pipeline_name": job.pipeline_spec["pipelineInfo"]["name"],

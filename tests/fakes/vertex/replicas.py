@@ -30,7 +30,7 @@ REPLICA_LABEL = "slipway.test.replica"
 
 @dataclass(frozen=True)
 class Replica:
-    """One container of a job: `address` is where the others reach it."""
+    """One container of a job; the others reach it at `address`."""
 
     pool: int
     index: int
@@ -46,7 +46,7 @@ class Replica:
 
 
 class Replicas:
-    """A job's containers, watched until the primary replica ends well, one fails, or all are stopped."""
+    """A job's containers, watched until the primary replica succeeds, one fails, or all are stopped."""
 
     def __init__(self, containers: Containers) -> None:
         self._containers = containers
@@ -58,7 +58,7 @@ class Replicas:
         self._ended: Ended | None = None
 
     def check(self) -> None:
-        """Nothing: every job that the service accepts is taken."""
+        """Do nothing: every valid job is accepted."""
 
     def start(self, job: vertex.CustomJob) -> None:
         threading.Thread(target=self._run, args=(vertex.CustomJob(job),), daemon=True).start()
@@ -82,7 +82,7 @@ class Replicas:
         self._ended = ended
 
     def _failure(self, job: vertex.CustomJob) -> Failure | None:
-        """Run the job to its end; None for a good one."""
+        """Run the job to its end; return None on success."""
         replicas = replicas_of(job)
         for replica in replicas:
             self._start(job, replica, replicas)
@@ -126,7 +126,7 @@ class Replicas:
         threading.Thread(target=lambda: self._ends.put((replica, container.wait())), daemon=True).start()
 
     def _take_first_end(self) -> tuple[Replica, int]:
-        """Wait for an end; of several, the earliest is taken: a replica's end makes others end in the next moment."""
+        """Wait for the first replica that ends; the others end shortly after because of it."""
         ends = [self._ends.get()]
         while len(ends) < sum(container.ended() for container in self._running.values()):
             ends.append(self._ends.get())
@@ -152,7 +152,7 @@ class Replicas:
 
 
 def replicas_of(job: vertex.CustomJob) -> list[Replica]:
-    """A job's replicas in order. They share this machine's network, so each has a port of its own, not all 2222."""
+    """Return a job's replicas in order. They share this machine's network, so each has its own port instead of 2222."""
     identity = job.name.rpartition("/")[2]
     places = [
         (number, index)
@@ -167,7 +167,7 @@ def replicas_of(job: vertex.CustomJob) -> list[Replica]:
 
 
 def environment_of(job: vertex.CustomJob, replica: Replica, replicas: list[Replica]) -> dict[str, str]:
-    """What the service tells a replica. TF_CONFIG is only there where several train."""
+    """Return a replica's environment; TF_CONFIG is set only with several replicas."""
     _, number, _, location, _, identity = job.name.split("/")
     pools: dict[str, list[str]] = {}
     tasks: dict[str, list[str]] = {}

@@ -39,7 +39,7 @@ SETTABLE = (
 
 
 class ScheduleService:
-    """Schedules by name. `ahead` is how far the service's clock is before ours: `move` turns it, and starts runs."""
+    """Schedules by name. `ahead` is the service clock's offset; `move` advances the clock and starts runs."""
 
     def __init__(self, world: World, region: str, pipelines: PipelineService, operations: Operations) -> None:
         self.world = world
@@ -66,17 +66,17 @@ class ScheduleService:
 
     @property
     def now(self) -> datetime:
-        """The service's time."""
+        """Return the service's time."""
         return datetime.now(UTC) + self.ahead
 
     def move(self, by: timedelta) -> list[vertex.PipelineJob]:
-        """Let time go by; the jobs that were started meanwhile."""
+        """Advance the clock; return the jobs that were started."""
         with self.world.lock:
             self.ahead += by
             return [job for name in list(self.schedules) for job in self._due(name)]
 
     def _due(self, name: str) -> list[vertex.PipelineJob]:
-        """Start what a schedule has to start by now."""
+        """Start a schedule's due runs."""
         schedule = self.schedules[name]
         if schedule.state != State.ACTIVE:
             return []
@@ -117,7 +117,7 @@ class ScheduleService:
         return 0 < schedule.max_concurrent_active_run_count <= active
 
     def _times(self, schedule: vertex.Schedule, after: datetime, until: datetime) -> list[datetime]:
-        """The times of a schedule's cron in (after, until]."""
+        """Return the times of a schedule's cron in (after, until]."""
         match = CRON.fullmatch(schedule.cron)
         assert match
         times = []
@@ -151,7 +151,7 @@ class ScheduleService:
             return self._shown(schedule)
 
     def _check(self, project: Project, schedule: vertex.Schedule, caller: str) -> None:
-        """Raise what CreateSchedule answers for a schedule that cannot be."""
+        """Raise CreateSchedule's error for an invalid schedule."""
         check_display_name(schedule.display_name)
         match = CRON.fullmatch(schedule.cron)
         if not match:
@@ -245,7 +245,7 @@ class ScheduleService:
         return project, self.schedules[full]
 
     def _shown(self, schedule: vertex.Schedule) -> vertex.Schedule:
-        """A copy, with the time of its next run."""
+        """Return a copy with the time of its next run."""
         shown = vertex.Schedule(schedule)
         if schedule.state == State.ACTIVE:
             later = self._times(schedule, self._seen[schedule.name], self.now + timedelta(days=366))
@@ -254,5 +254,5 @@ class ScheduleService:
 
 
 def _fields(schedule: vertex.Schedule) -> Mapping[str, Any]:
-    """A schedule as its filters see it."""
+    """Return a schedule's fields for filters."""
     return {"display_name": schedule.display_name, "state": schedule.state.name}

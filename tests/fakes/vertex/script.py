@@ -14,7 +14,7 @@ EXITED = (
 
 @dataclass(frozen=True)
 class Failure:
-    """How a job ends badly. In `message`, {replica}, {status}, {number} and {job} are filled in."""
+    """How a job fails. {replica}, {status}, {number} and {job} in `message` are replaced."""
 
     message: str = EXITED
     replica: str = "workerpool0-0"
@@ -22,7 +22,7 @@ class Failure:
     code: int = 9  # google.rpc.Code.FAILED_PRECONDITION
 
     def text(self, number: str, job: str) -> str:
-        """The message, of the project with this number."""
+        """Return the message for the project with this number."""
         filled = self.message
         for name, value in {"replica": self.replica, "status": self.status, "number": number, "job": job}.items():
             filled = filled.replace(f"{{{name}}}", str(value))
@@ -31,7 +31,7 @@ class Failure:
 
 @dataclass
 class StepScript:
-    """One task, by its name in the spec. `looks`: how often its pipeline or job is looked at before it ends.
+    """One task, by its name in the spec. `looks`: the number of polls before it ends.
 
     `logs` are lines by replica (`workerpool0-0`), or entries ({"severity", "message"}); they come one a look, and what
     is left when the task ends. `refused` is what the job service answers when the task's job is to be made.
@@ -46,7 +46,7 @@ class StepScript:
 
 
 class Script:
-    """The steps of the runs to come: `script["custom-training-job"].failure = Failure(…)`."""
+    """The steps of future runs: `script["custom-training-job"].failure = Failure(…)`."""
 
     def __init__(self) -> None:
         self._steps: dict[str, StepScript] = {}

@@ -21,12 +21,12 @@ IMAGE = re.compile(
 
 
 def invalid(message: str) -> ServiceError:
-    """An INVALID_ARGUMENT."""
+    """Return an INVALID_ARGUMENT error."""
     return ServiceError(400, message)
 
 
 def project_of(world: World, parent: str, region: str) -> Project:
-    """The project of a parent in the region that is served here, with Vertex AI enabled in it."""
+    """Return the project of a parent in this region; Vertex AI must be enabled."""
     match = PARENT.fullmatch(parent)
     if not match:
         raise invalid(f"Invalid resource name {parent}.")
@@ -64,7 +64,7 @@ def check_network(network: str) -> None:
 
 
 def check_object(uri: str, field: str) -> str:
-    """See that `uri` names an object below a bucket; the bucket."""
+    """Check that `uri` names an object in a bucket; return the bucket."""
     if not OBJECT.fullmatch(uri):
         raise invalid(f"Invalid {field} {uri!r}: URI pattern must be gs://bucket/object")
     return uri.removeprefix("gs://").partition("/")[0]
@@ -76,7 +76,7 @@ def check_key(key: str) -> None:
 
 
 def check_act_as(world: World, project: Project, caller: str, account: str) -> None:
-    """The caller may act as the account, which exists."""
+    """Check that the account exists and that the caller may act as it."""
     name = f"projects/{project.id}/serviceAccounts/{account}"
     if account not in world.accounts or not world.allowed(
         caller, "iam.serviceAccounts.actAs", name, f"projects/{project.id}"

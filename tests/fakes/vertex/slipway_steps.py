@@ -1,4 +1,4 @@
-"""Outputs of Slipway's steps without their work: the fakes pull no images. Only the plan is really computed."""
+"""Outputs of Slipway's steps without running them; only the plan is computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARDS = 64
 
 
 def outputs_of(task: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """A step's output parameters, by the task's name in the spec."""
+    """Return a step's output parameters by task name."""
     if task == "plan-training":
         plan = plan_training(
             pools=whole_numbers(inputs["pools"]),
@@ -35,7 +35,7 @@ def outputs_of(task: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def artifacts_of(task: str, root: str, outputs: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """A step's output artifacts by name: where each is, and its metadata."""
+    """Return a step's output artifacts by name: URI and metadata."""
     place = f"{root}/{task}"
     if task == "prepare-data":
         return {"dataset": ("gs://bucket/datasets/digits/0", {"examples": {"train": EXAMPLES, "test": 10_000}})}
@@ -57,7 +57,7 @@ def artifacts_of(task: str, root: str, outputs: Mapping[str, Any]) -> dict[str, 
 
 
 def _manifest() -> Manifest:
-    """A prepared set of MNIST's size, in as many shards as any job here has replicas."""
+    """A prepared data set of MNIST's size, with enough shards for any job here."""
     each = EXAMPLES // SHARDS
     shards = [Shard(file=f"train-{number:05d}", examples=each, bytes=1, sha256="0" * 64) for number in range(SHARDS)]
     classes = [str(digit) for digit in range(10)]

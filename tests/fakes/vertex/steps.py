@@ -1,4 +1,4 @@
-"""How a pipeline's tasks do their work: by a test's script, or in real containers (see container_steps)."""
+"""The work of a pipeline's tasks: scripted by a test, or in real containers (see container_steps)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ STEP_MACHINE = "e2-standard-4"
 
 
 class StepFailed(Exception):
-    """A task that did not do its work, in the service's words."""
+    """A failed task, with the service's message."""
 
 
 class Steps(Protocol):
     """The work of one pipeline job's tasks."""
 
     def is_cached(self, task: Task) -> bool:
-        """Whether an earlier result takes the place of the task's work."""
+        """Whether the task's result is cached."""
 
     def launch(
         self,
@@ -39,17 +39,17 @@ class Steps(Protocol):
         inputs: Mapping[str, Any],
         artifacts: Mapping[str, vertex.Artifact],
     ) -> None:
-        """Make the job of a task's container, with the input parameters and artifacts. Raises ServiceError."""
+        """Create the job of a task's container from its input parameters and artifacts. Raises ServiceError."""
 
     def advance(self, task: Task) -> bool:
-        """Go on; whether the work is done, well. Raises StepFailed."""
+        """Advance; return whether the work has succeeded. Raises StepFailed."""
 
     def finish(self, task: Task, inputs: Mapping[str, Any]) -> None:
-        """Put the outputs and artifacts of a task that is done, or cached, into it. Raises StepFailed."""
+        """Write the outputs and artifacts of a finished or cached task. Raises StepFailed."""
 
 
 class ScriptedSteps:
-    """Steps that take as many looks as their script says, and give what Slipway's own give."""
+    """Steps that end after the scripted number of polls and return what Slipway's steps return."""
 
     def __init__(self, pipeline: vertex.PipelineJob, jobs: JobService, script: Script) -> None:
         self._pipeline = pipeline
@@ -66,7 +66,7 @@ class ScriptedSteps:
         inputs: Mapping[str, Any],
         artifacts: Mapping[str, vertex.Artifact],
     ) -> None:
-        """Also makes the job that a launcher makes, at once."""
+        """Create the task's job and, for a launcher, the job that it creates."""
         parent, account = parent_of(self._pipeline), account_of(self._pipeline)
         script = self._script[task.name]
         launcher = "--payload" in container.get("args", []) and "CustomJob" in container["args"]
@@ -105,23 +105,23 @@ class ScriptedSteps:
 
 
 def parent_of(pipeline: vertex.PipelineJob) -> str:
-    """Where a pipeline's jobs are made."""
+    """Return the parent of a pipeline's jobs."""
     return pipeline.name.partition("/pipelineJobs/")[0]
 
 
 def account_of(pipeline: vertex.PipelineJob) -> str:
-    """As whom a pipeline's steps run."""
+    """Return the account of a pipeline's steps."""
     number = pipeline.name.split("/")[1]
     return pipeline.service_account or f"{number}-compute@developer.gserviceaccount.com"
 
 
 def root_of(pipeline: vertex.PipelineJob) -> str:
-    """Where a pipeline job's tasks leave what they make: a gs:// URI."""
+    """Return the gs:// URI of a pipeline job's outputs."""
     return f"{pipeline.runtime_config.gcs_output_directory}/{pipeline.name.rpartition('/')[2]}"
 
 
 def step_job(image: str, account: str) -> vertex.CustomJob:
-    """The job that the service makes of a task's container."""
+    """Return the job that the service creates for a task's container."""
     pool = {
         "machine_spec": {"machine_type": STEP_MACHINE},
         "replica_count": 1,
@@ -133,7 +133,7 @@ def step_job(image: str, account: str) -> vertex.CustomJob:
 
 
 def custom_job_of(arguments: list[str], inputs: Mapping[str, Any]) -> vertex.CustomJob:
-    """What the launcher of google-cloud-pipeline-components sends: its payload filled in, without what is empty."""
+    """Return the launcher's request: its payload with values filled in and empty fields removed."""
     payload = arguments[arguments.index("--payload") + 1]
 
     def fill(match: re.Match[str]) -> str:
@@ -147,7 +147,7 @@ def custom_job_of(arguments: list[str], inputs: Mapping[str, Any]) -> vertex.Cus
 
 
 def _without_empty(value: Any) -> Any:
-    """Without what is empty, and whole floats as ints: the launcher reads numbers that were written as JSON."""
+    """Remove empty fields and convert integral floats to ints, as JSON numbers are read by the launcher."""
     if isinstance(value, dict):
         kept = {key: _without_empty(item) for key, item in value.items()}
         return {key: item for key, item in kept.items() if item not in (None, "", {}, [])}
@@ -157,7 +157,7 @@ def _without_empty(value: Any) -> Any:
 
 
 def resources_of(job: str) -> str:
-    """What a launcher writes of the job that it made."""
+    """Return the launcher's output for the job that it created."""
     location = job.split("/")[3]
     uri = f"https://{location}-aiplatform.googleapis.com/v1/{job}"
     return json.dumps({"resources": [{"resourceType": "CustomJob", "resourceUri": uri}]})

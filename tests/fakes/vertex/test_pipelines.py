@@ -51,7 +51,7 @@ def request_of(specification: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def run(google: FakeGoogle, specification: dict[str, Any]) -> tuple[Any, dict[str, str]]:
-    """A run to its end by the client's eyes: the job, and its tasks' states by name."""
+    """Poll a run to its end; return the job and the states of its tasks by name."""
     client = Connection(PROJECT, REGION, google.endpoints).pipelines
     job = client.create_pipeline_job(request_of(specification))
     for _ in range(40):

@@ -32,7 +32,7 @@ def test_the_trainer_finds_its_place(counts: tuple[int, ...]):
     replicas = replicas_of(made)
     found = [read(environment_of(made, replica, replicas)) for replica in replicas]
     assert [cluster.rank for cluster in found] == list(range(sum(counts)))
-    assert {cluster.replicas for cluster in found} == {sum(counts)}
+    assert {cluster.world_size for cluster in found} == {sum(counts)}
     if len(replicas) > 1:
         assert [task.address for task in found[0].tasks] == [replica.address for replica in replicas]
 
@@ -58,7 +58,7 @@ def test_folders_are_named_where_there_is_an_output_directory():
 
 
 class Ending:
-    """A container whose end the engine dated at `second`, and which is waited for until `noticed` is set."""
+    """A container that ended at `second` by the engine's clock; `wait` returns when `noticed` is set."""
 
     def __init__(self, second: int, code: int, noticed: threading.Event) -> None:
         self._end = End(datetime(2026, 1, 1, second=second, tzinfo=UTC), code)
@@ -76,7 +76,7 @@ class Ending:
 
 
 class Endings:
-    """Containers of a job: the worker ends first, and the chief, which ends of that, is noticed first."""
+    """Containers of a job: the worker ends first, but the end of the chief is noticed first."""
 
     def __init__(self) -> None:
         at_once, late = threading.Event(), threading.Event()

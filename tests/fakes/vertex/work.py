@@ -13,7 +13,7 @@ from tests.fakes.vertex.script import Failure, StepScript
 
 @dataclass(frozen=True)
 class Ended:
-    """A job's work is over: well, or with a failure."""
+    """The end of a job's work: success or a failure."""
 
     failure: Failure | None = None
 
@@ -22,20 +22,20 @@ class Work(Protocol):
     """The work of one job."""
 
     def check(self) -> None:
-        """Raise what the service answers instead of taking the job."""
+        """Raise the service's error if it rejects the job."""
 
     def start(self, job: vertex.CustomJob) -> None:
-        """Begin: the job has its machines."""
+        """Start the work: the job has its machines."""
 
     def look(self) -> Ended | None:
-        """How it ended, once it has."""
+        """Return how it ended; None while it runs."""
 
     def stop(self) -> None:
-        """Begin to end it: a later look says when that is done."""
+        """Start to end it; a later poll reports the end."""
 
 
 class ScriptedWork:
-    """Waits, prints and ends as its script says, by how often it is looked at."""
+    """Waits, prints and ends according to its script and the number of polls."""
 
     def __init__(self, script: StepScript, log: Log) -> None:
         self._script = script

@@ -16,7 +16,7 @@ LARGEST_JOB = 4
 
 
 def check_worker_pools(spec: vertex.CustomJobSpec, region: str) -> None:
-    """Raise what CreateCustomJob answers for pools that cannot run in `region`."""
+    """Raise CreateCustomJob's error for pools that cannot run in `region`."""
     pools = list(spec.worker_pool_specs)
     if not pools or not _used(pools[0]):
         raise invalid("The first worker pool spec must be specified.")
@@ -35,7 +35,7 @@ def check_worker_pools(spec: vertex.CustomJobSpec, region: str) -> None:
 
 
 def check_quota(world: World, spec: vertex.CustomJobSpec, project: str, region: str, running: Counter[str]) -> None:
-    """Raise what is answered when the pools want more than `world.quotas` leave; `running` is what others hold."""
+    """Raise the service's error if the pools exceed `world.quotas`; `running` is the usage of other jobs."""
     for metric, wanted in demand(spec).items():
         limit = world.quotas.get((project, region, metric))
         if limit is not None and running[metric] + wanted > limit:
@@ -43,7 +43,7 @@ def check_quota(world: World, spec: vertex.CustomJobSpec, project: str, region: 
 
 
 def demand(spec: vertex.CustomJobSpec) -> Counter[str]:
-    """How much of which quota metric a job takes: accelerators, or vCPUs where it has none."""
+    """Return a job's usage by quota metric: accelerators, or vCPUs if it has none."""
     strategy = vertex.Scheduling.Strategy
     preemptible = "preemptible_" if spec.scheduling.strategy in (strategy.SPOT, strategy.FLEX_START) else ""
     taken: Counter[str] = Counter()
@@ -112,5 +112,5 @@ def _is_tpu(spec: vertex.MachineSpec) -> bool:
 
 
 def _used(pool: Any) -> bool:
-    """A skipped pool is an empty message."""
+    """Whether a pool has replicas; a skipped pool is an empty message."""
     return bool(pool.machine_spec.machine_type or pool.replica_count or pool.container_spec.image_uri)

@@ -155,7 +155,7 @@ def failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 @pytest.fixture
 def resumed(monkeypatch: pytest.MonkeyPatch) -> list:
-    """What was run, in place of running it."""
+    """The runs that would have been started."""
     seen: list = []
 
     def run(folder, config, record, watcher):
@@ -170,7 +170,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> list:
 @pytest.mark.parametrize(
     "setting", ["evaluate.gate.minimum=0.5", "register.model=other", "train.restarts.at_most=1", "evaluate={}"]
 )
-def test_what_the_weights_do_not_depend_on_may_change_in_a_resumed_run(failed: RunFolder, resumed: list, setting: str):
+def test_a_resumed_run_accepts_settings_that_do_not_affect_the_weights(failed: RunFolder, resumed: list, setting: str):
     result = invoke("run", "--resume", "latest", "--set", setting)
     assert result.exit_code == 0, result.output
     [(config, record)] = resumed
@@ -209,7 +209,7 @@ def test_a_rejected_model_fails_the_command_only_where_asked(
         (("--set", "evaluate.gate.minimum=.inf"), "finite"),
     ],
 )
-def test_what_a_resumed_run_refuses(failed: RunFolder, resumed: list, options: tuple[str, ...], words: str):
+def test_a_resumed_run_refuses_other_settings(failed: RunFolder, resumed: list, options: tuple[str, ...], words: str):
     before = failed.configuration_file.read_bytes()
     result = invoke("run", "--resume", "latest", *options)
     assert result.exit_code == 2

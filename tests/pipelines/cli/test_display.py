@@ -24,7 +24,7 @@ DECODING = {
 
 
 class Shown:
-    """A display of a run of two steps, and the text that it has printed."""
+    """A display of a run with two steps, and its printed text."""
 
     def __init__(self, *, terminal: bool) -> None:
         self.file = io.StringIO()
@@ -51,7 +51,7 @@ class Shown:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_it_shows_what_a_step_does_and_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_step_shows_its_phase_and_progress(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "QUIET_SECONDS", 0.02)
     monkeypatch.setattr(display, "POLL_SECONDS", 0.01)
     shown = Shown(terminal=terminal)
@@ -71,7 +71,7 @@ def test_it_shows_what_a_step_does_and_how_far_it_is(terminal: bool, monkeypatch
     assert "starting" not in shown.text.partition("✓ evaluate")[2]
 
 
-def test_a_bar_whose_phase_has_ended_is_as_empty_as_a_new_one() -> None:
+def test_the_progress_bar_is_reset_after_a_phase() -> None:
     shown = Shown(terminal=True)
     with shown.display:
         shown.tell("train", "started")
@@ -82,7 +82,7 @@ def test_a_bar_whose_phase_has_ended_is_as_empty_as_a_new_one() -> None:
         assert (task.completed, task.total) == (0, None)
 
 
-def test_lines_are_further_apart_the_longer_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_lines_become_rarer_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(display, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(display, "QUIET_SHARE", 1e6)
@@ -93,7 +93,7 @@ def test_lines_are_further_apart_the_longer_a_step_takes(monkeypatch: pytest.Mon
     assert shown.text == ""
 
 
-def test_a_line_of_figures_gives_rate_and_time_left() -> None:
+def test_a_progress_line_shows_rate_and_remaining_time() -> None:
     line = display.figures_line(DECODING)
     assert line == "12,000/44,440 images decoded, 24,000 images/s, 1 s left"
     values = {"loss": 0.47123, "steps_per_second": 155.2}

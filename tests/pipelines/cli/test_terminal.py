@@ -24,7 +24,7 @@ CONFIGURATION = Path(__file__).parents[3] / "configs/digits.yaml"
 
 
 def invoke(error: BaseException, *arguments: str) -> Result:
-    """What a command does that raises `error`."""
+    """Run a command that raises `error`."""
     commands = typer.Typer(cls=Commands)
 
     @commands.command()
@@ -55,19 +55,19 @@ def invoke(error: BaseException, *arguments: str) -> Result:
     ],
     ids=" ".join,
 )
-def test_every_mistake_is_an_object_on_stdout_with_json(arguments: tuple[str, ...]) -> None:
+def test_with_json_every_error_is_an_object_on_stdout(arguments: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*arguments, "--json"])
     assert result.exit_code == 2
     assert json.loads(result.stdout)["error"]["message"]
     assert result.stderr == ""
 
 
-def test_help_is_no_mistake() -> None:
+def test_help_is_not_an_error() -> None:
     result = CliRunner().invoke(app, ["run", "--json", "--help"])
     assert (result.exit_code, "Usage:" in result.stdout) == (0, True)
 
 
-def test_a_users_mistake_is_a_screen_or_an_object() -> None:
+def test_a_user_error_is_text_or_a_json_object() -> None:
     error = UserError("No.", setting="train.epochs", value=3, nearest="4", fix="--set train.epochs=4")
     shown = invoke(error)
     assert (shown.exit_code, shown.stdout, shown.stderr) == (2, "", f"error: {error}\n")
@@ -84,7 +84,7 @@ def test_a_users_mistake_is_a_screen_or_an_object() -> None:
         ("docker", "pip install docker"),
     ],
 )
-def test_a_package_that_is_missing_is_named_with_what_installs_it(module: str, command: str) -> None:
+def test_a_missing_package_is_named_with_its_install_command(module: str, command: str) -> None:
     result = invoke(ModuleNotFoundError(f"No module named {module!r}", name=module))
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"error: The Python package {module} is not installed.\n  fix:      {command}\n"
@@ -93,7 +93,7 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(module: str, c
 @pytest.mark.parametrize(
     "error", [ModuleNotFoundError("No module named 'dockerfile'", name="dockerfile"), ValueError("x")]
 )
-def test_any_other_exception_keeps_its_traceback_and_is_an_object_too(error: Exception) -> None:
+def test_other_exceptions_keep_their_traceback_and_are_json_objects_too(error: Exception) -> None:
     assert invoke(error).exception is error
     told = invoke(error, "--json")
     assert (told.exit_code, told.exception) == (1, error)
@@ -102,16 +102,14 @@ def test_any_other_exception_keeps_its_traceback_and_is_an_object_too(error: Exc
     assert "Traceback" in fields["traceback"]
 
 
-def test_a_question_that_is_broken_off_and_an_exit_keep_their_codes() -> None:
+def test_an_aborted_prompt_and_an_exit_keep_their_exit_codes() -> None:
     assert invoke(typer.Exit(3), "--json").exit_code == 3
     assert invoke(typer.Abort(), "--json").exit_code == 130
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/sys is Linux's")
 @pytest.mark.parametrize("command", ["run", "rehearse"])
-def test_a_folder_that_cannot_be_written_to_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_a_read_only_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     shutil.copy(CONFIGURATION, tmp_path)
     (tmp_path / "runs").symlink_to("/sys/kernel")  # where not even root may create a folder
     monkeypatch.chdir(tmp_path)
@@ -126,7 +124,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(
     ("number", "fix"),
     [(errno.ENOSPC, "free disk space"), (errno.EROFS, "you can write to"), (errno.ENAMETOOLONG, "a shorter name")],
 )
-def test_what_the_operating_system_refuses_is_one_screen(
+def test_an_operating_system_error_is_shown_without_traceback(
     monkeypatch: pytest.MonkeyPatch, number: int, fix: str
 ) -> None:
     def refuse(*_: object) -> None:
@@ -140,7 +138,7 @@ def test_what_the_operating_system_refuses_is_one_screen(
     assert fix in result.stderr
 
 
-def test_another_error_of_the_operating_system_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_operating_system_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
@@ -148,7 +146,7 @@ def test_another_error_of_the_operating_system_is_ours(monkeypatch: pytest.Monke
     assert isinstance(CliRunner().invoke(app, ["status"]).exception, OSError)
 
 
-def test_a_terminal_of_ascii_shows_marks_and_letters_in_another_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ascii_terminal_shows_replacements(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     print_any_character()

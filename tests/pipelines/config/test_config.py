@@ -93,7 +93,7 @@ def test_two_durations_are_refused(write):
         ("model.arguments.since=2026-01-01", "model.arguments.since", "'2026-01-01'"),
     ],
 )
-def test_what_is_almost_right_is_refused_with_the_option_that_fixes_it(write, override, setting, nearest):
+def test_a_typo_is_refused_with_the_option_that_fixes_it(write, override, setting, nearest):
     path = write(MINIMAL)
     error = refusal(path, override)
     assert error.setting == setting
@@ -143,14 +143,14 @@ def test_a_missing_section_is_named_with_its_keys(write, values):
     assert load(path, ["data.source=digits"]).data.source == "digits"
 
 
-def test_a_problem_of_the_file_and_one_of_set_are_told_apart(write):
+def test_errors_name_the_file_or_the_set_option(write):
     path = write({**MINIMAL, "train": {"epochs": 2, "lr": 3}})
     assert refusal(path).message == f"{path} has the unknown key train.lr."
     assert refusal(path).fix == f"write train.learning_rate instead of train.lr in {path}"
     assert refusal(path, "train={epochs: 1, lr: 3}").message.startswith("--set train={epochs: 1, lr: 3}: train.lr")
 
 
-def test_no_number_that_is_not_finite_passes_between_configuration_and_step():
+def test_numbers_that_are_not_finite_are_refused():
     from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
     from slipway.trainer.config import ModelSettings
 
@@ -192,7 +192,7 @@ def test_the_limits_of_yaml_hold_for_overrides(write, override, words):
 
 
 @pytest.mark.parametrize("text", ["a: [1", "\t- x", "just words", "- 1\n- 2\n", ""])
-def test_what_is_not_a_mapping_in_yaml_is_refused(write, text):
+def test_yaml_that_is_not_a_mapping_is_refused(write, text):
     assert "run.yaml" in refusal(write(text)).message
 
 

@@ -36,7 +36,7 @@ if __name__ == "__main__": ...
 
 
 def folder(*paths: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
-    """Makes empty files; a path that ends with a slash is a folder."""
+    """Create empty files; a path that ends with a slash is a folder."""
 
     def make(here: Path, _patch: pytest.MonkeyPatch) -> None:
         for path in paths:
@@ -55,15 +55,15 @@ def builders(here: Path, _patch: pytest.MonkeyPatch) -> None:
 
 def without(*modules: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
     def hide(_here: Path, patch: pytest.MonkeyPatch) -> None:
-        there = installed._is_there
-        patch.setattr(installed, "_is_there", lambda name: name not in modules and there(name))
+        there = installed.is_installed
+        patch.setattr(installed, "is_installed", lambda name: name not in modules and there(name))
 
     return hide
 
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration that is refused: in which words, for which commands, in what kind of folder."""
+    """A refused configuration: the message, the commands that refuse it, and the files in the folder."""
 
     says: str
     options: tuple[str, ...] = ()
@@ -132,7 +132,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_doctor_run_and_compile_refuse_alike(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_run_and_compile_report_the_same_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = CASES[name]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
@@ -161,7 +163,7 @@ def test_doctor_run_and_compile_refuse_alike(name: str, tmp_path: Path, monkeypa
         assert not (tmp_path / "spec.yaml").exists()
 
 
-def test_a_sound_configuration_is_refused_by_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_valid_configuration_passes_all_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder("some/a/1.png", "some/b/1.png")(tmp_path, monkeypatch)
     builders(tmp_path, monkeypatch)

@@ -40,12 +40,12 @@ def test_hardware_that_the_engine_does_not_run_on_is_refused() -> None:
     assert "train.engine=jax" in (caught.value.fix or "")
 
 
-def test_several_tpu_chips_a_replica_are_refused_for_pytorch() -> None:
+def test_several_tpu_chips_per_replica_are_refused_for_pytorch() -> None:
     with pytest.raises(UserError, match="one TPU chip per replica; tpu-v6e-2x2 has 4"):
         engine.TrainingEngine().look(subject("pytorch", "tpu-v6e-2x2"))
 
 
-def test_what_the_engine_cannot_do_is_refused() -> None:
+def test_a_setting_that_the_engine_does_not_support_is_refused() -> None:
     with pytest.raises(UserError) as caught:
         engine.TrainingEngine().look(subject("jax", "cpu", xla=False))
     assert caught.value.setting == "train.xla"

@@ -97,7 +97,7 @@ def test_a_project_that_is_ready_passes(ready, tmp_path):
         ),
     ],
 )
-def test_what_is_wrong_is_found_alone(ready, tmp_path, spoil, check, says, fixes):
+def test_each_problem_fails_only_its_own_check(ready, tmp_path, spoil, check, says, fixes):
     spoil(ready)
     found = findings(ready, tmp_path, "t4x2")
     assert failed(found) == {check} | ({"image"} if check == "repository" and not ready.world.repositories else set())
@@ -105,7 +105,7 @@ def test_what_is_wrong_is_found_alone(ready, tmp_path, spoil, check, says, fixes
     assert fixes in found[check].fix
 
 
-def test_the_agents_that_are_not_there_before_the_first_job(ready, tmp_path):
+def test_missing_service_agents_before_the_first_job(ready, tmp_path):
     for name in (f"projects/{PROJECT}", REPOSITORY):
         policy = ready.world.policies[name]
         policy["bindings"] = [b for b in policy["bindings"] if "gcp-sa-aiplatform" not in b["members"][0]]
@@ -115,13 +115,13 @@ def test_the_agents_that_are_not_there_before_the_first_job(ready, tmp_path):
     assert found["first job"].fix == "slipway setup --apply"
 
 
-def test_a_tpu_asks_for_the_rights_of_its_agent(ready, tmp_path):
+def test_a_tpu_requires_the_roles_of_its_service_agent(ready, tmp_path):
     found = findings(ready, tmp_path, "tpu-v5e-2x4")
     assert TPU_AGENT in found["bucket rights"].found
     assert "TPU" in found["bucket rights"].found
 
 
-def test_the_bucket_of_the_data_is_looked_at_too(ready, tmp_path):
+def test_the_data_bucket_is_checked_too(ready, tmp_path):
     ready.storage.add_bucket("the-prepared", ready.world.projects[PROJECT], REGION)
     asked = subject(ready, tmp_path, data={"source": "digits", "store": "gs://the-prepared/sets"})
     found = {finding.check: finding for finding in examine_all(asked)}
@@ -129,7 +129,7 @@ def test_the_bucket_of_the_data_is_looked_at_too(ready, tmp_path):
     assert f"roles/storage.objectUser on gs://the-prepared for {RUNNER}" in found["bucket rights"].found
 
 
-def test_who_may_not_act_as_the_account_is_told_the_command(ready, tmp_path):
+def test_a_missing_act_as_permission_is_fixed_by_a_command(ready, tmp_path):
     ready.world.owners.clear()
     found = findings(ready, tmp_path)
     assert found["project"].status == "fail"
@@ -146,20 +146,20 @@ def test_who_may_not_act_as_the_account_is_told_the_command(ready, tmp_path):
     assert "storage.buckets.getIamPolicy is missing" in found["bucket rights"].found
 
 
-def test_without_credentials_only_they_fail(ready, tmp_path, monkeypatch):
+def test_without_credentials_only_that_check_fails(ready, tmp_path, monkeypatch):
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
     found = findings(ready, tmp_path)
     assert failed(found) == {"credentials"}
     assert found["credentials"].fix == "gcloud auth application-default login"
 
 
-def test_a_project_that_is_not_there_fails_once(ready, tmp_path):
+def test_a_missing_project_fails_one_check(ready, tmp_path):
     found = findings(ready, tmp_path, project="slipway-tset")
     assert failed(found) == {"project"}
     assert "slipway-tset" in found["project"].found
 
 
-def test_other_regions_with_quota_are_named_and_none_that_lacks_it(ready, tmp_path):
+def test_only_regions_with_quota_are_suggested(ready, tmp_path):
     ready.world.quotas.update(
         {(PROJECT, REGION, T4): 0, (PROJECT, "us-east1", T4): 4, (PROJECT, "europe-west2", T4): 4,
          (PROJECT, "europe-west1", T4): 1}
@@ -172,14 +172,14 @@ def test_other_regions_with_quota_are_named_and_none_that_lacks_it(ready, tmp_pa
     assert error.nearest == "europe-west2"
 
 
-def test_a_full_quota_of_schedules(ready, tmp_path):
+def test_an_exhausted_schedule_quota(ready, tmp_path):
     ready.service_usage.metrics = {SCHEDULES: 0}
     found = findings(ready, tmp_path)
     assert failed(found) == {"schedule quota"}
     assert "limit of" in found["schedule quota"].found and "is 0" in found["schedule quota"].found
 
 
-def test_the_checks_before_a_submission_stop_it(ready, tmp_path):
+def test_a_failed_check_stops_the_submission(ready, tmp_path):
     asked = subject(ready, tmp_path)
     refuse_on_failure(asked, submitting=True)
     take_away(ready, f"buckets/{BUCKET}", "roles/storage.objectUser")
@@ -188,7 +188,7 @@ def test_the_checks_before_a_submission_stop_it(ready, tmp_path):
         refuse_on_failure(asked, submitting=True)
 
 
-def test_one_that_does_not_answer_fails_alone(ready, tmp_path):
+def test_an_unreachable_service_fails_only_its_check(ready, tmp_path):
     hangs = threading.Event()
 
     class Hanging(Project):
@@ -206,20 +206,20 @@ def test_one_that_does_not_answer_fails_alone(ready, tmp_path):
     assert "did not respond within 3 s" in slow.found
 
 
-def test_an_error_of_the_service_is_a_sentence(ready, tmp_path):
+def test_a_service_error_is_one_sentence(ready, tmp_path):
     ready.faults.plan("consumerQuotaMetrics", ServiceError(500, "Internal error encountered."), times=100)
     found = findings(ready, tmp_path)
     assert failed(found) == {"quota", "schedule quota"}
     assert "Internal error encountered" in found["quota"].found
 
 
-def test_a_configuration_without_a_place_is_told_once(tmp_path):
+def test_a_missing_vertex_section_is_reported_once(tmp_path):
     result = CliRunner().invoke(app, ["doctor", "--target", "vertex"])
     assert result.exit_code == 1
     assert result.stdout.count("✗") == 1
 
 
-def test_setup_shows_then_makes(google, tmp_path, monkeypatch):
+def test_setup_shows_and_apply_creates(google, tmp_path, monkeypatch):
     import yaml
 
     google.world.projects[PROJECT].services = {"serviceusage.googleapis.com"}
@@ -242,7 +242,7 @@ def test_setup_shows_then_makes(google, tmp_path, monkeypatch):
     assert "vertex" in refused.stderr
 
 
-def test_setup_wants_an_account_of_its_own(google, tmp_path):
+def test_setup_requires_a_service_account(google, tmp_path):
     from rich.console import Console
 
     from slipway.pipelines.platforms.vertex.access import setup

@@ -16,7 +16,7 @@ def values():
     return json.loads(CATALOGUE_FILE.read_text())
 
 
-def test_every_machine_and_accelerator_is_there():
+def test_every_machine_and_accelerator_is_listed():
     offers = list(load().offers())
     assert len(offers) == 183  # and v2's and v3's slices, K80 and TPU_V5_LITEPOD, which have no machine of their own
     assert sum(offer.accelerator is None for offer in offers) == 80
@@ -25,7 +25,7 @@ def test_every_machine_and_accelerator_is_there():
     assert all(offer.counts for offer in gpus)
 
 
-def test_what_a_program_sees_of_a_chip():
+def test_memory_per_device():
     catalogue = load()
     memory = {row.name: row.device_memory_gb for row in catalogue.accelerators}
     assert memory["tpu-v2"] == 8  # a core's half of a chip
@@ -47,7 +47,7 @@ def test_topologies_are_as_many_machines_as_their_chips_need():
             assert chips_of(topology) == machine.chips * machines
 
 
-def test_what_is_no_longer_offered_has_a_successor_that_is():
+def test_retired_hardware_has_an_offered_replacement():
     catalogue = load()
     gone = [row for row in catalogue.accelerators if row.status != "offered"]
     assert {row.name for row in gone} == {"k80", "p100", "tpu-v4", "tpu-v5p", "tpu-v5-litepod"}
@@ -62,7 +62,7 @@ def test_regions_are_regions():
             assert region == "*" or re.fullmatch(r"[a-z]+-[a-z]+\d+", region), (row.name, region)
 
 
-def test_images_end_on_a_day():
+def test_images_have_an_end_date():
     ends = image_ends()
     assert len(ends) == 89
     assert ends["tf-gpu.2-17.py310"].isoformat() == "2026-07-11"

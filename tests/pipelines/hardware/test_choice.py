@@ -116,7 +116,7 @@ def test_chips_devices_and_machines():
     }
 
 
-def test_quota_of_spot_and_flex_is_another():
+def test_spot_and_flex_have_their_own_quota():
     assert parse("l4x4").quota_metric == "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
     assert (
         parse("l4x4+flex").quota_metric == "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_l4_gpus"
@@ -128,7 +128,7 @@ def test_quota_of_spot_and_flex_is_another():
     assert parse("t4x1").default_quota("us-east4") is None
 
 
-def test_a_mapping_knows_what_vertex_knows():
+def test_a_mapping_accepts_vertex_fields():
     hardware = parse(
         {
             "machine_type": "n1-standard-16",

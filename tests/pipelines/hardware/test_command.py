@@ -72,7 +72,7 @@ def test_filters_that_are_refused(filters, setting, nearest):
     assert (caught.value.setting, caught.value.nearest) == (setting, nearest)
 
 
-def test_a_choice_is_shown_whole(printed):
+def test_a_choice_is_shown_in_full(printed):
     text = printed(command.show_choice, "l4x4*2", region="us-central1")
     for words in (
         "2 x g2-standard-48: 48 vCPUs, 192 GB each",
@@ -124,8 +124,8 @@ def test_the_list_as_data():
         "command.show_choice(Console(), 'p100x4@n1-standard-8+flex')",
     ],
 )
-def test_it_answers_at_once_and_imports_nothing_heavy(do):
-    """The command line adds typer to this; the whole has to stay under 0.7 seconds."""
+def test_it_is_fast_and_imports_nothing_heavy(do):
+    """With typer, the command line must take less than 0.7 seconds."""
     program = f"""
 import sys
 from rich.console import Console

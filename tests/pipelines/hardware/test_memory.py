@@ -9,7 +9,7 @@ from slipway.pipelines.hardware import parse
 from slipway.pipelines.hardware.memory import GIB, device_bytes, fits_memory
 
 
-def test_what_training_keeps():
+def test_memory_of_variables_gradients_and_optimizer():
     need = fits_memory(parse("t4x4"), 2 * GIB, "adam", trainable_bytes=GIB)
     assert (need.variables, need.gradients, need.optimizer) == (2 * GIB, GIB, 2 * GIB)
     assert str(need) == "variables 2.00 GiB + gradients 1.00 GiB + state of adam 2.00 GiB = 5.00 GiB"
@@ -42,13 +42,13 @@ def test_refusals(choice, gibibytes, optimizer, part, nearest):
         fits_memory(parse(nearest), gibibytes * GIB, optimizer)
 
 
-def test_the_engine_runs_on_what_is_named_instead():
+def test_the_suggested_hardware_runs_the_engine():
     with pytest.raises(UserError) as caught:
         fits_memory(parse("tpu-v5e-2x4"), 5 * GIB, "adam", engine="tensorflow")
     assert caught.value.nearest == "l4x8"
 
 
-def test_momentum_is_a_value_for_each_weight():
+def test_momentum_needs_one_value_per_weight():
     assert fits_memory(parse("t4x1"), GIB, "sgd with momentum").optimizer == GIB
     assert fits_memory(parse("t4x1"), GIB, "sgd").optimizer == 0
 
@@ -62,6 +62,6 @@ def test_an_optimizer_without_state_is_named_where_it_would_fit():
     assert "sgd" not in caught.value.fix
 
 
-def test_more_chips_make_no_more_room():
+def test_more_chips_do_not_increase_the_memory_per_device():
     assert device_bytes(parse("t4x1")) == device_bytes(parse("t4x4*8")) == 16 * GIB
     assert device_bytes(parse("tpu-v3-8")) == device_bytes(parse("tpu-v3-32")) == 16 * GIB

@@ -115,7 +115,7 @@ def test_accepted(choice, circumstances):
     validate_for(parse(choice), **circumstances)
 
 
-def test_the_nearest_region_has_it():
+def test_the_suggested_region_offers_the_hardware():
     for choice in ("l4x1", "tpu-v5e-2x2", "gb200x4", "tpu-v3-32"):
         hardware = parse(choice)
         for region in ("europe-west9", "us-west8", "me-central1", "asia-east2", "northamerica-south1"):

@@ -15,7 +15,7 @@ RETIRED = {"k80", "p100"}
 
 
 def compatibility():
-    """(machine, accelerator, the counts that it takes) of the old service's published table."""
+    """Return (machine, accelerator, accepted counts) of the old service's published table."""
     with COMPATIBILITY.open() as file:
         for row in csv.DictReader(file):
             machine = row.pop("machine")

@@ -21,7 +21,7 @@ MACHINES = sorted(load().machine_index)
 
 @pytest.fixture(scope="module")
 def build():
-    """Build a CustomJob from a choice, and check that it survives the wire."""
+    """Build a CustomJob from a choice and check that it can be serialized and parsed."""
     from google.cloud.aiplatform_v1 import types
 
     def build(hardware: Hardware):
@@ -62,7 +62,7 @@ def test_every_choice_in_the_catalogue_builds_a_job(build):
 
 
 def check(hardware: Hardware, specification) -> None:
-    """The job says what the choice means, in the service's own words."""
+    """Check that the job's fields equal the choice."""
     chief, *others = specification.worker_pool_specs
     assert chief.replica_count == 1
     assert [pool.replica_count for pool in others] == [hardware.replicas - 1] * (hardware.replicas > 1)
@@ -80,7 +80,7 @@ def check(hardware: Hardware, specification) -> None:
 
 
 def check_answer(choice, build) -> None:
-    """Either a choice that reads back and builds, or a refusal whose nearest choice works."""
+    """Check that the text is a valid choice, or refused with a valid closest choice."""
     try:
         hardware = parse(choice)
     except UserError as error:

@@ -25,7 +25,7 @@ PREFIX = f"{REGION}-docker.pkg.dev/{PROJECT}/slipway"
 
 @pytest.fixture
 def project(google: FakeGoogle) -> FakeGoogle:
-    """A project with a bucket and a repository, into which Cloud Build's account may push."""
+    """A project with a bucket and a repository that Cloud Build's account may push to."""
     google.storage.add_bucket(BUCKET, google.world.projects[PROJECT], REGION)
     google.repositories.add(REPOSITORY)
     member = f"serviceAccount:{NUMBER}-compute@developer.gserviceaccount.com"
@@ -43,7 +43,7 @@ def configuration(google: FakeGoogle, folder: Path, **vertex: Any) -> Path:
 
 
 def compiled(path: Path) -> tuple[str, dict[str, Any], str]:
-    """What compile writes and says: the text, the spec and stderr."""
+    """Run compile; return its output, the spec and stderr."""
     spec = path.with_name("spec.yaml")
     result = CliRunner().invoke(app, ["compile", "-c", str(path), "--target", "vertex", "-o", str(spec)])
     assert result.exit_code == 0, result.output
@@ -80,7 +80,7 @@ def test_the_accelerator_changes_the_trainers_image_only(project: FakeGoogle, tm
     assert accelerator_of(load(path, (), "t4x2").parsed_hardware) == "gpu"
 
 
-def test_pytorchs_models_are_evaluated_where_pytorch_is(project: FakeGoogle, tmp_path: Path) -> None:
+def test_pytorch_models_are_evaluated_in_an_image_with_pytorch(project: FakeGoogle, tmp_path: Path) -> None:
     path = configuration(project, tmp_path)
     config = load(path, ("train.engine=pytorch",), "l4x4*2")
     found = {
@@ -100,7 +100,7 @@ def test_pytorchs_models_are_evaluated_where_pytorch_is(project: FakeGoogle, tmp
     assert "steps-gpu-pytorch@sha256:" in images.evaluation
 
 
-def test_compile_names_digests_once_they_are_built_and_tags_before(project: FakeGoogle, tmp_path: Path) -> None:
+def test_compile_uses_digests_of_built_images_and_tags_otherwise(project: FakeGoogle, tmp_path: Path) -> None:
     path = configuration(project, tmp_path)
     _, before, said = compiled(path)
     (tagged,) = images_of(before)
@@ -139,7 +139,7 @@ def test_the_step_finds_the_image_or_builds_it_again(project: FakeGoogle, tmp_pa
     assert project.world.writes["build"] == 3
 
 
-def test_without_credentials_compile_still_writes_and_says_so(
+def test_compile_without_credentials_writes_tags_and_warns(
     project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
@@ -148,7 +148,7 @@ def test_without_credentials_compile_still_writes_and_says_so(
     assert all(":" in image.rpartition("/")[2] for image in images_of(specification))
 
 
-def test_with_an_image_given_nothing_is_built_or_looked_up(project: FakeGoogle, tmp_path: Path) -> None:
+def test_a_configured_image_is_neither_built_nor_looked_up(project: FakeGoogle, tmp_path: Path) -> None:
     image = f"{PREFIX}/mine@sha256:" + "0" * 64
     path = configuration(project, tmp_path, image=image)
     images = ensure_images(load(path), io.StringIO(), print)
@@ -157,7 +157,7 @@ def test_with_an_image_given_nothing_is_built_or_looked_up(project: FakeGoogle, 
 
 
 @pytest.mark.parametrize("image", ["europe-docker.pkg.dev/p/r/trainer", "localhost:5000/trainer:latest"])
-def test_an_image_that_moves_is_refused(project: FakeGoogle, tmp_path: Path, image: str) -> None:
+def test_a_mutable_tag_is_refused(project: FakeGoogle, tmp_path: Path, image: str) -> None:
     with pytest.raises(UserError, match="latest is not") as error:
         load(configuration(project, tmp_path, image=image))
     assert error.value.setting == "vertex.image"
@@ -181,7 +181,7 @@ def test_the_build_command_prints_digests(project: FakeGoogle, tmp_path: Path) -
         (["--set", "vertex.build.repository=localhost:5000/slipway"], "vertex.build.repository"),
     ],
 )
-def test_a_build_that_cannot_be_is_refused_before_anything_is_started(
+def test_an_impossible_build_is_refused_before_it_starts(
     project: FakeGoogle, tmp_path: Path, arguments: list[str], setting: str
 ) -> None:
     result = CliRunner().invoke(

@@ -79,7 +79,7 @@ EXAMPLES = {
 
 
 def check(migration) -> RunConfig:
-    """The YAML holds the configuration, which is valid, and its hardware exists."""
+    """Check that the YAML is a valid configuration with existing hardware."""
     assert yaml.safe_load(migration.yaml) == migration.configuration
     config = RunConfig.model_validate(migration.configuration)
     assert config.hardware == migration.configuration["hardware"]
@@ -111,7 +111,7 @@ def test_every_example_of_the_guides(example):
 
 
 @pytest.mark.slow
-def test_what_comes_out_passes_the_doctor(tmp_path):
+def test_a_migrated_configuration_passes_the_doctor(tmp_path):
     from slipway.pipelines.config.config import load
     from slipway.pipelines.doctor import CHECKS, Subject, examine
 
@@ -123,7 +123,7 @@ def test_what_comes_out_passes_the_doctor(tmp_path):
         assert not failed, (example, failed)
 
 
-def test_a_network_that_vertex_would_refuse_is_left_out():
+def test_a_network_that_vertex_would_reject_is_dropped():
     good = migrate("network: projects/12/global/networks/own", source="config.yaml")
     assert check(good).vertex.network == "projects/12/global/networks/own"
     bad = migrate("network: projects/name/global/networks/own", source="config.yaml")
@@ -150,7 +150,7 @@ def test_scale_tiers(tier, hardware):
 
 
 @pytest.mark.parametrize("tier", ["STANDARD_1", "PREMIUM_1"])
-def test_what_is_not_known_for_sure_is_left_to_a_person(tier):
+def test_an_uncertain_mapping_is_a_decision(tier):
     migration = migrate(f"trainingInput: {{scaleTier: {tier}}}", source="config.yaml")
     assert check(migration).hardware == "cpu"
     assert said(migration.decisions, f"hardware: scaleTier {tier}", "machine types and counts are not known")
@@ -187,12 +187,12 @@ def test_legacy_machine_names(name, hardware):
     assert check(migrate(job(masterType=name), source="config.yaml")).hardware == hardware
 
 
-def test_a_machine_that_is_gone_gives_way_to_the_next_size():
+def test_a_retired_machine_is_replaced_by_the_next_size():
     migration = migrate(job(masterType="complex_model_s"), source="config.yaml")
     assert said(migration.changed, "n1-highcpu-8 is not offered for training; n1-highcpu-16 is the next larger size")
 
 
-def test_master_and_workers_that_differ_become_alike():
+def test_different_master_and_workers_get_the_same_hardware():
     migration = migrate(
         job(masterType="n1-standard-4", workerType="n1-standard-16", workerCount=3, workerConfig=T4),
         source="config.yaml",
@@ -234,7 +234,7 @@ EVERYTHING = {
 }
 
 
-def test_everything_is_carried_over_or_named():
+def test_every_field_is_mapped_or_listed():
     migration = migrate(json.dumps(EVERYTHING), source="job.json")
     config = check(migration)
     assert config.name == "my-job-7"
@@ -287,7 +287,7 @@ def test_a_region_without_the_hardware_today():
     assert check(migrate(job(region="us-west1", **fields), source="c")).vertex.region == "us-west1"
 
 
-def test_times_and_disks_that_are_no_longer_possible():
+def test_times_and_disks_outside_todays_limits():
     migration = migrate(
         yaml.safe_dump(
             {"scheduling": {"maxRunningTime": "1209600s"}, "masterConfig": {"diskConfig": {"bootDiskSizeGb": 50}}}
@@ -328,7 +328,7 @@ def test_flags_of_the_guides():
     assert said(gpus.dropped, "3 parameter servers")
 
 
-def test_a_flag_wins_over_the_file(tmp_path):
+def test_a_flag_overrides_the_file(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(TEN_T4_MACHINES)
     plain = from_arguments(["job", "--config", str(file), "--region", "us-central1", "--project=p1"])
@@ -347,7 +347,7 @@ def test_an_encryption_key_in_four_flags():
     assert check(from_arguments(flags)).vertex.encryption_key == "projects/p/locations/l/keyRings/r/cryptoKeys/k"
 
 
-def test_a_key_that_is_not_named_in_full_is_dropped():
+def test_an_incomplete_encryption_key_is_dropped():
     migration = migrate("encryptionConfig: {kmsKeyName: mine}", source="config.yaml")
     assert check(migration).vertex.encryption_key is None
     assert said(migration.dropped, "kmsKeyName mine")
@@ -368,7 +368,7 @@ def test_flags_that_cannot_be_read(flags, words):
         from_arguments(flags)
 
 
-def test_what_the_docs_show_is_printed():
+def test_the_output_quoted_in_the_docs_is_printed():
     page = (Path(__file__).parents[3] / "docs/from-ai-platform-training.md").read_text()
     [text] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     flags = page.partition("slipway migrate -o run.yaml -- ")[2].partition("\nchanged")[0]
@@ -384,7 +384,7 @@ def test_what_the_docs_show_is_printed():
 # --- anything at all
 
 
-def test_no_value_breaks_out_of_a_comment():
+def test_no_value_escapes_from_a_comment():
     sly = json.dumps({"trainingInput": {"jobDir": "gs://b\nhardware: cpu*9\x85name: sly\u2028data: {}\x00"}})
     migration = migrate(sly, source="a\nhardware: cpu*9")
     assert check(migration).hardware == "cpu"

@@ -16,7 +16,7 @@ COMPATIBILITY = Path(__file__).parents[1] / "gpu_compatibility.csv"
 
 
 def compatibility():
-    """(machine, GPU, the counts that it took) of the service's published table."""
+    """Return (machine, GPU, accepted counts) of the service's published table."""
     with COMPATIBILITY.open() as file:
         for row in csv.DictReader(file):
             machine = row.pop("machine")
@@ -167,7 +167,7 @@ def test_refusals(fields, setting, reason):
         ("", "is not a mapping"),
     ],
 )
-def test_what_cannot_be_read(text, words):
+def test_unreadable_jobs(text, words):
     with pytest.raises(UserError) as caught:
         migrate(text, source="config.yaml")
     assert words in caught.value.message

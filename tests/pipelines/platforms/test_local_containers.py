@@ -1,4 +1,4 @@
-"""What a container of a local run is given, and what is refused before anything is started."""
+"""The mounts and settings of a local run's containers, and what is refused before they start."""
 
 from __future__ import annotations
 
@@ -21,23 +21,21 @@ def configuration(*overrides: str) -> RunConfig:
     return load(DIGITS, overrides)
 
 
-def test_only_where_the_command_is_given_is_mounted_by_default(tmp_path: Path) -> None:
+def test_only_the_working_folder_is_mounted_by_default(tmp_path: Path) -> None:
     assert containers.mounted_folders(configuration(), tmp_path) == [tmp_path]
     assert not (tmp_path / "datasets").exists()
 
 
-@pytest.mark.parametrize(
-    "source", ["images:{}/pictures", "csv:{}/pictures/all.csv", "tfrecord:{}/pictures/*/a-*.tfrecord"]
-)
+@pytest.mark.parametrize("source", ["images:{}/images", "csv:{}/images/all.csv", "tfrecord:{}/images/*/a-*.tfrecord"])
 def test_folders_elsewhere_that_settings_name_are_mounted_too(tmp_path: Path, source: str) -> None:
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
-    (elsewhere / "pictures").mkdir(parents=True)
+    (elsewhere / "images").mkdir(parents=True)
     here.mkdir()
     config = configuration(
         f"data.source={source.format(elsewhere)}", f"data.store={elsewhere}/store", "register.registry=../models"
     )
     assert containers.mounted_folders(config, here) == [
-        here, elsewhere / "store", tmp_path / "models", elsewhere / "pictures"
+        here, elsewhere / "store", tmp_path / "models", elsewhere / "images"
     ]  # fmt: skip
 
 
@@ -55,7 +53,7 @@ def client(security: list[str], component: str) -> Any:
         (["name=rootless"], "Podman Engine", {"user": "1000:1001", "userns_mode": "keep-id"}),
     ],
 )
-def test_what_a_container_writes_is_the_users_own(
+def test_files_written_by_a_container_belong_to_the_user(
     monkeypatch: pytest.MonkeyPatch, security: list[str], component: str, expected: dict[str, str]
 ) -> None:
     monkeypatch.setattr("os.getuid", lambda: 1000)
@@ -72,7 +70,7 @@ def test_without_a_docker_api_nothing_is_started(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_runner_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_runner_option_without_effect_is_refused(tmp_path: Path) -> None:
     values = yaml.safe_load(DIGITS.read_text())
     image = "europe-docker.pkg.dev/p/r/x@sha256:" + "0" * 64
     place = {"project": "p", "region": "europe-west4", "bucket": "gs://p-b", "image": image, "serving_image": image}

@@ -1,4 +1,4 @@
-"""A run on this machine as its watcher sees it: torn events, a full disk, a frozen process, a deleted folder."""
+"""A local run from its watcher's view: truncated events, a full disk, a frozen process, a deleted folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
 class Shown:
-    """A watcher that keeps the messages and the kinds of all events."""
+    """A watcher that records all messages and event kinds."""
 
     def __init__(self) -> None:
         self.kinds: list[str] = []
@@ -62,7 +62,7 @@ def happened(folder: RunFolder, kind: str, step: str = "train", **fields: Any) -
 FINISHED = {"seconds": 1.0, "peak_memory_bytes": 1, "reused": False, "outputs": {}}
 
 
-def test_events_that_a_full_disk_tore_are_skipped(folder: RunFolder, record: RunRecord) -> None:
+def test_events_truncated_by_a_full_disk_are_skipped(folder: RunFolder, record: RunRecord) -> None:
     happened(folder, "started")
     with folder.events_file.open("ab") as file:
         file.write(b'{"step": "train", "event": "prog')
@@ -79,7 +79,7 @@ def test_events_that_a_full_disk_tore_are_skipped(folder: RunFolder, record: Run
     assert resumed.step("train").status == "succeeded", "a run that is resumed reads the same events"
 
 
-def test_a_record_that_does_not_fit_is_a_warning_and_written_later(
+def test_a_record_that_a_full_disk_rejects_is_written_later(
     folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -100,7 +100,7 @@ def test_a_record_that_does_not_fit_is_a_warning_and_written_later(
     assert folder.read().step("train").status == "running"
 
 
-def test_a_step_that_a_full_disk_silenced_is_explained(
+def test_a_step_without_a_result_because_of_a_full_disk_is_explained(
     folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record.step("train").status = "running"
@@ -113,7 +113,7 @@ def test_a_step_that_a_full_disk_silenced_is_explained(
     assert record.error.fix == f"free disk space there, then slipway run --resume {record.run_id}"
 
 
-def test_a_deleted_run_folder_ends_the_run_on_one_screen(folder: RunFolder, record: RunRecord) -> None:
+def test_a_deleted_run_folder_ends_the_run(folder: RunFolder, record: RunRecord) -> None:
     follower = launch._Follower(folder, record, Shown())
     shutil.rmtree(folder.path)
     with pytest.raises(UserError, match="was deleted during the run"):
@@ -138,7 +138,7 @@ def test_closed_output_does_not_end_the_run(folder: RunFolder, record: RunRecord
 def test_a_frozen_process_is_named_once_and_stopped_quickly(
     folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "FROZEN_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(launch, "FROZEN_CHECK_SECONDS", 0.0)
     code = (
         "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('ended'))); print('ready', flush=True)"
     )
@@ -149,11 +149,11 @@ def test_a_frozen_process_is_named_once_and_stopped_quickly(
     process.stdout.readline()
     shown = Shown()
     follower = launch._Follower(folder, record, shown)
-    follower.look_for_frozen(process.pid)
+    follower.check_for_frozen(process.pid)
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
     for _ in range(4):
-        follower.look_for_frozen(process.pid)
+        follower.check_for_frozen(process.pid)
     (message,) = shown.messages
     assert f"kill -CONT {process.pid}" in message
     assert f"slipway cancel {record.run_id}" in message

@@ -52,12 +52,12 @@ WORDS = (
 
 
 @pytest.mark.parametrize("before", ["", "[workerpool1-0] "])
-def test_noise_is_told_from_words(before: str) -> None:
+def test_start_up_messages_are_recognised(before: str) -> None:
     assert [line for line in NOISE if not logs.is_noise(before + line)] == []
     assert [line for line in WORDS if logs.is_noise(before + line)] == []
 
 
-def test_every_kind_of_noise_has_an_example() -> None:
+def test_every_kind_of_start_up_message_has_an_example() -> None:
     import re
 
     for what, pattern in logs.NOISE.items():
@@ -66,7 +66,7 @@ def test_every_kind_of_noise_has_an_example() -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """A run of two steps, of which the second has nothing but noise in its log."""
+    """A run of two steps; the second one's log has only start-up messages."""
     folder = RunFolder(tmp_path / "digits-1")
     folder.logs.mkdir(parents=True)
     (folder.logs / "prepare_data.log").write_text("\n".join([NOISE[0], "first", NOISE[1], "second", NOISE[2]]))
@@ -79,12 +79,12 @@ def run(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_logs_are_shown_without_noise_and_whole_when_raw(run: RunFolder) -> None:
+def test_logs_hide_start_up_messages_unless_raw(run: RunFolder) -> None:
     assert list(logs.read(run, None, follow=False)) == ["==> prepare_data", "first", "second"]
     whole = list(logs.read(run, None, follow=False, raw=True))
     assert [line for line in whole if line.startswith("==>")] == ["==> prepare_data", "==> train"]
     assert len(whole) == 2 + 5 + len(NOISE)
 
 
-def test_a_logs_last_lines_are_words(run: RunFolder) -> None:
+def test_the_last_lines_of_a_log_skip_start_up_messages(run: RunFolder) -> None:
     assert last_lines(run.logs / "prepare_data.log", 2) == "first\nsecond"

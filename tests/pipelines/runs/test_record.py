@@ -28,14 +28,14 @@ def record(folder: RunFolder, **fields) -> RunRecord:
     return RunRecord(**{**known, "created": datetime.now(UTC), **fields})
 
 
-def test_many_runs_at_once_get_folders_of_their_own_and_latest_is_the_newest(tmp_path, config):
+def test_concurrent_runs_get_separate_folders_and_latest_is_the_newest(tmp_path, config):
     folders = [runs.create(config, tmp_path) for _ in range(20)]
     assert len({folder.run_id for folder in folders}) == 20
     assert runs.find("latest", tmp_path).path == folders[-1].path
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["latest", *(f.run_id for f in folders)])
 
 
-def test_the_record_reads_back_and_is_replaced_whole(tmp_path, config):
+def test_the_record_is_replaced_atomically(tmp_path, config):
     folder = runs.create(config, tmp_path)
     written = record(folder, process=ProcessRecord.current())
     folder.write(written)
@@ -46,7 +46,7 @@ def test_the_record_reads_back_and_is_replaced_whole(tmp_path, config):
 @pytest.mark.parametrize(
     "process", [ProcessRecord(pid=os.getpid(), created=1.0), ProcessRecord(pid=2**22 + 1, created=0)]
 )
-def test_a_run_whose_process_is_gone_reads_as_failed(tmp_path, config, process):
+def test_a_run_without_its_process_has_failed(tmp_path, config, process):
     folder = runs.create(config, tmp_path)
     folder.write(record(folder, process=process))
     read = folder.read()
@@ -65,7 +65,7 @@ def test_an_unknown_run_names_the_nearest(tmp_path, config):
 
 
 @pytest.mark.parametrize("run_id", ["", "..", "a" * 300, "a/" * 3000])
-def test_what_names_no_run_is_an_unknown_run(tmp_path, run_id):
+def test_an_invalid_run_id_is_an_unknown_run(tmp_path, run_id):
     with pytest.raises(UserError, match="There is no run"):
         runs.find(run_id, tmp_path)
 
@@ -101,7 +101,7 @@ def test_logs_come_in_the_order_of_the_steps(tmp_path, config):
     assert caught.value.nearest == "train"
 
 
-def test_following_ends_with_the_run_and_loses_no_line(tmp_path, config):
+def test_follow_ends_with_the_run_and_loses_no_line(tmp_path, config):
     folder = runs.create(config, tmp_path)
     running = record(folder, process=ProcessRecord.current())
     folder.write(running)

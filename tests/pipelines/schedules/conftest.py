@@ -20,7 +20,7 @@ Slipway = Callable[..., Result]
 
 @pytest.fixture
 def write(ready_google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Writes configs/schedules/nightly.yaml, every night at three by Berlin's clocks but for what is given."""
+    """Write configs/schedules/nightly.yaml: at 03:00 in Berlin, unless other settings are given."""
     monkeypatch.chdir(tmp_path)
     Path("configs/schedules").mkdir(parents=True)
     values = yaml.safe_load(DIGITS.read_text()) | {"vertex": vertex_settings(ready_google)}
@@ -37,7 +37,7 @@ def write(ready_google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def slipway(write: Any) -> Slipway:
-    """Types a command, in this process."""
+    """Run a command in this process."""
 
     def typed(*arguments: str) -> Result:
         from slipway.pipelines.cli.app import app

@@ -23,12 +23,12 @@ OUTPUT_ONLY = ("name", "create_time", "update_time", "start_time", "end_time", "
 
 
 def request(job: vertex.PipelineJob) -> dict[str, Any]:
-    """What was asked for with a job that the fake has."""
+    """The request of a job in the fake."""
     values = json_format.MessageToDict(vertex.PipelineJob.pb(job), preserving_proto_field_name=True)
     return {key: value for key, value in values.items() if key not in OUTPUT_ONLY}
 
 
-def test_a_scheduled_run_is_the_run_by_hand_but_for_the_schedule(
+def test_a_scheduled_run_equals_a_manual_run_except_for_the_schedule(
     ready_google: FakeGoogle, write: Write, slipway: Slipway
 ) -> None:
     hardware, overrides = "l4x4*2", ["train.epochs=7", "vertex.labels.team=vision"]
@@ -94,7 +94,7 @@ def test_pause_resume_and_delete(ready_google: FakeGoogle, write: Write, slipway
     assert "no schedule nightly" in slipway("schedule", "delete", "nightly", "--yes").stderr
 
 
-def test_deleting_asks_and_takes_no_for_an_answer(
+def test_delete_asks_for_confirmation(
     ready_google: FakeGoogle, write: Write, slipway: Slipway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write()
@@ -128,7 +128,7 @@ def test_a_schedule_without_its_file_is_shown_and_can_be_deleted(
         ({"set": ["vertex.image=europe-west4-docker.pkg.dev/slipway-test/slipway/none:1"]}, "There is no image"),
     ],
 )
-def test_what_could_not_run_is_not_scheduled(
+def test_a_configuration_that_cannot_run_is_not_scheduled(
     ready_google: FakeGoogle, write: Write, slipway: Slipway, settings: dict[str, Any], said: str
 ) -> None:
     write(**settings)
@@ -137,7 +137,7 @@ def test_what_could_not_run_is_not_scheduled(
     assert ready_google.world.writes["schedule"] == 0
 
 
-def test_what_vertex_refuses_is_one_sentence_with_its_fix(
+def test_an_error_of_vertex_is_one_sentence_with_a_fix(
     ready_google: FakeGoogle, write: Write, slipway: Slipway
 ) -> None:
     write()

@@ -21,7 +21,7 @@ def times(text: str, after: datetime, zone: ZoneInfo, count: int = 3) -> list[st
     return [moment.astimezone(zone).strftime("%m-%d %H:%M %Z") for moment in moments]
 
 
-def test_every_night_at_three_by_berlins_clocks_through_the_change_to_winter_time() -> None:
+def test_a_nightly_schedule_keeps_local_time_when_daylight_saving_ends() -> None:
     assert times("0 3 * * *", datetime(2026, 10, 24, 12, tzinfo=UTC), BERLIN) == [
         "10-25 03:00 CET",
         "10-26 03:00 CET",
@@ -29,7 +29,7 @@ def test_every_night_at_three_by_berlins_clocks_through_the_change_to_winter_tim
     ]
 
 
-def test_a_time_that_the_clocks_skip_does_not_come_and_one_shown_twice_comes_once() -> None:
+def test_a_skipped_local_time_starts_no_run_and_a_repeated_one_starts_one() -> None:
     assert times("30 2 * * *", datetime(2026, 3, 28, 12, tzinfo=UTC), BERLIN, 2) == [
         "03-30 02:30 CEST",
         "03-31 02:30 CEST",
@@ -52,7 +52,7 @@ def test_a_time_that_the_clocks_skip_does_not_come_and_one_shown_twice_comes_onc
         ("0 12 ? * 0", "11-22 12:00 UTC"),
     ],
 )
-def test_what_an_expression_means(text: str, first: str) -> None:
+def test_expressions_are_parsed(text: str, first: str) -> None:
     assert times(text, datetime(2026, 11, 21, 12, tzinfo=UTC), ZoneInfo("UTC"), 1) == [first]
 
 
@@ -64,7 +64,7 @@ def texts(field: Field) -> st.SearchStrategy[str]:
 
 
 def matches(text: str, field: Field, value: int) -> bool:
-    """Whether one field's text means a value, worked out on its own."""
+    """Whether a field's text matches a value, computed independently."""
     if text.startswith("*"):
         return (value - field.least) % int(text.removeprefix("*").removeprefix("/") or 1) == 0
     least, _, largest = text.partition("-")
@@ -73,7 +73,7 @@ def matches(text: str, field: Field, value: int) -> bool:
 
 @settings(max_examples=40)
 @given(st.tuples(*(texts(field) for field in FIELDS)), st.integers(0, 300))
-def test_the_times_are_those_minutes_that_match(parts: tuple[str, ...], day: int) -> None:
+def test_the_times_are_the_matching_minutes(parts: tuple[str, ...], day: int) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=day, minutes=7 * day)
     expected = []
     for offset in range(1, 3 * 24 * 60):

@@ -18,7 +18,7 @@ VERTEX = {"project": "p", "region": "europe-west4", "bucket": "gs://bucket", "im
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Writes a schedule's file beside a configuration that it names; gives its path."""
+    """Write a schedule file and the configuration that it names; return its path."""
     digits = yaml.safe_load(Path("configs/digits.yaml").read_text()) | {"vertex": VERTEX}
     monkeypatch.chdir(tmp_path)
     Path("configs/schedules").mkdir(parents=True)
@@ -38,13 +38,13 @@ def test_the_examples_are_schedules() -> None:
     assert "digits-nightly" in names
 
 
-def test_overrides_and_hardware_are_put_over_the_configuration(write: Any) -> None:
+def test_set_and_hardware_override_the_configuration(write: Any) -> None:
     file = read(write(set=["train.epochs=7"], hardware="t4x1", time_zone="Europe/Berlin"))
     assert (file.config.train.epochs, file.config.hardware) == (7, "t4x1")
     assert file.cron_text == "TZ=Europe/Berlin 0 3 * * *"
 
 
-def test_times_without_a_zone_are_the_schedules_own_clocks(write: Any) -> None:
+def test_times_without_a_zone_are_in_the_schedules_time_zone(write: Any) -> None:
     file = read(write(time_zone="Asia/Tokyo", start="2026-12-01", end="2026-12-03T12:00:00+00:00"))
     assert file.start == datetime(2026, 11, 30, 15, tzinfo=UTC)
     assert [time.isoformat() for time in file.next_times(5, now=datetime(2026, 11, 21, tzinfo=UTC))] == [
@@ -69,14 +69,14 @@ def test_times_without_a_zone_are_the_schedules_own_clocks(write: Any) -> None:
         ({"set": ["train.epoch=3"]}, "train.epoch", "train.epochs"),
     ],
 )
-def test_what_cannot_be_is_refused(write: Any, settings: dict[str, Any], setting: str, near: str | None) -> None:
+def test_invalid_schedules_are_refused(write: Any, settings: dict[str, Any], setting: str, near: str | None) -> None:
     with pytest.raises(UserError) as error:
         read(write(**settings))
     assert (error.value.setting, error.value.nearest) == (setting, near)
     assert error.value.fix
 
 
-def test_names_are_found_or_the_nearest_is_given(write: Any) -> None:
+def test_an_unknown_name_is_refused_with_the_closest(write: Any) -> None:
     write("nightly")
     write("weekly")
     assert [file.name for file in read_all(["weekly"])] == ["weekly"]
@@ -88,7 +88,7 @@ def test_names_are_found_or_the_nearest_is_given(write: Any) -> None:
     assert error.value.nearest == "every-night"
 
 
-def test_without_a_place_on_vertex_it_is_refused(write: Any) -> None:
+def test_a_configuration_without_a_vertex_section_is_refused(write: Any) -> None:
     path = write()
     values = yaml.safe_load(Path("configs/digits.yaml").read_text())
     del values["vertex"]

@@ -36,7 +36,7 @@ def service(ready_google: FakeGoogle) -> ScheduleService:
 
 @pytest.fixture
 def most(service: ScheduleService) -> list[int]:
-    """How many schedules of one name there were at once, noted each time that one is written."""
+    """The maximum number of schedules with one name at the same time, updated at every write."""
     seen: list[int] = []
 
     class Watched(dict[str, Any]):
@@ -51,7 +51,7 @@ def most(service: ScheduleService) -> list[int]:
 
 @pytest.fixture
 def wanted(write: Callable[..., Path], google: FakeGoogle) -> Callable[..., Any]:
-    """The Schedule of a file with these settings, around a small job."""
+    """Return the Schedule of a file with these settings, with a small job."""
     from google.cloud.aiplatform_v1 import types
 
     from slipway.pipelines.schedules.difference import wanted as make
@@ -78,7 +78,7 @@ def only(service: ScheduleService) -> Any:
     return schedule
 
 
-def test_applied_twice_nothing_is_left_to_do(google: FakeGoogle, service: ScheduleService, wanted: Any) -> None:
+def test_a_second_apply_changes_nothing(google: FakeGoogle, service: ScheduleService, wanted: Any) -> None:
     want = wanted(max_active_runs=2, max_runs=9, end="2999-01-01", allow_queueing=True, start="2998-01-01")
     first = schedules(google).apply("nightly", want, None)
     writes = google.world.writes.total()
@@ -102,7 +102,7 @@ def test_applied_twice_nothing_is_left_to_do(google: FakeGoogle, service: Schedu
         ({"labels": {"slipway-commit": "abc"}}, ["job.labels.slipway-commit"]),
     ],
 )
-def test_a_change_is_shown_by_field_and_made_to_the_same_schedule(
+def test_a_change_is_shown_by_field_and_updates_the_schedule(
     google: FakeGoogle, service: ScheduleService, wanted: Any, change: dict[str, Any], fields: list[str]
 ) -> None:
     schedules(google).apply("nightly", wanted(), None)
@@ -115,7 +115,7 @@ def test_a_change_is_shown_by_field_and_made_to_the_same_schedule(
 
 
 @pytest.mark.parametrize("limit", [{"max_runs": 5}, {"end": "2999-01-01"}, {"max_active_runs": 2}])
-def test_a_limit_that_is_taken_back_needs_a_new_schedule_and_there_are_never_two(
+def test_removing_a_limit_replaces_the_schedule_without_duplicates(
     google: FakeGoogle, service: ScheduleService, wanted: Any, most: list[int], limit: dict[str, Any]
 ) -> None:
     schedules(google).apply("nightly", wanted(**limit), None)
@@ -126,7 +126,7 @@ def test_a_limit_that_is_taken_back_needs_a_new_schedule_and_there_are_never_two
     assert max(most) == 1
 
 
-def test_a_schedule_that_has_ended_is_made_anew_only_when_its_file_changes(
+def test_an_ended_schedule_is_recreated_only_when_its_file_changes(
     google: FakeGoogle, service: ScheduleService, wanted: Any
 ) -> None:
     schedules(google).apply("nightly", wanted(max_runs=2), None)
@@ -139,7 +139,7 @@ def test_a_schedule_that_has_ended_is_made_anew_only_when_its_file_changes(
     assert len(service.move(timedelta(days=9))) == 4
 
 
-def test_a_creation_whose_answer_is_lost_is_found_again(
+def test_a_created_schedule_is_found_if_the_response_is_lost(
     google: FakeGoogle, service: ScheduleService, wanted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: list[str] = []
@@ -156,7 +156,7 @@ def test_a_creation_whose_answer_is_lost_is_found_again(
 
 
 @pytest.mark.parametrize("order", ["the other first", "the other in between"])
-def test_two_who_apply_at_once_keep_the_same_one(
+def test_two_concurrent_applies_keep_the_same_schedule(
     google: FakeGoogle, service: ScheduleService, wanted: Any, order: str
 ) -> None:
     want, mine = wanted(), schedules(google)
@@ -184,7 +184,9 @@ def test_two_who_apply_at_once_keep_the_same_one(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_many_who_apply_at_once_leave_one(google: FakeGoogle, service: ScheduleService, wanted: Any, seed: int) -> None:
+def test_many_concurrent_applies_leave_one_schedule(
+    google: FakeGoogle, service: ScheduleService, wanted: Any, seed: int
+) -> None:
     print(f"seed {seed}")
     google.faults._random.seed(seed)
     google.faults.share = 0.1
@@ -207,7 +209,7 @@ def test_many_who_apply_at_once_leave_one(google: FakeGoogle, service: ScheduleS
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_with_a_quarter_of_all_calls_failing_all_is_done_once(
+def test_apply_works_if_a_quarter_of_all_calls_fail(
     google: FakeGoogle, service: ScheduleService, wanted: Any, most: list[int], seed: int
 ) -> None:
     print(f"seed {seed}")
@@ -228,7 +230,7 @@ def test_with_a_quarter_of_all_calls_failing_all_is_done_once(
 
 
 @pytest.mark.parametrize(("catch_up", "jobs"), [(True, 3), (False, 0)])
-def test_catching_up_starts_the_runs_that_were_missed(
+def test_catch_up_starts_the_missed_runs(
     google: FakeGoogle, service: ScheduleService, wanted: Any, catch_up: bool, jobs: int
 ) -> None:
     ours = schedules(google)
@@ -242,7 +244,7 @@ def test_catching_up_starts_the_runs_that_were_missed(
 
 
 @pytest.mark.parametrize(("queueing", "later"), [(True, 2), (False, 1)])
-def test_a_run_that_has_to_wait_is_queued_or_left_out(
+def test_a_run_above_the_limit_is_queued_or_skipped(
     google: FakeGoogle, service: ScheduleService, wanted: Any, queueing: bool, later: int
 ) -> None:
     schedules(google).apply("nightly", wanted(max_active_runs=1, allow_queueing=queueing), None)
@@ -255,7 +257,7 @@ def test_a_run_that_has_to_wait_is_queued_or_left_out(
     assert len(jobs) == later
 
 
-def test_paused_in_the_file_it_is_made_paused_and_kept_so(
+def test_a_schedule_paused_in_its_file_is_created_paused_and_stays_paused(
     google: FakeGoogle, service: ScheduleService, wanted: Any
 ) -> None:
     ours = schedules(google)
@@ -269,7 +271,7 @@ def test_paused_in_the_file_it_is_made_paused_and_kept_so(
     assert only(service).state.name == "PAUSED"
 
 
-def test_schedules_of_others_are_left_alone(google: FakeGoogle, service: ScheduleService, wanted: Any) -> None:
+def test_other_schedules_are_not_changed(google: FakeGoogle, service: ScheduleService, wanted: Any) -> None:
     theirs = wanted()
     theirs.display_name = "nightly"
     Connection(PROJECT, REGION, google.endpoints).schedules.create_schedule(
@@ -280,7 +282,7 @@ def test_schedules_of_others_are_left_alone(google: FakeGoogle, service: Schedul
     assert len(schedules(google).all()) == 1
 
 
-def test_one_who_always_applies_another_version_is_not_fought_for_ever(
+def test_apply_gives_up_against_another_process_that_keeps_changing_the_schedule(
     google: FakeGoogle, service: ScheduleService, wanted: Any
 ) -> None:
     want, ours = wanted(), schedules(google)
@@ -309,7 +311,7 @@ def test_one_who_always_applies_another_version_is_not_fought_for_ever(
         lambda schedule: schedule.create_pipeline_job_request.pipeline_job.labels.update({"Bad Key": "x"}),
     ],
 )
-def test_the_fake_refuses_what_the_service_refuses(google: FakeGoogle, wanted: Any, broken: Any) -> None:
+def test_the_fake_rejects_what_the_service_rejects(google: FakeGoogle, wanted: Any, broken: Any) -> None:
     schedule = wanted()
     broken(schedule)
     with pytest.raises(Exception, match="400"):
@@ -318,7 +320,7 @@ def test_the_fake_refuses_what_the_service_refuses(google: FakeGoogle, wanted: A
         )
 
 
-def test_a_refusal_is_not_tried_again(google: FakeGoogle, service: ScheduleService, wanted: Any) -> None:
+def test_a_rejected_call_is_not_retried(google: FakeGoogle, service: ScheduleService, wanted: Any) -> None:
     google.faults.plan("CreateSchedule", ServiceError(403, "No."), times=9)
     with pytest.raises(Exception, match="No"):
         schedules(google).apply("nightly", wanted(), None)

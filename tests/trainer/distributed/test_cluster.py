@@ -17,7 +17,7 @@ def tf_config(cluster: dict[str, list[str]], kind: str, index: int = 0) -> dict[
 
 def test_without_variables_it_is_alone_and_the_chief() -> None:
     cluster = clusters.read({})
-    assert (cluster.replicas, cluster.is_chief, cluster.source) == (1, True, "nothing")
+    assert (cluster.world_size, cluster.is_chief, cluster.source) == (1, True, "nothing")
 
 
 @pytest.mark.parametrize(
@@ -37,20 +37,20 @@ def test_the_chief_is_by_the_rule(
 ) -> None:
     found = clusters.read(tf_config(cluster, kind, index))
     assert (found.rank, found.is_chief) == (rank, is_chief)
-    assert found.replicas == sum(map(len, cluster.values()))
+    assert found.world_size == sum(map(len, cluster.values()))
     assert found.task.address == cluster[kind][index]
 
 
 def test_cluster_spec_tells_a_lone_replica_and_several() -> None:
     alone = {"cluster": {"workerpool0": ["a:1"]}, "environment": "cloud", "task": {"type": "workerpool0", "index": 0}}
     cluster = clusters.read({"CLUSTER_SPEC": json.dumps(alone)})
-    assert (cluster.replicas, cluster.is_chief, cluster.source) == (1, True, "CLUSTER_SPEC")
+    assert (cluster.world_size, cluster.is_chief, cluster.source) == (1, True, "CLUSTER_SPEC")
     several = {
         "cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1", "c:1"]},
         "task": {"type": "workerpool1", "index": 1},
     }
     cluster = clusters.read({"CLUSTER_SPEC": json.dumps(several)})
-    assert (cluster.task, cluster.rank, cluster.replicas, cluster.is_chief) == (Task("worker", 1, "c:1"), 2, 3, False)
+    assert (cluster.task, cluster.rank, cluster.world_size, cluster.is_chief) == (Task("worker", 1, "c:1"), 2, 3, False)
 
 
 def test_replicas_that_share_a_machine_are_counted() -> None:
@@ -97,7 +97,7 @@ TORCHRUN = {
 
 def test_torchruns_variables_tell_a_place_and_the_first_ones_address() -> None:
     cluster = clusters.read(TORCHRUN)
-    assert (cluster.rank, cluster.replicas, cluster.is_chief, cluster.source) == (5, 8, False, "torchrun")
+    assert (cluster.rank, cluster.world_size, cluster.is_chief, cluster.source) == (5, 8, False, "torchrun")
     assert (cluster.local_rank, cluster.on_this_machine) == (1, 4)
     assert cluster.tasks[0].host_and_port == ("ten", 29500)
     assert cluster.task.address == ""

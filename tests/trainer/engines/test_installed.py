@@ -14,6 +14,7 @@ import pytest
 
 from slipway.core.errors import UserError
 from slipway.trainer.engines import installed
+from slipway.trainer.engines.table import ENGINES
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
@@ -50,7 +51,7 @@ def test_every_package_of_an_extra_is_known_by_a_module_of_its_own() -> None:
             continue
         known = {
             re.sub(r"[-_.]+", "-", name).lower()
-            for module in installed.EXTRAS[extra]
+            for module in installed.extras()[extra]
             for name in of_module.get(module.partition(".")[0], [module])
         }
         names = {re.split(r"[\[<>=; ]", text)[0].replace("_", "-") for text in requirements}
@@ -64,5 +65,5 @@ def _is_installed(name: str) -> bool:
 
 def test_what_is_there_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch)
-    for engine in installed.NEEDS:
+    for engine in ENGINES:
         installed.verify(engine)

@@ -1,10 +1,18 @@
-"""The number of processes that read the data, by engine."""
+"""The table of engines: a row is all that configuration, checks and refusals need to know an engine."""
 
 from __future__ import annotations
 
-import pytest
+import importlib.util
+import sys
+from types import ModuleType
 
-from slipway.trainer.engines.table import readers
+import pytest
+from pydantic import ValidationError
+
+from slipway.core.errors import UserError
+from slipway.trainer import config
+from slipway.trainer.engines import installed
+from slipway.trainer.engines.table import ENGINES, EngineRow, Unsupported, model_files, readers, refuse
 
 
 @pytest.mark.parametrize(
@@ -15,3 +23,58 @@ def test_an_engine_of_one_device_a_process_has_a_reader_for_each(
     engine: str, replicas: int, devices: int, expected: int
 ) -> None:
     assert readers(engine, replicas, devices) == expected
+
+
+@pytest.fixture
+def abacus(monkeypatch: pytest.MonkeyPatch) -> EngineRow:
+    """The row of an engine that does not exist, in the table."""
+    row = EngineRow(
+        libraries="Abacus and TensorFlow",
+        modules=("abacus_library",),
+        extra="abacus",
+        keras_backend="numpy",
+        model_file="model.beads",
+        one_device_per_process=True,
+        unsupported=(Unsupported("augment.flip", bool, "does not flip images", "false", "false"),),
+    )
+    monkeypatch.setitem(ENGINES, "abacus", row)
+    return row
+
+
+def fresh_config(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return slipway.trainer.config as a new process would import it."""
+    specification = importlib.util.spec_from_file_location("fresh_config", str(config.__file__))
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    monkeypatch.setitem(sys.modules, "fresh_config", module)  # pydantic resolves annotations there
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_a_row_is_an_engine_that_settings_accept(abacus: EngineRow, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = fresh_config(monkeypatch).TrainSettings
+    refuse(settings(engine="abacus", epochs=1))
+    with pytest.raises(UserError, match="The engine abacus does not flip images") as caught:
+        refuse(settings(engine="abacus", epochs=1, augment={"flip": True}))
+    assert caught.value.fix == "--set train.augment.flip=false"
+    with pytest.raises(ValidationError, match="'tensorflow', 'jax', 'pytorch' or 'abacus'"):
+        settings(engine="abakus", epochs=1)
+    assert "abacus" in settings.model_json_schema()["properties"]["engine"]["enum"]
+
+
+def test_a_row_is_an_engine_whose_installation_and_model_are_checked(abacus: EngineRow) -> None:
+    with pytest.raises(UserError, match="abacus needs abacus_library, which is not installed") as caught:
+        installed.verify("abacus")
+    assert caught.value.fix == "pip install 'slipway[abacus]'"
+    error = installed.missing_extra(ModuleNotFoundError("no abacus", name="abacus_library.rods"))
+    assert error is not None and error.fix == "pip install 'slipway[abacus]'"
+    assert readers("abacus", 2, 4) == 8
+    assert model_files() == ["saved_model.pb", "model.pt2", "model.beads"]
+
+
+def test_every_engine_has_its_modules() -> None:
+    for name, row in ENGINES.items():
+        assert importlib.util.find_spec(f"slipway.trainer.engines.{name}.engine"), name
+        assert importlib.util.find_spec(row.networks), name
+        if not row.exports_saved_model:
+            assert importlib.util.find_spec(f"slipway.trainer.engines.{name}.export"), name

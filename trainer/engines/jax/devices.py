@@ -6,13 +6,14 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import ArrayLike, NDArray
 
+from slipway.core.cores import available_cores
 from slipway.trainer.distributed.accelerators import virtual_devices
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
@@ -40,9 +41,9 @@ class Devices:
             jax.config.update("jax_num_cpu_devices", virtual)
         if cluster.on_this_machine > 1:
             # Divide the cores, or the replicas would compete for them. NPROC sets XLA's number of threads.
-            os.environ["NPROC"] = str(max(1, _cores() // cluster.on_this_machine))
+            os.environ["NPROC"] = str(max(1, available_cores() // cluster.on_this_machine))
         self.cluster = cluster
-        if cluster.replicas > 1:
+        if cluster.world_size > 1:
             _join(cluster)
         self.all = jax.devices()
         self.local = jax.local_devices()
@@ -73,16 +74,16 @@ class Devices:
         """Return the sharding of an array that is split along `axis`."""
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS))
 
-    def whole(self, array: Any) -> Any:
+    def whole(self, array: ArrayLike) -> jax.Array:
         """Replicate `array`, which is equal on every process, to every device."""
-        array = np.asarray(array)
-        return jax.make_array_from_callback(array.shape, self.whole_layout, lambda _index: array)
+        values = np.asarray(array)
+        return jax.make_array_from_callback(values.shape, self.whole_layout, lambda _index: values)
 
-    def split(self, array: Any, axis: int = 0) -> Any:
+    def split(self, array: ArrayLike, axis: int = 0) -> jax.Array:
         """Make an array that is split evenly along `axis` over all devices, from this process's part of it."""
         return jax.make_array_from_process_local_data(self.layout(axis), np.asarray(array))
 
-    def on_each(self, array: Any) -> Any:
+    def on_each(self, array: NDArray[np.generic]) -> jax.Array:
         """Copy `array` to each of this process's devices; the result concatenates the copies along axis 0."""
         shape = (len(self.all) * array.shape[0], *array.shape[1:])
         copies = [jax.device_put(array, device) for device in self.local]
@@ -90,7 +91,7 @@ class Devices:
 
     def leave(self) -> None:
         """Disconnect from the other processes."""
-        if self.cluster.replicas > 1:
+        if self.cluster.world_size > 1:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # the chief may have disconnected already
                 jax.distributed.shutdown()
 
@@ -106,7 +107,7 @@ def _join(cluster: Cluster) -> None:
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator_address=address,
-        num_processes=cluster.replicas,
+        num_processes=cluster.world_size,
         process_id=cluster.rank,
         cluster_detection_method="deactivate",
         coordinator_bind_address=f"{host if host in ('127.0.0.1', 'localhost') else '[::]'}:{port}",
@@ -125,10 +126,6 @@ def errors_named(cluster: Cluster) -> Iterator[None]:
         first = text.partition("\n")[0]
         if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
             raise OutOfMemory(first) from error
-        if cluster.replicas > 1 and any(word in text.lower() for word in _LOST):
+        if cluster.world_size > 1 and any(word in text.lower() for word in _LOST):
             raise PeerLost(first) from error
         raise
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -7,32 +7,31 @@ global batch's statistics.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import keras
 import numpy as np
 import tensorflow as tf
 from jax.experimental import jax2tf
-from numpy.typing import NDArray
+from jax.sharding import NamedSharding
+from numpy.typing import ArrayLike, NDArray
 
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data import augment
-from slipway.trainer.data.batches import check_shared_evenly
-from slipway.trainer.data.class_weights import class_weights
+from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder, precision
-from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work
+from slipway.trainer.engines import builder
+from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.jax.devices import Devices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
-from slipway.trainer.engines.jax.step import Step, Variables, has_convolutions
+from slipway.trainer.engines.jax.step import Arrays, Step, Variables, has_convolutions
+from slipway.trainer.engines.keras import augment, optimizer
 from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.engines.keras import optimizer, states
 from slipway.trainer.export import saved_model
+from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 
 
 def make() -> Engine:
@@ -43,38 +42,43 @@ def make() -> Engine:
 class JaxEngine:
     """See `slipway.trainer.engines.base.Engine`."""
 
+    # Set by `open`.
+    _devices: Devices
+    # Set by `build`.
+    _model: keras.Model
+    _optimizer: keras.optimizers.Optimizer
+    _step: Step
+    _measure: Callable[..., jax.Array]
+
     def __init__(self) -> None:
-        self._devices: Any = None
-        self._model: Any = None
-        self._optimizer: Any = None
-        self._step: Any = None
         self._variables: Variables = ([], [], [])
         self._feed: Feed | None = None
-        self._measure: Any = None
         self._most = 1  # maximum steps in one call of the compiled function
-        self._precision: precision.Precision = "float32"
+        self._precision: Precision = "float32"
         self._image_shape = (0, 0, 0)
 
     def open(self, cluster: Cluster) -> str:
         with errors_named(cluster):
             self._devices = Devices(cluster)
         devices = self._devices
-        there = f", {len(devices.all)} in {cluster.replicas} processes" if cluster.replicas > 1 else ""
+        there = f", {len(devices.all)} in {cluster.world_size} processes" if cluster.world_size > 1 else ""
         return f"JAX {jax.__version__}, {len(devices.local)} x {devices.kind} on this host{there}"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
         check_shared_evenly(job.train, job.plan.replicas, len(self._devices.local))
         augment.verify(job.train.augment, manifest.image_shape)
-        self._precision = precision.choose(job.train, self._devices.kind, self._devices.capability)
+        self._precision = choose_precision(job.train, self._devices.kind, self._devices.capability)
         self._most, self._image_shape = job.train.steps_per_call, manifest.image_shape
         keras.backend.clear_session()
         keras.utils.set_random_seed(job.train.seed)
         keras.config.set_dtype_policy(self._precision)
         builder.load(job.model.builder)
         self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
-        self._optimizer = optimizer.make(job.train, self._model, self._precision)
         scaled = self._precision == "mixed_float16"
-        inner = self._optimizer.inner_optimizer if scaled else self._optimizer
+        variables = self._model.trainable_variables
+        inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)
+        self._optimizer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
+        self._optimizer.build(variables)
         self._step = Step(
             model=self._model,
             optimizer=self._optimizer,
@@ -119,9 +123,9 @@ class JaxEngine:
         trained, others, _ = self._variables
         sums = np.zeros(3)
         with errors_named(self._devices.cluster):
-            waiting: list[Any] = []
+            waiting: Arrays = []
             for batch in data.batches():
-                waiting.append(self._measure(trained, others, *map(self._devices.split, batch)))
+                waiting.append(self._measure(trained, others, *(self._devices.split(part) for part in batch)))
                 if len(waiting) > 1:  # compute one batch while the next is read
                     sums += np.asarray(waiting.pop(0))
             for result in waiting:
@@ -131,7 +135,7 @@ class JaxEngine:
 
     def agree(self, values: Sequence[float]) -> list[float]:
         own = np.asarray(values, np.float64)
-        if self._devices.cluster.replicas == 1:
+        if self._devices.cluster.world_size == 1:
             return [float(value) for value in own]
         # Float64 is disabled on the devices: exchange the values as raw bytes.
         parts = np.tile(own.view(np.uint32)[np.newaxis], (len(self._devices.local), 1))
@@ -146,7 +150,7 @@ class JaxEngine:
     def load_state(self, state: State) -> None:
         arrays = [array for group in self._variables for array in group]
         names = self._names()
-        states.verify(state, {name: (array.shape, array.dtype.name) for name, array in zip(names, arrays, strict=True)})
+        verify_state(state, {name: (array.shape, array.dtype.name) for name, array in zip(names, arrays, strict=True)})
         found = iter(self._whole(state[name] for name in names))
         first, second, third = ([next(found) for _ in group] for group in self._variables)
         self._variables = (first, second, third)
@@ -194,7 +198,7 @@ class JaxEngine:
 
     # The variables
 
-    def _groups(self) -> tuple[list[Any], list[Any], list[Any]]:
+    def _groups(self) -> tuple[list[keras.Variable], list[keras.Variable], list[keras.Variable]]:
         model = self._model
         return list(model.trainable_variables), list(model.non_trainable_variables), list(self._optimizer.variables)
 
@@ -202,11 +206,11 @@ class JaxEngine:
         """Return every variable's name in a checkpoint, in the order of `_variables`."""
         names: dict[int, str] = {}
         for group, variables in (("model", self._model.variables), ("optimizer", self._optimizer.variables)):
-            words = states.named(group, [variable.name for variable in variables])
-            names.update(zip(map(id, variables), words, strict=True))
+            for number, variable in enumerate(variables):
+                names[id(variable)] = f"{group}/{number:04d}/{variable.name}"
         return [names[id(variable)] for group in self._groups() for variable in group]
 
-    def _whole(self, variables: Any) -> list[Any]:
+    def _whole(self, variables: Iterable[ArrayLike]) -> Arrays:
         return [self._devices.whole(variable) for variable in variables]
 
     def _into_model(self) -> None:
@@ -216,10 +220,10 @@ class JaxEngine:
                 variable.assign(np.asarray(array))
 
 
-def _place(wanted: Any, variables: Sequence[Any]) -> int:
+def _place(wanted: keras.Variable, variables: Sequence[keras.Variable]) -> int:
     return next(number for number, variable in enumerate(variables) if variable is wanted)
 
 
-def _gathered(array: Any, layout: Any) -> Any:
+def _gathered(array: jax.Array, layout: NamedSharding) -> jax.Array:
     """Replicate `array` on every device (all-gather)."""
     return jax.jit(lambda same: same, out_shardings=layout)(array)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.trainer.data.inputs import MEMORY_BUDGET, MemoryTraining, TrainingData
+from slipway.trainer.data.inputs import MEMORY_BUDGET, Images, Labels, MemoryTraining, TrainingData
 from slipway.trainer.engines.jax.devices import Devices
-from slipway.trainer.engines.jax.step import Step, Variables
+from slipway.trainer.engines.jax.step import Arrays, Step, Variables
 
+Number = TypeVar("Number", bound=np.generic)
 # The fraction of a device's memory that the training split may use.
 DEVICE_SHARE = 0.25
 # Approximate bytes of pixels transferred to the devices at once.
@@ -31,7 +33,7 @@ class Feed(Protocol):
 
     most: int
 
-    def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, list[Any]]:
+    def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, Arrays]:
         """Run len(rates) steps from `step` on; return variables and figures (see Steps) without waiting for them."""
 
     def take_waited(self) -> float:
@@ -52,7 +54,7 @@ class MemoryFeed:
         self._images, self._labels = step.devices.on_each(images), step.devices.on_each(labels)
         self._steps = step.from_memory()
 
-    def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, list[Any]]:
+    def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, Arrays]:
         order = _filled(self._data.order(step, len(rates)), self.most)
         inputs = (self._images, self._labels, self._devices.split(order, axis=1))
         return self._steps(variables, inputs, step, _filled(rates, self.most), len(rates))
@@ -71,9 +73,9 @@ class StreamFeed:
         shape = data.images.shape[1:] if isinstance(data, MemoryTraining) else data.share.manifest.image_shape
         self.most = max(1, min(most, CHUNK_BYTES // (data.batch * int(np.prod(shape)))))
         self._waited = 0.0
-        self._running: Any = None
+        self._running: jax.Array | None = None
 
-    def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, list[Any]]:
+    def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, Arrays]:
         if step != self._position:
             raise ValueError(f"the stream is at step {self._position}, not {step}")
         self._position += len(rates)
@@ -92,7 +94,7 @@ class StreamFeed:
         return waited
 
 
-def _batches(data: TrainingData, step: int) -> Iterator[tuple[Any, Any]]:
+def _batches(data: TrainingData, step: int) -> Iterator[tuple[Images, Labels]]:
     """Yield each step's images uint8 [batch, height, width, channels] and labels int32 [batch], from `step` on."""
     if not isinstance(data, MemoryTraining):
         yield from data.batches(step).as_numpy_iterator()
@@ -103,7 +105,7 @@ def _batches(data: TrainingData, step: int) -> Iterator[tuple[Any, Any]]:
         step += 1
 
 
-def _filled(array: NDArray[Any], length: int) -> NDArray[Any]:
+def _filled(array: NDArray[Number], length: int) -> NDArray[Number]:
     """Pad `array` with zeros to `length`, so that every call has the same shapes."""
     if len(array) == length:
         return array

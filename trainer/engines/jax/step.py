@@ -5,9 +5,9 @@ All are written for the global batch; XLA partitions the work over the devices a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,22 @@ from numpy.typing import NDArray
 
 from slipway.trainer.config import AugmentSettings
 from slipway.trainer.engines.jax.devices import AXIS, Devices
-from slipway.trainer.engines.keras import augment as keras_augment
+from slipway.trainer.engines.keras import augment
+
+if TYPE_CHECKING:
+    import keras
 
 # Variables as arrays: the network's trainable ones, its others (random state, moving statistics), the optimizer's.
-Variables = tuple[list[Any], list[Any], list[Any]]
+Arrays: TypeAlias = list[jax.Array]
+Variables = tuple[Arrays, Arrays, Arrays]
+# The arrays that a call's steps read: of a split in memory or of batches.
+Inputs = Sequence[jax.Array]
+# Images and labels.
+Batch = tuple[jax.Array, jax.Array]
 # The function (variables, inputs, first, rates, count) -> (variables, figures) that runs `count` steps, `first` being
 # the first one's number in the run, `rates` float32 [most] their learning rates. The figures are arrays [n, 2] or [2]
 # with the steps' loss and accuracy, perhaps of more than `count` steps. The variables that go in are used up.
-Steps = Callable[[Variables, Any, int, Any, int], tuple[Variables, list[Any]]]
+Steps = Callable[[Variables, Inputs, int, NDArray[np.float32], int], tuple[Variables, Arrays]]
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,8 @@ class Step:
         is_loop_fast: Whether the steps of a call run in one compiled loop; else each is a separate call.
     """
 
-    model: Any
-    optimizer: Any
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
     rate: int
     loss_scale: int | None
     batch: int
@@ -64,7 +72,7 @@ class Step:
         int32 [most, batch] their indices step by step.
         """
 
-        def fetch_on_device(images: Any, labels: Any, order: Any, step: Any) -> tuple[Any, Any]:
+        def fetch_on_device(images: jax.Array, labels: jax.Array, order: jax.Array, step: jax.Array) -> Batch:
             return self._prepared(images[order], labels[order], step)
 
         fetch = self._on_devices(fetch_on_device, 3)
@@ -75,13 +83,15 @@ class Step:
         prepare = self._on_devices(self._prepared, 2)
         return self._steps(lambda inputs, number, step: prepare(inputs[0][number], inputs[1][number], step))
 
-    def measuring(self) -> Callable[..., Any]:
+    def measuring(self) -> Callable[..., jax.Array]:
         """Return the compiled function (trained, others, images uint8, labels, weights) -> sums, float32 [3].
 
         They are the weighted sums of losses and correct predictions over the global batch, and the sum of the weights.
         """
 
-        def measure(trained: Any, others: Any, images: Any, labels: Any, weights: Any) -> Any:
+        def measure(
+            trained: Arrays, others: Arrays, images: jax.Array, labels: jax.Array, weights: jax.Array
+        ) -> jax.Array:
             logits = self.model.stateless_call(trained, others, _scaled(images), training=False)[0]
             losses, correct = _losses(logits.astype(jnp.float32), labels)
             return jnp.stack([jnp.sum(losses * weights), jnp.sum(correct * weights), jnp.sum(weights)])
@@ -99,15 +109,19 @@ class Step:
 
     # The parts
 
-    def _steps(self, fetch: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Steps:
+    def _steps(self, fetch: Callable[[Inputs, jax.Array, jax.Array], Batch]) -> Steps:
         """Return steps; `fetch` is (inputs, step number in the call, step number in the run) -> (images, labels)."""
         whole = self.devices.whole_layout
 
-        def one(variables: Variables, inputs: Any, first: Any, rates: Any, number: Any) -> tuple[Variables, Any]:
+        def one(
+            variables: Variables, inputs: Inputs, first: jax.Array, rates: jax.Array, number: jax.Array
+        ) -> tuple[Variables, jax.Array]:
             return self._step(variables, *fetch(inputs, number, first + number), rates[number])
 
-        def many(variables: Variables, inputs: Any, first: Any, rates: Any, count: Any) -> tuple[Variables, Any]:
-            def body(number: Any, carry: Any) -> Any:
+        def many(
+            variables: Variables, inputs: Inputs, first: jax.Array, rates: jax.Array, count: jax.Array
+        ) -> tuple[Variables, jax.Array]:
+            def body(number: jax.Array, carry: tuple[Variables, jax.Array]) -> tuple[Variables, jax.Array]:
                 variables, figures = carry
                 variables, row = one(variables, inputs, first, rates, number)
                 return variables, figures.at[number].set(row)
@@ -115,11 +129,15 @@ class Step:
             # The number of steps is an input, so that calls of every length share one compiled program.
             return jax.lax.fori_loop(0, count, body, (variables, jnp.zeros((rates.shape[0], 2), jnp.float32)))
 
-        def run_many(variables: Variables, inputs: Any, first: int, rates: Any, count: int) -> tuple[Variables, Any]:
+        def run_many(
+            variables: Variables, inputs: Inputs, first: int, rates: NDArray[np.float32], count: int
+        ) -> tuple[Variables, Arrays]:
             variables, figures = together(variables, inputs, np.int32(first), rates, np.int32(count))
             return variables, [figures]
 
-        def run_each(variables: Variables, inputs: Any, first: int, rates: Any, count: int) -> tuple[Variables, Any]:
+        def run_each(
+            variables: Variables, inputs: Inputs, first: int, rates: NDArray[np.float32], count: int
+        ) -> tuple[Variables, Arrays]:
             rows = []
             for number in range(count):
                 variables, row = single(variables, inputs, np.int32(first), rates, np.int32(number))
@@ -130,7 +148,7 @@ class Step:
         single = jax.jit(lambda *inputs: one(*inputs), donate_argnums=0, out_shardings=(whole, whole))
         return run_many if self.is_loop_fast else run_each
 
-    def _on_devices(self, function: Callable[..., Any], split: int) -> Callable[..., Any]:
+    def _on_devices(self, function: Callable[..., Batch], split: int) -> Callable[..., Batch]:
         """Map `function` over every device's part of its first `split` arguments; the last one is the step's number.
 
         Its results, [accumulation, part of the batch, …], are combined to [accumulation, batch, …].
@@ -139,27 +157,29 @@ class Step:
         parts = (PartitionSpec(None, AXIS), PartitionSpec(None, AXIS))
         return jax.shard_map(function, mesh=self.devices.mesh, in_specs=arguments, out_specs=parts)
 
-    def _prepared(self, images: Any, labels: Any, step: Any) -> tuple[Any, Any]:
+    def _prepared(self, images: jax.Array, labels: jax.Array, step: jax.Array) -> Batch:
         """Scale, augment and split a device's part of a batch into micro-batches: float32 [accumulation, share, …]."""
         images = _scaled(images)
         if self.augment.is_on:
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), step), jax.lax.axis_index(AXIS))
             # One key for each transformation, enabled or not, so that toggling one does not change the others' draws.
             keys = jax.random.split(key, 4)
-            draws = keras_augment.draw(
+            draws = augment.draw(
                 self.augment,
                 images.shape[0],
                 lambda change, shape, low, high: jax.random.uniform(keys[change], shape, minval=low, maxval=high),
                 lambda change, shape, low, high: jax.random.randint(keys[change], shape, low, high),
             )
-            images = keras_augment.change(images, self.augment, draws)
+            images = augment.change(images, self.augment, draws)
         share = images.shape[0] // self.accumulation
         return (
             images.reshape(self.accumulation, share, *images.shape[1:]),
             labels.reshape(self.accumulation, share),
         )
 
-    def _step(self, variables: Variables, images: Any, labels: Any, rate: Any) -> tuple[Variables, Any]:
+    def _step(
+        self, variables: Variables, images: jax.Array, labels: jax.Array, rate: jax.Array
+    ) -> tuple[Variables, jax.Array]:
         """Run one update; return its loss and accuracy over the global batch before it, float32 [2].
 
         `images` and `labels` are the batch in micro-batches, [accumulation, batch / accumulation, …].
@@ -168,7 +188,9 @@ class Step:
         scale = jnp.float32(1.0) if self.loss_scale is None else kept[self.loss_scale]
         gradient = jax.grad(self._loss, has_aux=True)
 
-        def part(carry: Any, batch: Any) -> Any:
+        def part(
+            carry: tuple[Arrays, Arrays, jax.Array], batch: Batch
+        ) -> tuple[tuple[Arrays, Arrays, jax.Array], None]:
             others, sums, figures = carry
             gradients, (others, more) = gradient(trained, others, *batch, scale)
             return (others, [a + b for a, b in zip(sums, gradients, strict=True)], figures + more), None
@@ -183,7 +205,9 @@ class Step:
         trained, kept = self.optimizer.stateless_apply(kept, gradients, trained)
         return (list(trained), list(others), list(kept)), figures
 
-    def _loss(self, trained: Any, others: Any, images: Any, labels: Any, scale: Any) -> Any:
+    def _loss(
+        self, trained: Arrays, others: Arrays, images: jax.Array, labels: jax.Array, scale: jax.Array
+    ) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
         """Return a micro-batch's part of the global mean loss, times `scale`, and (other variables, figures)."""
         logits, others, extra = self.model.stateless_call(trained, others, images, training=True, return_losses=True)
         losses, correct = _losses(logits.astype(jnp.float32), labels)
@@ -193,18 +217,18 @@ class Step:
         return loss * scale, (others, jnp.stack([loss, jnp.sum(correct) / self.batch]))
 
 
-def has_convolutions(model: Any) -> bool:
+def has_convolutions(model: keras.Model) -> bool:
     """Whether the network has convolutions, which on CPUs XLA runs over ten times slower inside a compiled loop."""
     names = [type(layer).__name__ for layer in model._flatten_layers()]
     return any("Conv" in name for name in names)
 
 
-def _scaled(pixels: Any) -> Any:
+def _scaled(pixels: jax.Array) -> jax.Array:
     """Convert uint8 pixels to the network's input, float32 in [0, 1]."""
     return pixels.astype(jnp.float32) * np.float32(1.0 / 255.0)
 
 
-def _losses(logits: Any, labels: Any) -> tuple[Any, Any]:
+def _losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return each example's cross-entropy and whether its prediction is correct (1 or 0), float32 [batch]."""
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)[:, 0]
     return -chosen, (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)

@@ -1,16 +1,48 @@
-"""Data augmentation (`train.augment`) in Keras operations, for engines that draw the random numbers themselves.
+"""Image augmentation (`train.augment`) on the device, in Keras operations; the engines draw the random numbers.
 
-`slipway.trainer.data.augment` is the TensorFlow version; the random numbers differ between engines.
+An engine draws them from the run's seed, the step and the device, so a resumed run repeats them. They differ between
+engines.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from keras import ops
 
+from slipway.core.errors import UserError
 from slipway.trainer.config import AugmentSettings
+
+# A tensor of the backend: tf.Tensor, jax.Array or torch.Tensor.
+Tensor: TypeAlias = Any
+
+
+def verify(settings: AugmentSettings, image_shape: tuple[int, int, int]) -> None:
+    """Check the settings for images of `image_shape` (height, width, channels).
+
+    Raises:
+        UserError: `shift` is more than half of the image's smaller side.
+    """
+    most = min(image_shape[:2]) // 2
+    if settings.shift > most:
+        raise UserError(
+            f"Images of {image_shape[0]} x {image_shape[1]} pixels cannot be shifted by up to {settings.shift}.",
+            setting="train.augment.shift",
+            value=settings.shift,
+            allowed=f"at most {most} pixels, half of the images' smaller side",
+            nearest=str(most),
+            fix=f"--set train.augment.shift={most}",
+        )
+
+
+class Draw(Protocol):
+    """Draws numbers in [low, high) for one of the four transformations, 0 to 3.
+
+    Each transformation has its own stream, enabled or not, so that switching one does not change the others' draws.
+    """
+
+    def __call__(self, transformation: int, shape: tuple[int, ...], low: Any, high: Any, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -21,20 +53,20 @@ class Draws:
     [0, 2 x settings.shift], down and right. `brightness` (added) and `contrast` (a factor) are float [n, 1, 1, 1].
     """
 
-    flips: Any
-    shifts: Any
-    brightness: Any
-    contrast: Any
+    flips: Tensor
+    shifts: Tensor
+    brightness: Tensor
+    contrast: Tensor
 
 
-def draw(settings: AugmentSettings, examples: int, uniform: Any, integers: Any) -> Draws:
+def draw(settings: AugmentSettings, examples: int, uniform: Draw, integers: Draw) -> Draws:
     """Return the draws for `examples` images.
 
     Args:
         settings: The enabled transformations.
         examples: The number of images.
-        uniform: Function (transformation's number 0 to 3, shape, low, high) that draws floats in [low, high).
-        integers: The same for integers.
+        uniform: Draws floats.
+        integers: Draws integers.
     """
     each = (examples, 1, 1, 1)
     most, brightness, contrast = settings.shift, settings.brightness, settings.contrast
@@ -46,7 +78,7 @@ def draw(settings: AugmentSettings, examples: int, uniform: Any, integers: Any) 
     )
 
 
-def change(images: Any, settings: AugmentSettings, draws: Draws) -> Any:
+def change(images: Tensor, settings: AugmentSettings, draws: Draws) -> Tensor:
     """Apply each image's draws; `images` are float32 in [0, 1], [n, height, width, channels]."""
     if draws.flips is not None:
         images = ops.where(draws.flips < 0.5, ops.flip(images, axis=2), images)
@@ -62,13 +94,13 @@ def change(images: Any, settings: AugmentSettings, draws: Draws) -> Any:
     return images
 
 
-def _shift(images: Any, most: int, starts: Any) -> Any:
+def _shift(images: Tensor, most: int, starts: Tensor) -> Tensor:
     """Shift images: pad each with `most` black pixels, then crop it from its own start."""
-    _, height, width, channels = images.shape
+    examples, height, width, channels = images.shape
     images = ops.pad(images, [[0, 0], [most, most], [most, most], [0, 0]])
-    rows = starts[:, 0, None] + ops.arange(height, dtype=starts.dtype)
-    columns = starts[:, 1, None] + ops.arange(width, dtype=starts.dtype)
-    padded = (images.shape[0], height, images.shape[2], channels)
-    images = ops.take_along_axis(images, ops.broadcast_to(rows[:, :, None, None], padded), axis=1)
-    kept = (images.shape[0], height, width, channels)
-    return ops.take_along_axis(images, ops.broadcast_to(columns[:, None, :, None], kept), axis=2)
+    _, rows, columns, _ = images.shape
+    row = starts[:, 0, None] + ops.arange(height, dtype=starts.dtype)
+    column = starts[:, 1, None] + ops.arange(width, dtype=starts.dtype)
+    row += rows * ops.arange(examples, dtype=starts.dtype)[:, None]
+    pixels = ops.reshape(images, (examples * rows * columns, channels))
+    return ops.take(pixels, row[:, :, None] * columns + column[:, None, :], axis=0)

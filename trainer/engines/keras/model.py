@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import keras
 import numpy as np
@@ -12,10 +14,11 @@ from slipway.core.errors import UserError
 from slipway.trainer.config import ModelSettings
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
-from slipway.trainer.engines.keras.normalization import KERAS_INSTEAD, BatchNormalization
+
+_NAMED = 5  # layers, in the message
 
 
-def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
+def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> keras.Model:
     """Return the builder's keras.Model, built, from images [batch, *image_shape] to logits [batch, classes].
 
     Raises:
@@ -25,7 +28,7 @@ def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int],
     return check_classifier(model, settings, image_shape, classes)
 
 
-def checked(model: Any, settings: ModelSettings) -> Any:
+def checked(model: object, settings: ModelSettings) -> keras.Model:
     """Return `model` if it is a keras.Model.
 
     Raises:
@@ -36,7 +39,9 @@ def checked(model: Any, settings: ModelSettings) -> Any:
     return model
 
 
-def check_classifier(model: Any, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
+def check_classifier(
+    model: keras.Model, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int
+) -> keras.Model:
     """Build the keras.Model `model` and return it.
 
     Raises:
@@ -65,38 +70,85 @@ def check_classifier(model: Any, settings: ModelSettings, image_shape: tuple[int
     return model
 
 
-def _refuse_built_in_batch(model: Any, settings: ModelSettings, output: Any) -> None:
-    """Raise UserError if the network has a fixed batch size: replicas split a batch, and the last one is smaller."""
+def _refuse_built_in_batch(model: keras.Model, settings: ModelSettings, output: keras.KerasTensor) -> None:
+    """Raise UserError if the network has a fixed batch size: the devices split a batch, and the last one is smaller."""
     shapes = [*(each.shape for each in model.inputs or []), *([output] if output is not None else [])]
     sizes = [shape[0] for shape in shapes if shape and shape[0] is not None]
     if sizes:
         raise _wrong(
             settings,
-            f"has a fixed batch size of {sizes[0]}; each replica processes a part of the batch",
+            f"has a fixed batch size of {sizes[0]}; each device processes a part of the batch",
             "use keras.Input(image_shape) without batch_size, and reshape with -1 for the batch",
         )
 
 
-def batch_normalization(model: Any) -> BatchNormalization:
+@dataclass(frozen=True)
+class BatchNormalization:
+    """The layers of a network that normalize over one device's part of a batch.
+
+    `kind` is their library's name for the type, `layers` their names, `instead` the suggested replacement.
+    """
+
+    kind: str
+    layers: Sequence[str]
+    instead: str
+
+
+def batch_normalization(model: keras.Model) -> BatchNormalization:
     """Return the layers whose moving statistics cover only one device's part of the batches."""
     layers = [
         layer.name
         for layer in model._flatten_layers()
         if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
     ]
-    return BatchNormalization("BatchNormalization", layers, KERAS_INSTEAD)
+    return BatchNormalization(
+        "BatchNormalization", layers, "keras.layers.GroupNormalization or keras.layers.LayerNormalization"
+    )
 
 
-def size(model: Any) -> ModelSize:
+def refuse_batch_normalization(found: BatchNormalization, settings: ModelSettings, devices: int) -> None:
+    """Check that a network on several devices has no such layers: their statistics would silently differ.
+
+    Raises:
+        UserError: It has some.
+    """
+    if devices == 1 or not found.layers:
+        return
+    names = ", ".join(found.layers[:_NAMED]) + (", …" if len(found.layers) > _NAMED else "")
+    raise UserError(
+        f"The network of {settings.builder} has {found.kind} ({names}), whose moving statistics would differ between "
+        f"the {devices} devices.",
+        setting="model.builder",
+        value=settings.builder,
+        allowed="on several devices: normalization that is independent of the batch",
+        nearest=found.instead,
+        fix="replace these layers, or train on one device: --hardware cpu",
+    )
+
+
+def size(model: keras.Model) -> ModelSize:
     """Return the size of the model's variables and of the trainable ones."""
     return ModelSize(_bytes(model.variables), _bytes(model.trainable_variables))
 
 
-def _bytes(variables: list[Any]) -> int:
+def output_elements(model: keras.Model, _image_shape: tuple[int, int, int]) -> int:
+    """Return the number of elements in the outputs of all layers for one example."""
+    count = 0
+    for layer in model._flatten_layers(include_self=False):
+        try:
+            outputs = layer.output
+        except (AttributeError, ValueError):  # a layer outside of the functional graph
+            continue
+        for output in outputs if isinstance(outputs, list | tuple) else [outputs]:
+            count += math.prod(size for size in output.shape[1:] if size)
+    return count
+
+
+def _bytes(variables: list[keras.Variable]) -> int:
     return sum(int(np.prod(variable.shape)) * np.dtype(variable.dtype).itemsize for variable in variables)
 
 
-def checksum(model: Any) -> str:
+def checksum(model: keras.Model) -> str:
     """Return the SHA-256 (hex) of all weights in order."""
     digest = hashlib.sha256()
     for weight in model.weights:

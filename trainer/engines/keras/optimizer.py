@@ -1,36 +1,42 @@
-"""Create the configured Keras optimizer."""
+"""The table of Keras optimizers, configured by the section `train`."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.engines.precision import Precision
+
+# The optimizer of each value of `train.optimizer`.
+OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
+    "adam": keras.optimizers.Adam,
+    "adamw": keras.optimizers.AdamW,
+    "sgd": keras.optimizers.SGD,
+}
 
 
-def make(train: TrainSettings, model: Any, precision: Precision) -> Any:
-    """Return a built keras.optimizers.Optimizer for the model's variables.
+def make(
+    train: TrainSettings,
+    variables: Sequence[keras.Variable],
+    optimizers: Mapping[str, Callable[..., keras.optimizers.Optimizer]] = OPTIMIZERS,
+    *,
+    clip_norm: float | None = None,
+) -> keras.optimizers.Optimizer:
+    """Return the configured optimizer, not yet built; weight decay skips biases and 1-D variables.
 
-    Weight decay skips biases and 1-D variables. In mixed_float16 it is a LossScaleOptimizer.
+    Args:
+        train: The settings.
+        variables: The trainable variables.
+        optimizers: The table to choose from.
+        clip_norm: The maximum global norm of the gradients, for an engine that leaves clipping to the optimizer.
     """
-    common: dict[str, Any] = {
-        "learning_rate": train.learning_rate,
-        "weight_decay": train.decay or None,
-        "global_clipnorm": train.clip_norm,
-    }
-    match train.optimizer:
-        case "adam":
-            optimizer = keras.optimizers.Adam(**common)
-        case "adamw":
-            optimizer = keras.optimizers.AdamW(**{**common, "weight_decay": train.decay})
-        case "sgd":
-            optimizer = keras.optimizers.SGD(momentum=train.momentum, nesterov=train.nesterov, **common)
+    options: dict[str, float | bool | None] = {"learning_rate": train.learning_rate, "global_clipnorm": clip_norm}
+    if train.optimizer == "sgd":
+        options |= {"momentum": train.momentum, "nesterov": train.nesterov}
+    if train.optimizer == "adamw" or train.decay:
+        options["weight_decay"] = train.decay
+    made = optimizers[train.optimizer](**options)
     if train.decay:
-        flat = [variable for variable in model.trainable_variables if len(variable.shape) < 2]
-        optimizer.exclude_from_weight_decay(var_list=flat)
-    if precision == "mixed_float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    optimizer.build(model.trainable_variables)
-    return optimizer
+        made.exclude_from_weight_decay(var_list=[variable for variable in variables if len(variable.shape) < 2])
+    return made

@@ -1,14 +1,21 @@
-"""This process's PyTorch device, and the job's process group."""
+"""This process's PyTorch device, and the job's process group.
+
+A TPU is used through torch_tpu or its predecessor torch_xla. Written from both packages' documentation; not tested on a
+TPU.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
 
 import tensorflow as tf
 import torch
@@ -17,8 +24,9 @@ import torch.distributed as distributed
 from slipway.core.errors import UserError
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
-from slipway.trainer.engines.pytorch import tpu
 
+# Environment variables of a TPU machine or of Vertex AI's TPU jobs.
+_TPU_VARIABLES = ("TPU_CONFIG", "TPU_NODE_NAME", "TPU_ACCELERATOR_TYPE")
 # Timeout of a collective; long because the others wait while the chief exports.
 COLLECTIVE_MINUTES = 10
 # How long a process waits for the others at the end, and its polling interval.
@@ -28,6 +36,44 @@ LEAVE_POLL_SECONDS = 0.01
 _LOST = ("gloo", "nccl", "connection", "peer", "socket", "timed out", "broken pipe", "store")
 
 
+@dataclass(frozen=True)
+class Tpu:
+    """Access to the TPU: device, process group backend, and `end_step`, which makes torch_xla execute a lazy step."""
+
+    package: str
+    device: torch.device
+    backend: str
+    end_step: Callable[[], None]
+
+
+def has_tpu(environment: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
+    """Whether this machine has a TPU."""
+    return any(environment.get(name) for name in _TPU_VARIABLES) or any(devices.glob("accel[0-9]*"))
+
+
+def open_tpu() -> Tpu:
+    """Open the TPU with torch_tpu, else with torch_xla.
+
+    Raises:
+        UserError: Neither is installed.
+    """
+    if importlib.util.find_spec("torch_tpu") is not None:
+        importlib.import_module("torch_tpu")
+        return Tpu("torch_tpu", torch.device("tpu"), "tpu_dist", lambda: None)
+    if importlib.util.find_spec("torch_xla") is not None:
+        torch_xla = importlib.import_module("torch_xla")
+        importlib.import_module("torch_xla.distributed.xla_backend")
+        return Tpu("torch_xla", torch_xla.device(), "xla", torch_xla.sync)
+    raise UserError(
+        "PyTorch cannot use this machine's TPU: neither torch_tpu nor torch_xla is installed.",
+        setting="train.engine",
+        value="pytorch",
+        allowed="on a TPU: pytorch with torch_tpu (or torch_xla 2.9), or jax",
+        nearest="jax",
+        fix="pip install torch_tpu, or --set train.engine=jax",
+    )
+
+
 class Devices:
     """This process's device, and the process group if there are several processes."""
 
@@ -35,7 +81,7 @@ class Devices:
         self.cluster = cluster
         with contextlib.suppress(ValueError, RuntimeError):
             tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads the data, but would claim all GPU memory
-        self.tpu = tpu.open_tpu() if tpu.is_here(os.environ) else None
+        self.tpu = open_tpu() if has_tpu(os.environ) else None
         if self.tpu:
             self.device = self.tpu.device
         elif torch.cuda.is_available() and cluster.accelerators.kind != "virtual":
@@ -48,7 +94,7 @@ class Devices:
                 torch.set_num_threads(max(1, torch.get_num_threads() // cluster.on_this_machine))
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for reproducible cuBLAS sums
         torch.use_deterministic_algorithms(True, warn_only=True)
-        if cluster.replicas > 1:
+        if cluster.world_size > 1:
             self._join()
 
     @property
@@ -78,7 +124,7 @@ class Devices:
             "MASTER_ADDR": host,
             "MASTER_PORT": port,
             "RANK": str(self.cluster.rank),
-            "WORLD_SIZE": str(self.cluster.replicas),
+            "WORLD_SIZE": str(self.cluster.world_size),
             "LOCAL_RANK": str(self.cluster.local_rank),
             "LOCAL_WORLD_SIZE": str(self.cluster.on_this_machine),
         }
@@ -89,7 +135,7 @@ class Devices:
         self._store = distributed.TCPStore(
             host,
             int(port),
-            self.cluster.replicas,
+            self.cluster.world_size,
             self.cluster.is_chief,
             timeout,
             master_listen_fd=self._listener.detach() if self._listener else None,
@@ -99,13 +145,13 @@ class Devices:
             f"cpu:gloo,{self.device.type}:{self.tpu.backend}" if self.tpu else accelerated,
             store=self._store,
             rank=self.cluster.rank,
-            world_size=self.cluster.replicas,
+            world_size=self.cluster.world_size,
             timeout=timeout,
         )
 
-    def reduced(self, values: Any, operation: str) -> Any:
+    def reduced(self, values: torch.Tensor, operation: str) -> torch.Tensor:
         """All-reduce `values` (a tensor on the CPU) over all processes with "SUM" or "MAX"."""
-        if self.cluster.replicas > 1:
+        if self.cluster.world_size > 1:
             distributed.all_reduce(values, getattr(distributed.ReduceOp, operation))
         return values
 
@@ -116,7 +162,7 @@ class Devices:
 
     def leave(self) -> None:
         """Leave the group after all processes have finished the last collective; gloo would abort it otherwise."""
-        others = self.cluster.replicas - 1
+        others = self.cluster.world_size - 1
         if not others:
             return
         with contextlib.suppress(RuntimeError):  # the chief, which hosts the store, may have left after the timeout
@@ -169,6 +215,6 @@ def errors_named(cluster: Cluster) -> Iterator[None]:
         first = str(error).partition("\n")[0]
         if "DefaultCPUAllocator" in first and "memory" in first:
             raise OutOfMemory(first) from error
-        if cluster.replicas > 1 and any(word in first.lower() for word in _LOST):
+        if cluster.world_size > 1 and any(word in first.lower() for word in _LOST):
             raise PeerLost(first) from error
         raise

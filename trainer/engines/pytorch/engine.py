@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -21,19 +20,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data import augment
-from slipway.trainer.data.batches import check_shared_evenly
-from slipway.trainer.data.class_weights import class_weights
+from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder, precision
-from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work
-from slipway.trainer.engines.keras import normalization, states
+from slipway.trainer.engines import builder
+from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
+from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.pytorch import export
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
-from slipway.trainer.engines.pytorch.step import Step, load_loss_scale, make_optimizer, optimizer_arrays, scaled
+from slipway.trainer.engines.pytorch.network import Network
+from slipway.trainer.engines.pytorch.step import Step, load_loss_scale, make_optimizer, optimizer_arrays
+from slipway.trainer.hyperparameters import choose_precision, class_weights
 
+# Images and labels.
+Batch = tuple[torch.Tensor, torch.Tensor]
 # The fraction of a device's memory that the training split may use.
 DEVICE_SHARE = 0.25
 
@@ -46,11 +48,14 @@ def make() -> Engine:
 class PyTorchEngine:
     """See `slipway.trainer.engines.base.Engine`."""
 
+    # Set by `open`.
+    _devices: Devices
+    # Set by `build`.
+    _network: Network
+    _step: Step
+
     def __init__(self) -> None:
-        self._devices: Any = None
-        self._network: Any = None
-        self._step: Any = None
-        self._batches: Iterator[tuple[Any, Any]] | None = None
+        self._batches: Iterator[Batch] | None = None
         self._position = 0
         self._waited = 0.0
         self._image_shape = (0, 0, 0)
@@ -58,20 +63,22 @@ class PyTorchEngine:
     def open(self, cluster: Cluster) -> str:
         with errors_named(cluster):
             self._devices = Devices(cluster)
-        several = f", one of {cluster.replicas} processes" if cluster.replicas > 1 else ""
+        several = f", one of {cluster.world_size} processes" if cluster.world_size > 1 else ""
         return f"PyTorch {torch.__version__}, one {self._devices.kind}{several}"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
         check_shared_evenly(job.train, job.plan.replicas, job.plan.processes)
         augment.verify(job.train.augment, manifest.image_shape)
         devices = self._devices
-        chosen = precision.choose(job.train, devices.kind, devices.capability)
+        chosen = choose_precision(job.train, devices.kind, devices.capability)
         keras.backend.clear_session()
         keras.utils.set_random_seed(job.train.seed)  # also seeds torch
         keras.config.set_dtype_policy(chosen)
         builder.load(job.model.builder)
         self._network = pytorch_network.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
-        normalization.refuse(pytorch_network.batch_normalization(self._network), job.model, devices.cluster.replicas)
+        keras_model.refuse_batch_normalization(
+            pytorch_network.batch_normalization(self._network), job.model, devices.cluster.world_size
+        )
         self._network.to(devices.device)
         weights = class_weights(job.train, manifest)
         self._image_shape = manifest.image_shape
@@ -88,8 +95,8 @@ class PyTorchEngine:
         )
         self._batches, self._position = None, 0
 
-    def _wrapped(self) -> Any:
-        if self._devices.cluster.replicas == 1 or not self._network.trained():
+    def _wrapped(self) -> torch.nn.Module:
+        if self._devices.cluster.world_size == 1 or not self._network.trained():
             return self._network
         # find_unused_parameters keeps the order in which gradients are summed constant, so that a resumed run gets the
         # same sums as an uninterrupted one. Buffers are equal on all processes, since BatchNorm is rejected.
@@ -109,12 +116,12 @@ class PyTorchEngine:
             figures = torch.stack([
                 self._step.run(*next(self._batches), step + number, rate) for number, rate in enumerate(rates.tolist())
             ])  # fmt: skip
-            means = self._devices.reduced(figures.double().cpu(), "SUM") / self._devices.cluster.replicas
+            means = self._devices.reduced(figures.double().cpu(), "SUM") / self._devices.cluster.world_size
         found = means.numpy()
         waited, self._waited = self._waited, 0.0
         return StepFigures(losses=found[:, 0], accuracies=found[:, 1], waited=waited)
 
-    def _batches_of(self, data: TrainingData, step: int) -> Iterator[tuple[Any, Any]]:
+    def _batches_of(self, data: TrainingData, step: int) -> Iterator[Batch]:
         """Yield each step's uint8 images and int64 labels on the device, starting at `step`."""
         device = self._devices.device
         if isinstance(data, MemoryTraining):
@@ -142,12 +149,12 @@ class PyTorchEngine:
             loss, correct, examples = self._devices.reduced(sums, "SUM").tolist()
         return Measured(loss / examples, correct / examples, round(examples))
 
-    def _measure(self, images: Any, labels: Any, weights: Any) -> Any:
+    def _measure(self, images: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the weighted sums of losses and correct predictions, and of the weights: float64 [3] on the CPU."""
         device = self._devices.device
         images, labels, weights = images.to(device), labels.long().to(device), weights.to(device)
         with self._step.autocast():
-            logits = self._network(scaled(images))
+            logits = self._network(export.scaled(images))
         losses = cross_entropy(logits, labels, reduction="none")
         correct = (logits.argmax(dim=-1) == labels).float()
         return torch.stack([(losses * weights).sum(), (correct * weights).sum(), weights.sum()]).double().cpu()
@@ -164,7 +171,7 @@ class PyTorchEngine:
         expected = {
             name: (tuple(tensor.shape), str(tensor.dtype).partition(".")[2]) for name, tensor in tensors.items()
         }
-        states.verify(state, expected)
+        verify_state(state, expected)
         with torch.no_grad():
             for name, tensor in tensors.items():
                 if name == "optimizer/loss_scale":
@@ -172,7 +179,7 @@ class PyTorchEngine:
                 else:
                     tensor.copy_(torch.from_numpy(np.array(state[name])))
 
-    def _tensors(self) -> dict[str, Any]:
+    def _tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the training state by name, not copies."""
         optimizer = optimizer_arrays(self._step.optimizer, self._step.scaler)
         return {
@@ -188,9 +195,9 @@ class PyTorchEngine:
             if total.requires_grad:
                 total.backward()
         self._step.optimizer.zero_grad(set_to_none=True)
-        replicas = self._devices.cluster.replicas
-        flops = float(counter.get_total_flops()) * self._step.batch * replicas
-        return Work(self._devices.name, replicas, self._step.precision, flops or None)
+        processes = self._devices.cluster.world_size
+        flops = float(counter.get_total_flops()) * self._step.batch * processes
+        return Work(self._devices.name, processes, self._step.precision, flops or None)
 
     def graph(self) -> bytes | None:
         return None

@@ -1,16 +1,28 @@
-"""Export of the pytorch engine: a torch.export program that plain PyTorch can load, without Slipway."""
+"""The pytorch engine's model format: a torch.export program that plain PyTorch can load, without Slipway.
+
+Imports no Keras, which `load` does without.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from slipway.core.manifest import Manifest
-from slipway.trainer.engines.pytorch.network import Network
-from slipway.trainer.engines.pytorch.step import scaled
-from slipway.trainer.export.export import PROGRAM_FILE
+from slipway.trainer.engines.table import ENGINES
+
+if TYPE_CHECKING:
+    from slipway.trainer.engines.pytorch.network import Network
+
+
+def scaled(pixels: torch.Tensor) -> torch.Tensor:
+    """Convert uint8 pixels to the network's input, float32 in [0, 1]."""
+    return pixels.to(torch.float32) * np.float32(1.0 / 255.0).item()
 
 
 class _Served(torch.nn.Module):
@@ -20,7 +32,7 @@ class _Served(torch.nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, pixels: Any) -> Any:
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         return torch.softmax(self.network(scaled(pixels)), dim=-1)
 
 
@@ -39,6 +51,17 @@ def write(folder: Path, network: Network, manifest: Manifest) -> None:
     program = torch.export.export(
         _Served(network).eval(), (example,), dynamic_shapes={"pixels": {0: torch.export.Dim("batch")}}
     )
-    torch.export.save(program, str(folder / PROGRAM_FILE))
+    torch.export.save(program, str(folder / ENGINES["pytorch"].model_file))
     if network.is_keras:
         network.inner.save(folder / "model.keras")
+
+
+def load(folder: Path) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
+    """Return the program in `folder` as a function from pixels to probabilities, as in `write`."""
+    program = torch.export.load(str(folder / ENGINES["pytorch"].model_file)).module()
+
+    def probabilities(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        with torch.no_grad():
+            return program(torch.tensor(pixels)).numpy()
+
+    return probabilities

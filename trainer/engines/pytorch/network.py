@@ -7,7 +7,6 @@ channels first, [batch, channels, height, width].
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import keras
 import torch
@@ -18,27 +17,27 @@ from slipway.trainer.config import ModelSettings
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
 from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.engines.keras.normalization import TORCH_INSTEAD, BatchNormalization
+from slipway.trainer.engines.keras.model import BatchNormalization
 
 
 class Network(torch.nn.Module):
     """A network from images float32 in [0, 1], [batch, height, width, channels], to logits float32 [batch, classes]."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
         self.inner = inner
         self.is_keras = isinstance(inner, keras.Model)
 
-    def forward(self, images: Any) -> Any:
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         if self.is_keras:
             return self.inner(images, training=self.training).float()
         return self.inner(images.permute(0, 3, 1, 2).contiguous()).float()
 
-    def extra_losses(self) -> list[Any]:
+    def extra_losses(self) -> list[torch.Tensor]:
         """Return a Keras network's additional losses, such as regularization."""
         return list(self.inner.losses) if self.is_keras else []
 
-    def variables(self) -> dict[str, Any]:
+    def variables(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers by name, in order, without the state of random generators."""
         if self.is_keras:
             seeds = {id(generator.state) for generator in self.seed_generators()}
@@ -49,11 +48,11 @@ class Network(torch.nn.Module):
             for number, (name, tensor) in enumerate([*self.inner.named_parameters(), *self.inner.named_buffers()])
         }
 
-    def trained(self) -> list[Any]:
+    def trained(self) -> list[torch.nn.Parameter]:
         """Return the trainable parameters."""
         return [tensor for tensor in self.variables().values() if tensor.requires_grad]
 
-    def seed_generators(self) -> list[Any]:
+    def seed_generators(self) -> list[keras.random.SeedGenerator]:
         """Return a Keras network's random generators, in layer order."""
         if not self.is_keras:
             return []
@@ -97,7 +96,7 @@ def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int],
     return network
 
 
-def checked(model: Any, settings: ModelSettings) -> Any:
+def checked(model: object, settings: ModelSettings) -> torch.nn.Module:
     """Return `model` if it is a keras.Model or a torch.nn.Module.
 
     Raises:
@@ -117,10 +116,10 @@ def batch_normalization(network: Network) -> BatchNormalization:
         for name, module in network.inner.named_modules()
         if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm)
     ]
-    return BatchNormalization("BatchNorm", names, TORCH_INSTEAD)
+    return BatchNormalization("BatchNorm", names, "torch.nn.GroupNorm or torch.nn.LayerNorm")
 
 
-def size(model: Any) -> ModelSize:
+def size(model: torch.nn.Module) -> ModelSize:
     """Return the size of a builder's network: of its variables and of the trainable ones."""
     if isinstance(model, keras.Model):
         return keras_model.size(model)
@@ -129,10 +128,12 @@ def size(model: Any) -> ModelSize:
 
 
 def output_elements(model: torch.nn.Module, image_shape: tuple[int, int, int]) -> int:
-    """Return the number of elements in the outputs of all leaf modules for one example."""
+    """Return the number of elements in the outputs of all Keras layers or leaf modules for one example."""
+    if isinstance(model, keras.Model):
+        return keras_model.output_elements(model, image_shape)
     count = 0
 
-    def add(_module: Any, _inputs: Any, output: Any) -> None:
+    def add(_module: torch.nn.Module, _inputs: object, output: object) -> None:
         nonlocal count
         if isinstance(output, torch.Tensor):
             count += math.prod(output.shape[1:])
@@ -147,7 +148,7 @@ def output_elements(model: torch.nn.Module, image_shape: tuple[int, int, int]) -
     return count
 
 
-def _bytes(tensors: list[Any]) -> int:
+def _bytes(tensors: list[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from torch.nn.functional import cross_entropy
 
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.engines.keras import augment
-from slipway.trainer.engines.precision import Precision
 from slipway.trainer.engines.pytorch.devices import Devices
+from slipway.trainer.engines.pytorch.export import scaled
 from slipway.trainer.engines.pytorch.network import Network
+from slipway.trainer.hyperparameters import Precision
 
 # Keras's defaults, so that the engines' results agree.
 EPSILON = 1e-7
@@ -25,14 +26,12 @@ BETAS = (0.9, 0.999)
 _KEPT_BY_ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
-def make_optimizer(train: TrainSettings, network: Network) -> Any:
+def make_optimizer(train: TrainSettings, network: Network) -> torch.optim.Optimizer:
     """Return the configured optimizer with initialized state; weight decay is applied by the step, not by it."""
     parameters = network.trained()
     groups = [{"params": parameters}]  # as a group, since the list is empty for a frozen network
     if train.optimizer == "sgd":
-        optimizer: Any = torch.optim.SGD(
-            groups, lr=train.learning_rate, momentum=train.momentum, nesterov=train.nesterov
-        )
+        optimizer = torch.optim.SGD(groups, lr=train.learning_rate, momentum=train.momentum, nesterov=train.nesterov)
         kept: tuple[str, ...] = ("momentum_buffer",) if train.momentum else ()
     else:
         optimizer = torch.optim.Adam(groups, lr=train.learning_rate, betas=BETAS, eps=EPSILON)
@@ -60,16 +59,16 @@ class Step:
     """
 
     network: Network
-    wrapped: Any
-    optimizer: Any
-    scaler: Any
+    wrapped: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
     train: TrainSettings
     precision: Precision
-    class_weights: Any
+    class_weights: torch.Tensor | None
     batch: int
     devices: Devices
 
-    def run(self, images: Any, labels: Any, number: int, rate: float) -> Any:
+    def run(self, images: torch.Tensor, labels: torch.Tensor, number: int, rate: float) -> torch.Tensor:
         """Run one update; return this process's mean loss and accuracy before it, float32 [2] on the device.
 
         Args:
@@ -93,7 +92,7 @@ class Step:
         self.devices.end_step()
         return figures
 
-    def _backward(self, images: Any, labels: Any) -> Any:
+    def _backward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         with self.autocast():
             logits = self.wrapped(images)
         losses = cross_entropy(logits, labels, reduction="none")
@@ -126,14 +125,14 @@ class Step:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def autocast(self) -> Any:
+    def autocast(self) -> AbstractContextManager[None]:
         """Return the autocast context of a torch Module; a Keras network handles precision itself."""
         if self.network.is_keras or self.precision == "float32":
             return contextlib.nullcontext()
         kind = torch.bfloat16 if self.precision == "mixed_bfloat16" else torch.float16
         return torch.autocast(self.devices.device.type, kind)
 
-    def _without_all_reduce(self) -> Any:
+    def _without_all_reduce(self) -> AbstractContextManager[None]:
         return self.wrapped.no_sync() if self.wrapped is not self.network else contextlib.nullcontext()
 
     def _seed(self, number: int) -> None:
@@ -143,28 +142,23 @@ class Step:
         for place, generator in enumerate(self.network.seed_generators()):
             generator.state.assign(np.array([(seed + place) % 2**31, 0], np.int64))
 
-    def _augmented(self, images: Any, number: int) -> Any:
-        def generator(change: int) -> Any:
+    def _augmented(self, images: torch.Tensor, number: int) -> torch.Tensor:
+        def generator(change: int) -> torch.Generator:
             source = torch.Generator(self.devices.device)
             return source.manual_seed(_seed(self.train.seed, number, self.devices.cluster.rank, change))
 
-        def uniform(change: int, shape: tuple[int, ...], low: float, high: float) -> Any:
+        def uniform(change: int, shape: tuple[int, ...], low: float, high: float) -> torch.Tensor:
             drawn = torch.rand(shape, generator=generator(change), device=self.devices.device)
             return low + (high - low) * drawn
 
-        def integers(change: int, shape: tuple[int, ...], low: int, high: int) -> Any:
+        def integers(change: int, shape: tuple[int, ...], low: int, high: int) -> torch.Tensor:
             return torch.randint(low, high, shape, generator=generator(change), device=self.devices.device)
 
         draws = augment.draw(self.train.augment, len(images), uniform, integers)
         return augment.change(images, self.train.augment, draws)
 
 
-def scaled(pixels: Any) -> Any:
-    """Convert uint8 pixels to the network's input, float32 in [0, 1]."""
-    return pixels.to(torch.float32) * np.float32(1.0 / 255.0).item()
-
-
-def optimizer_arrays(optimizer: Any, scaler: Any) -> dict[str, Any]:
+def optimizer_arrays(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> dict[str, torch.Tensor]:
     """Return the optimizer's tensors by name, in parameter order, and the loss scale as [scale, steps since growth]."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     kept = {
@@ -178,7 +172,7 @@ def optimizer_arrays(optimizer: Any, scaler: Any) -> dict[str, Any]:
     return kept
 
 
-def load_loss_scale(scaler: Any, values: NDArray[np.float32]) -> None:
+def load_loss_scale(scaler: torch.amp.GradScaler, values: NDArray[np.float32]) -> None:
     """Restore the `loss_scale` of `optimizer_arrays`."""
     scaler.load_state_dict(
         scaler.state_dict() | {"scale": float(values[0]), "_growth_tracker": round(float(values[1]))}

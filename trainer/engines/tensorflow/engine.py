@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,26 +18,34 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
-from slipway.trainer.data import augment
-from slipway.trainer.data.batches import check_shared_evenly
-from slipway.trainer.data.class_weights import class_weights
-from slipway.trainer.data.images import scale
+from slipway.trainer.data.assignment import check_shared_evenly
+from slipway.trainer.data.images import scale, traced
 from slipway.trainer.data.inputs import Evaluation, TrainingData
-from slipway.trainer.data.tracing import traced
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder, precision
-from slipway.trainer.engines.base import Engine, Measured, ModelSize, OutOfMemory, PeerLost, State, StepFigures, Work
+from slipway.trainer.engines import builder
+from slipway.trainer.engines.base import (
+    Engine,
+    Measured,
+    ModelSize,
+    OutOfMemory,
+    PeerLost,
+    State,
+    StepFigures,
+    Work,
+    verify_state,
+)
+from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.engines.keras import normalization, states
-from slipway.trainer.engines.precision import Precision
 from slipway.trainer.engines.tensorflow import devices as tensorflow_devices
-from slipway.trainer.engines.tensorflow import optimizer, tpu, work, xla
+from slipway.trainer.engines.tensorflow import network, optimizer, tpu
 from slipway.trainer.engines.tensorflow.loop import Call, Layout, StepLoop
 from slipway.trainer.engines.tensorflow.step import TrainingStep, correct
 from slipway.trainer.export import saved_model
+from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +60,12 @@ class TensorFlowEngine:
 
     def __init__(self) -> None:
         self._strategy: Any = None
-        self._workers = 1
+        self._world_size = 1
         self._names: list[str] = []
         self._model: Any = None
         self._optimizer: Any = None
         self._image_shape = (0, 0, 0)
-        self._batch = 0  # this worker's examples per step
+        self._batch = 0  # this process's examples per step
         self._train: TrainSettings | None = None
         self._precision: Precision = "float32"
         self._step: TrainingStep | None = None
@@ -67,22 +74,21 @@ class TensorFlowEngine:
         self._measures: dict[Any, Callable[..., Any]] = {}
 
     @property
-    def _devices(self) -> int:
-        """This worker's devices."""
-        return int(self._strategy.num_replicas_in_sync) // self._workers
+    def _local_devices(self) -> int:
+        """The number of this process's devices."""
+        return int(self._strategy.num_replicas_in_sync) // self._world_size
 
     def open(self, cluster: Cluster) -> str:
-        self._workers = cluster.replicas
+        self._world_size = cluster.world_size
         if cluster.on_this_machine > 1:
             # Divide the cores, since replicas that each use all of them compete: two on two cores were 25 % slower.
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // cluster.on_this_machine))
+            tf.config.threading.set_intra_op_parallelism_threads(max(1, available_cores() // cluster.on_this_machine))
         devices = tensorflow_devices.devices()
         if cluster.accelerators.kind == "tpu":
             self._strategy = tpu.tpu_strategy(cluster)
-            devices = [f"TPU:{number}" for number in range(self._devices)]
+            devices = [f"TPU:{number}" for number in range(self._local_devices)]
             kind = "TPUStrategy"
-        elif cluster.replicas > 1:
+        elif cluster.world_size > 1:
             self._strategy = tensorflow_devices.multi_worker_strategy(cluster, devices)
             kind = "MultiWorkerMirroredStrategy"
         elif len(devices) > 1:
@@ -92,36 +98,38 @@ class TensorFlowEngine:
             self._strategy = tf.distribute.get_strategy()
             kind = "one device"
         self._names = devices
-        return f"TensorFlow {tf.__version__}, {kind}, {self._devices} x {devices[0].partition(':')[0]} on this host"
+        return (
+            f"TensorFlow {tf.__version__}, {kind}, {self._local_devices} x {devices[0].partition(':')[0]} on this host"
+        )
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
         self._batch = job.plan.batch_per_replica
-        check_shared_evenly(job.train, job.plan.replicas, self._devices)
+        check_shared_evenly(job.train, job.plan.replicas, self._local_devices)
         augment.verify(job.train.augment, manifest.image_shape)
         self._train = train = job.train
         self._image_shape = manifest.image_shape
         kind = tensorflow_devices.kind(self._names)
-        self._precision = precision.choose(train, kind, tensorflow_devices.capability(self._names))
+        self._precision = choose_precision(train, kind, tensorflow_devices.capability(self._names))
         weights = class_weights(train, manifest)
-        replicas = int(self._strategy.num_replicas_in_sync)
+        devices = int(self._strategy.num_replicas_in_sync)
         keras.backend.clear_session()
         keras.utils.set_random_seed(train.seed)
         keras.config.set_dtype_policy(self._precision)
         tf.config.experimental.enable_op_determinism()  # no measurable cost on a CPU
         # Outside of the scope, so that variables created on import are detected as foreign.
         builder.load(job.model.builder)
-        with _peers(), self._strategy.scope():  # the first values of variables are sent to all replicas
+        with _peers(), self._strategy.scope():  # the first values of variables are sent to all processes
             self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
-            normalization.refuse(keras_model.batch_normalization(self._model), job.model, replicas)
+            keras_model.refuse_batch_normalization(keras_model.batch_normalization(self._model), job.model, devices)
             self._refuse_foreign_variables(job.model)
             self._optimizer = optimizer.make(train, self._model.trainable_variables)
-            compiled = xla.compiles(train, self._model, kind, replicas)
+            compiled = network.compiles(train, self._model, kind, devices)
             self._step = TrainingStep(
-                self._model, self._optimizer, train, weights, replicas, compiled=compiled and replicas > 1
+                self._model, self._optimizer, train, weights, devices, compiled=compiled and devices > 1
             )
-        layout = Layout(self._strategy, self._devices, replicas, self._batch // self._devices)
+        layout = Layout(self._strategy, self._local_devices, devices, self._batch // self._local_devices)
         self._loop = StepLoop(
-            self._step, self._optimizer, layout, train, compiled=compiled and replicas == 1,
+            self._step, self._optimizer, layout, train, compiled=compiled and devices == 1,
             resident=self._names[0] if kind != "CPU" else None,
         )  # fmt: skip
         logger.info("computing in %s, %s", self._precision, "compiled by XLA" if compiled else "not compiled")
@@ -145,7 +153,7 @@ class TensorFlowEngine:
             if self._call is None:
                 self._call = self._loop.on(data, step)
             figures, waited = self._call(step, rates)
-            figures = (self._reduce(figures, "SUM") if self._workers > 1 else figures).numpy().astype(np.float64)
+            figures = (self._reduce(figures, "SUM") if self._world_size > 1 else figures).numpy().astype(np.float64)
         return StepFigures(losses=figures[:, 0], accuracies=figures[:, 1], waited=waited)
 
     def evaluate(self, data: Evaluation) -> Measured:
@@ -157,34 +165,34 @@ class TensorFlowEngine:
         with self._errors():
             for images, labels, weights in data.batches():
                 sums += measure(images, labels, weights).numpy()
-        loss, correct, examples = self._over_workers(sums, "SUM")
+        loss, correct, examples = self._over_processes(sums, "SUM")
         return Measured(loss / examples, correct / examples, round(examples))
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        return self._over_workers(values, "MAX")
+        return self._over_processes(values, "MAX")
 
     def state(self) -> State:
         return {name: np.asarray(variable.numpy()) for name, variable in self._variables().items()}
 
     def load_state(self, state: State) -> None:
         variables = self._variables()
-        states.verify(
+        verify_state(
             state, {name: (tuple(each.shape), tf.as_dtype(each.dtype).name) for name, each in variables.items()}
         )
         for name, variable in variables.items():
             variable.assign(state[name])
 
     def work(self) -> Work:
-        flops = work.example_flops(self._model, self._image_shape)
+        flops = network.example_flops(self._model, self._image_shape)
         return Work(
             device=tensorflow_devices.maker_name(self._names),
             devices=int(self._strategy.num_replicas_in_sync),
             precision=self._precision,
-            step_flops=None if flops is None else flops * self._batch * self._workers,
+            step_flops=None if flops is None else flops * self._batch * self._world_size,
         )
 
     def graph(self) -> bytes | None:
-        return work.graph(self._model, self._image_shape)
+        return network.graph(self._model, self._image_shape)
 
     @contextlib.contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
@@ -199,9 +207,9 @@ class TensorFlowEngine:
 
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
         # Rebuild the network with plain variables: the trained one's belong to the strategy, and saving them would
-        # require every worker. It computes in float32, which every serving device supports.
+        # require every process. It computes in float32, which every serving device supports.
         keras.config.set_dtype_policy("float32")
-        with tf.distribute.get_strategy().scope() if self._workers == 1 else contextlib.nullcontext():
+        with tf.distribute.get_strategy().scope() if self._world_size == 1 else contextlib.nullcontext():
             model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
         for own, trained in zip(model.weights, self._model.weights, strict=True):
             own.assign(trained.numpy())
@@ -214,11 +222,11 @@ class TensorFlowEngine:
     # Measuring
 
     def _measuring_function(self, data: Evaluation) -> Callable[..., Any]:
-        share = data.batch // self._devices
+        share = data.batch // self._local_devices
         shape = data.share.manifest.image_shape
 
-        def replica_sums(images: Any, labels: Any, weights: Any) -> Any:
-            start = share * (tf.distribute.get_replica_context().replica_id_in_sync_group % self._devices)
+        def device_sums(images: Any, labels: Any, weights: Any) -> Any:
+            start = share * (tf.distribute.get_replica_context().replica_id_in_sync_group % self._local_devices)
             with tf.device("CPU:0"):
                 images, labels, weights = (part[start : start + share] for part in (images, labels, weights))
             logits = tf.cast(self._model(scale(images), training=False), tf.float32)
@@ -240,29 +248,31 @@ class TensorFlowEngine:
             ]
         )
         def measure(images: Any, labels: Any, weights: Any) -> Any:
-            by_device = self._strategy.run(replica_sums, args=(images, labels, weights))
+            by_device = self._strategy.run(device_sums, args=(images, labels, weights))
             return tf.add_n(self._strategy.experimental_local_results(by_device))
 
         return measure
 
-    # Between workers
+    # Between processes
 
-    def _over_workers(self, values: Any, how: str) -> list[float]:
+    def _over_processes(self, values: Any, how: str) -> list[float]:
         with _peers():
             return [float(value) for value in self._reduce(tf.constant(values, tf.float64), how)]
 
     @traced(reduce_retracing=True)
     def _reduce(self, values: Any, how: str) -> Any:
-        """Return the sum or maximum of `values` (a vector or matrix) over all workers."""
-        if self._workers == 1:
+        """Return the sum or maximum of `values` (a vector or matrix) over all processes."""
+        if self._world_size == 1:
             return values
         if how == "MAX":
-            # Strategies can only sum, so each worker writes its values into its own row.
-            own = tf.one_hot(self._strategy.extended._id_in_cluster, self._workers, dtype=values.dtype)
+            # Strategies can only sum, so each process writes its values into its own row.
+            own = tf.one_hot(self._strategy.extended._id_in_cluster, self._world_size, dtype=values.dtype)
             return tf.reduce_max(self._reduce(own[:, tf.newaxis] * values[tf.newaxis, :], "SUM"), axis=0)
 
         def everywhere() -> Any:
-            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values / self._devices)
+            return tf.distribute.get_replica_context().all_reduce(
+                tf.distribute.ReduceOp.SUM, values / self._local_devices
+            )
 
         return self._strategy.experimental_local_results(self._strategy.run(everywhere))[0]
 
@@ -284,8 +294,8 @@ class TensorFlowEngine:
                 yield
         except tf.errors.ResourceExhaustedError as error:
             assert self._step is not None
-            share = self._batch // self._devices // (self._train.accumulation if self._train else 1)
-            fits = work.most_that_fit(self._step.part, self._image_shape, share)
+            share = self._batch // self._local_devices // (self._train.accumulation if self._train else 1)
+            fits = network.most_that_fit(self._step.part, self._image_shape, share)
             cause = re.search(r"(OOM|[Oo]ut of memory).*", error.message)
             raise OutOfMemory(cause[0] if cause else error.message.partition("\n")[0], fits) from error
 

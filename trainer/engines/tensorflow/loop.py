@@ -16,15 +16,13 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.data import augment
-from slipway.trainer.data.images import scale
+from slipway.trainer.data.images import scale, traced
 from slipway.trainer.data.inputs import MemoryTraining, StreamTraining, TrainingData
-from slipway.trainer.data.tracing import traced
-from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite
+from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite, augmented
 
 Rates = NDArray[np.float32]
 # Function (first step's number, learning rates) -> (float32 [steps, 2], seconds spent on input): each step's loss and
-# accuracy, this worker's contribution to them.
+# accuracy, this process's contribution to them.
 Call = Callable[[int, Rates], tuple[Any, float]]
 
 # Limits on the batches passed to a compiled loop at once: bytes of pixels, and for a stream the number of batches that
@@ -35,17 +33,17 @@ _HANDED_OF_STREAM = 2
 
 @dataclass(frozen=True)
 class Layout:
-    """How a batch is split: this worker has `devices` of the job's `replicas` devices, with `share` examples each."""
+    """How a batch is split: this process has `local_devices` of the job's `devices`, with `share` examples each."""
 
     strategy: Any
+    local_devices: int
     devices: int
-    replicas: int
     share: int
 
     @property
     def batch(self) -> int:
-        """This worker's examples per step."""
-        return self.devices * self.share
+        """This process's examples per step."""
+        return self.local_devices * self.share
 
 
 class StepLoop:
@@ -84,10 +82,10 @@ class StepLoop:
     def _from_memory(self, data: MemoryTraining) -> Call:
         """Gather examples in the graph; each call passes only their order."""
         images, labels = data.tensors()
-        shape = [self._layout.devices, self._layout.share]
+        shape = [self._layout.local_devices, self._layout.share]
 
-        def batch(replica: Any, indices: Any) -> tuple[Any, Any]:
-            return tf.gather(images, indices[replica]), tf.gather(labels, indices[replica])
+        def batch(device: Any, indices: Any) -> tuple[Any, Any]:
+            return tf.gather(images, indices[device]), tf.gather(labels, indices[device])
 
         order_type = tf.TensorSpec([None, *shape], tf.int32)
 
@@ -114,8 +112,8 @@ class StepLoop:
             with tf.control_dependencies(batch):
                 return batch, _now() - started
 
-        def batch(replica: Any, images: Any, labels: Any) -> tuple[Any, Any]:
-            start = replica * share
+        def batch(device: Any, images: Any, labels: Any) -> tuple[Any, Any]:
+            start = device * share
             return images[start : start + share], labels[start : start + share]
 
         @traced(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32)])
@@ -134,17 +132,17 @@ class StepLoop:
         Args:
             first: The first step's number in the run (from 0), int32 scalar.
             rates: The steps' learning rates, float32 [steps].
-            fetch: Function (step's number within the call) -> (the worker's batch or its indices, seconds).
-            batch: Function (device's number on this worker, result of `fetch`) -> (images, labels).
+            fetch: Function (step's number within the call) -> (the process's batch or its indices, seconds).
+            batch: Function (device's number on this process, result of `fetch`) -> (images, labels).
         """
 
         def on_device(step: Any, *fetched: Any) -> Any:
             context = tf.distribute.get_replica_context()
-            replica = context.replica_id_in_sync_group
+            device = context.replica_id_in_sync_group
             with tf.device("CPU:0"):
-                images, labels = batch(replica % self._layout.devices, *fetched)
-            figures, gradients = self._step.gradients(self._pictures(images, step, replica), labels)
-            if self._layout.replicas > 1:
+                images, labels = batch(device % self._layout.local_devices, *fetched)
+            figures, gradients = self._step.gradients(self._images(images, step, device), labels)
+            if self._layout.devices > 1:
                 gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
             if self._step.loss_scale:
                 return figures, gradients
@@ -226,7 +224,7 @@ class StepLoop:
         def one(number: Any, figures: Any, first: Any, rates: Any, handed: Any) -> Any:
             self._optimizer.learning_rate.assign(rates[number])
             images, labels = batch(*(part[number] for part in handed))
-            figure, gradients = self._step.gradients(self._pictures(images, first + number, 0), labels)
+            figure, gradients = self._step.gradients(self._images(images, first + number, 0), labels)
             if self._step.loss_scale is None:
                 self._step.update(gradients)
             else:
@@ -245,12 +243,10 @@ class StepLoop:
 
         return steps
 
-    def _pictures(self, images: Any, step: Any, replica: Any) -> Any:
+    def _images(self, pixels: Any, step: Any, device: Any) -> Any:
         """Convert a device's uint8 pixels to the network's input, with augmentation."""
-        images = scale(images)
-        if self._train.augment.is_on:
-            images = augment.augment(images, self._train.augment, self._train.seed, step, replica)
-        return images
+        images = scale(pixels)
+        return augmented(images, self._train, step, device) if self._train.augment.is_on else images
 
 
 def _in_parts(rows: int, fetch: Callable[[int, int], tuple[Any, ...]], steps: Callable[..., Any]) -> Call:

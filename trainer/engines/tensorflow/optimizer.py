@@ -12,24 +12,7 @@ import keras
 import tensorflow as tf
 
 from slipway.trainer.config import TrainSettings
-
-
-def make(train: TrainSettings, variables: list[Any]) -> Any:
-    """Return the configured Keras optimizer, built for `variables`; it expects gradients that are already summed."""
-    made: Any
-    if train.optimizer == "sgd":
-        momentum = {"momentum": train.momentum, "nesterov": train.nesterov}
-        made = _SGD(train.learning_rate, weight_decay=train.decay or None, **momentum)
-    elif train.optimizer == "adamw":
-        made = _AdamW(train.learning_rate, weight_decay=train.decay)
-    else:
-        made = _Adam(train.learning_rate)
-    if train.decay:
-        made.exclude_from_weight_decay(var_list=[variable for variable in variables if len(variable.shape) < 2])
-    # Keras would sum the gradients over the devices itself, but clipping and loss scaling need the sum earlier.
-    made._all_reduce_sum_gradients = lambda pairs: pairs
-    made.build(variables)
-    return made
+from slipway.trainer.engines.keras import optimizer as keras_optimizer
 
 
 class _FusedAdam:
@@ -74,3 +57,15 @@ class _SGD(keras.optimizers.SGD):
             momentum=self.momentum,
             use_nesterov=self.nesterov,
         )
+
+
+_FUSED = {"adam": _Adam, "adamw": _AdamW, "sgd": _SGD}
+
+
+def make(train: TrainSettings, variables: list[Any]) -> Any:
+    """Return the configured Keras optimizer, built for `variables`; it expects gradients that are already summed."""
+    made = keras_optimizer.make(train, variables, _FUSED)
+    # Keras would sum the gradients over the devices itself, but clipping and loss scaling need the sum earlier.
+    made._all_reduce_sum_gradients = lambda pairs: pairs
+    made.build(variables)
+    return made

@@ -13,7 +13,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.data.tracing import traced
+from slipway.trainer.data.images import traced
+from slipway.trainer.engines.keras import augment
 
 # Initial loss scale of mixed_float16, and the number of steps without overflow after which it doubles.
 FIRST_SCALE = 2.0**15
@@ -55,7 +56,7 @@ class TrainingStep:
         optimizer: The optimizer made by `optimizer.make`.
         train: The settings.
         class_weights: A factor for each class, float32 [classes], or None.
-        replicas: The number of devices that a batch is split over.
+        devices: The number of devices that a batch is split over.
         compiled: Whether XLA compiles the gradient computation.
     """
 
@@ -65,12 +66,12 @@ class TrainingStep:
         optimizer: Any,
         train: TrainSettings,
         class_weights: NDArray[np.float32] | None,
-        replicas: int,
+        devices: int,
         *,
         compiled: bool,
     ) -> None:
         self._model, self._optimizer, self._train = model, optimizer, train
-        self._class_weights, self._replicas = class_weights, replicas
+        self._class_weights, self._devices = class_weights, devices
         self._variables = model.trainable_variables
         self.loss_scale = LossScale() if keras.config.dtype_policy().name == "mixed_float16" else None
         self.part = traced(self._of_part, jit_compile=True) if compiled else self._of_part
@@ -117,7 +118,7 @@ class TrainingStep:
 
     def _of_part(self, images: Any, labels: Any) -> tuple[Any, list[Any]]:
         # All per-device batches have the same size, and so have all micro-batches.
-        examples = images.shape[0] * self._train.accumulation * self._replicas
+        examples = images.shape[0] * self._train.accumulation * self._devices
         with tf.GradientTape() as tape:
             logits = tf.cast(self._model(images, training=True), tf.float32)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
@@ -125,12 +126,34 @@ class TrainingStep:
                 losses *= tf.gather(self._class_weights, labels)
             loss = tf.reduce_sum(losses) / examples
             if self._model.losses:  # regularization, equal on every device and for every micro-batch
-                loss += tf.add_n(self._model.losses) / (self._replicas * self._train.accumulation)
+                loss += tf.add_n(self._model.losses) / (self._devices * self._train.accumulation)
             minimized = loss * self.loss_scale.scale if self.loss_scale else loss
         variables = [variable.value for variable in self._variables]
         gradients = tape.gradient(minimized, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         accuracy = tf.reduce_sum(correct(logits, labels)) / examples
         return tf.stack([loss, accuracy]), [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def augmented(images: Any, train: TrainSettings, step: Any, device: Any) -> Any:
+    """Augment each image independently: float32 in [0, 1], [batch, height, width, channels], to the same.
+
+    Args:
+        images: The device's examples of a step's batch.
+        train: The settings.
+        step: Number of the step in the run (from 0), an integer scalar.
+        device: Number of the device in the job, an integer scalar.
+    """
+    seed = tf.stack([tf.constant(train.seed, tf.int32), tf.cast(step, tf.int32)])
+    seeds = tf.unstack(tf.random.split(tf.random.fold_in(seed, tf.cast(device, tf.int32)), 4))
+
+    def uniform(transformation: int, shape: tuple[int, ...], low: float, high: float) -> Any:
+        return tf.random.stateless_uniform(shape, seeds[transformation], low, high)
+
+    def integers(transformation: int, shape: tuple[int, ...], low: int, high: int) -> Any:
+        return tf.random.stateless_uniform(shape, seeds[transformation], low, high, tf.int32)
+
+    draws = augment.draw(train.augment, images.shape[0], uniform, integers)
+    return augment.change(images, train.augment, draws)
 
 
 def correct(logits: Any, labels: Any) -> Any:

@@ -40,11 +40,11 @@ def tpu_strategy(cluster: Cluster) -> Any:
         UserError: TensorFlow has no TPU support, the job has several replicas, or the TPU does not respond in time.
     """
     refuse_without_support()
-    if cluster.replicas > 1:
+    if cluster.world_size > 1:
         raise UserError(
-            f"The engine tensorflow trains on a single TPU VM; the job has {cluster.replicas} replicas.",
+            f"The engine tensorflow trains on a single TPU VM; the job has {cluster.world_size} replicas.",
             setting="hardware",
-            value=f"{cluster.replicas} replicas",
+            value=f"{cluster.world_size} replicas",
             allowed="one replica, or several with the engine jax",
             fix="--set train.engine=jax",
         )

@@ -1,4 +1,4 @@
-"""The source module:function: its examples are stored unchanged, and the function must be deterministic."""
+"""The source module:function: its examples are stored unchanged; on request, the function must be deterministic."""
 
 from __future__ import annotations
 
@@ -232,11 +232,26 @@ def test_what_is_not_the_same_twice_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "7")  # does not affect this process; the other process gets 1
-    settings = make_settings(write(body))
+    settings = make_settings(write(body), module={"check_repeatable": True})
     with pytest.raises(UserError, match=message) as error:
         prepare(settings, 1)
     assert error.value.setting == "data.source"
     assert not Path(settings.store).exists()
+
+
+def test_the_function_is_called_twice_only_on_request(
+    write: Callable[[str], str], make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    log = tmp_path / "calls"
+    body = f"open({str(log)!r}, 'a').write('+')\nfor n in range(30): yield {{'image': image(n), 'label': n % 2}}"
+    source = write(body)
+    once = prepare(make_settings(source), 1)
+    calls = len(log.read_text())
+    log.unlink()
+    checked = prepare(make_settings(source, module={"check_repeatable": True}, store=str(tmp_path / "checked")), 1)
+    # The separate process also opens the source, which reads the first example.
+    assert len(log.read_text()) == calls + 2
+    assert checked.manifest.fingerprint == once.manifest.fingerprint
 
 
 @pytest.mark.parametrize(

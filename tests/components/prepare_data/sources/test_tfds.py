@@ -14,7 +14,7 @@ import pytest
 from slipway.components.prepare_data import image_folders
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources import look_at_source, tfds_prepare, tfds_set
+from slipway.components.prepare_data.sources import check_source, tfds_prepare, tfds_set
 from slipway.core.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
@@ -199,7 +199,7 @@ def test_a_set_that_is_not_there_is_asked_of_tensorflow_datasets(
     tfds: Any, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     settings = make_settings("tfds:mnst", tfds={"data_dir": str(tmp_path)})
-    assert look_at_source(settings) == f"tfds:mnst, which TensorFlow Datasets first prepares in {tmp_path}"
+    assert check_source(settings) == f"tfds:mnst, which TensorFlow Datasets first prepares in {tmp_path}"
     error = refused(settings)
     assert "has no data set mnst" in error.message
     assert (error.setting, error.nearest) == ("data.source", "tfds:mnist")

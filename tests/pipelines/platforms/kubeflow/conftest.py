@@ -19,7 +19,7 @@ DIGITS = Path("configs/digits.yaml").absolute()
 
 @pytest.fixture
 def kubeflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeKubeflow]:
-    """A server for one user; runs' folders come into a folder of the test's own."""
+    """A single-user server; runs' folders are in the test's temporary folder."""
     monkeypatch.setenv("SLIPWAY_RETRY_SECONDS", "0.01")
     monkeypatch.setattr("slipway.pipelines.platforms.kubeflow.launch.POLL_SECONDS", 0)
     monkeypatch.chdir(tmp_path)
@@ -30,7 +30,7 @@ def kubeflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeKu
 
 
 def configuration(hardware: str = "cpu", **kubeflow: Any) -> RunConfig:
-    """The digits on a cluster, with these settings of it; data and models on a volume unless they say otherwise."""
+    """The digits configuration for a cluster with these settings; by default with a volume."""
     place = {} if "pipeline_root" in kubeflow else {"volume": "slipway"}
     section = {"host": "http://localhost:1", "image": IMAGE, **place, **kubeflow}
     values = yaml.safe_load(DIGITS.read_text()) | {"hardware": hardware, "kubeflow": section}

@@ -14,13 +14,14 @@ from slipway.pipelines.platforms.kubeflow import launch
 from slipway.pipelines.platforms.kubeflow.server import COOKIE_VARIABLE, TOKEN_VARIABLE
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import RunRecord
+from slipway.pipelines.table import steps_on
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.kubeflow import FakeKubeflow
 from tests.pipelines.platforms.kubeflow.conftest import IMAGE, configuration
 
 
 class Events:
-    """A watcher that keeps what it is told."""
+    """A watcher that records its events."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -44,9 +45,9 @@ def test_a_run_is_submitted_with_its_parameters_and_followed_to_its_end(kubeflow
     executors = run["pipeline_spec"]["pipeline_spec"]["deploymentSpec"]["executors"]
     assert {executor["container"]["image"] for executor in executors.values()} == {IMAGE}
     events = Events()
-    record = launch.watch(folder, record, events)
+    record = launch.watch(folder, events)
     assert record.status == "succeeded"
-    assert [step for event, step in events.seen if event == "finished"] == list(launch.STEPS)
+    assert [step for event, step in events.seen if event == "finished"] == steps_on("kubeflow")
     assert record.step("train").seconds == 30
     assert runs.find("latest").read() == record
 
@@ -54,14 +55,14 @@ def test_a_run_is_submitted_with_its_parameters_and_followed_to_its_end(kubeflow
 def test_a_rejected_model_leaves_the_registration_skipped(kubeflow: FakeKubeflow) -> None:
     kubeflow.rejected = True
     folder, record = launch.submit(configuration(host=kubeflow.host))
-    record = launch.watch(folder, record, Events())
+    record = launch.watch(folder, Events())
     assert (record.status, record.step("register_model").status) == ("succeeded", "skipped")
 
 
 def test_a_failed_step_is_named_with_its_pods_log(kubeflow: FakeKubeflow) -> None:
     kubeflow.failures["train"] = "OOMKilled (exit code 137)"
     folder, record = launch.submit(configuration(host=kubeflow.host, namespace="ml"))
-    record = launch.watch(folder, record, Events())
+    record = launch.watch(folder, Events())
     assert record.status == "failed"
     assert record.error is not None
     assert (record.error.step, record.error.message) == ("train", "OOMKilled (exit code 137)")
@@ -70,21 +71,19 @@ def test_a_failed_step_is_named_with_its_pods_log(kubeflow: FakeKubeflow) -> Non
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_one_run_in_spite_of_failing_calls(kubeflow: FakeKubeflow, seed: int) -> None:
+def test_one_run_is_created_despite_failing_calls(kubeflow: FakeKubeflow, seed: int) -> None:
     print(f"seed {seed}")
     kubeflow.faults._random.seed(seed)
     kubeflow.faults.share = 0.3
     folder, record = launch.submit(configuration(host=kubeflow.host))
-    record = launch.watch(folder, record, Events())
+    record = launch.watch(folder, Events())
     assert record.status == "succeeded"
     assert kubeflow.faults.struck.total() > 0
     assert len(kubeflow.runs) == 1
     assert len(kubeflow.experiments) == 1
 
 
-def test_a_run_whose_creation_was_not_answered_is_found_again(
-    kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_found_if_the_response_is_lost(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[str] = []
 
     def after(method: str) -> None:
@@ -98,7 +97,7 @@ def test_a_run_whose_creation_was_not_answered_is_found_again(
     assert list(kubeflow.runs) == [record.job]
 
 
-def test_a_submission_that_was_broken_off_is_found_by_its_name(kubeflow: FakeKubeflow) -> None:
+def test_an_interrupted_submission_is_found_by_its_name(kubeflow: FakeKubeflow) -> None:
     folder, record = launch.submit(configuration(host=kubeflow.host))
     resource, record.job = record.job, None
     folder.write(record)
@@ -122,14 +121,14 @@ def test_cancel_ends_the_run_on_the_server(kubeflow: FakeKubeflow) -> None:
         launch.cancel(folder)
 
 
-def test_what_the_server_refuses_leaves_no_run_and_a_resumed_one_as_it_was(kubeflow: FakeKubeflow) -> None:
+def test_a_rejected_run_is_removed_and_a_rejected_resume_changes_nothing(kubeflow: FakeKubeflow) -> None:
     kubeflow.faults.plan("POST /apis/v2beta1/runs", ServiceError(400, "no"), times=1)
     with pytest.raises(UserError, match="server rejected the request"):
         launch.submit(configuration(host=kubeflow.host))
     assert list(Path("runs").iterdir()) == []
     kubeflow.failures["train"] = "OOMKilled (exit code 137)"
-    folder, record = launch.submit(configuration(host=kubeflow.host))
-    failed = launch.watch(folder, record, Events())
+    folder, _ = launch.submit(configuration(host=kubeflow.host))
+    failed = launch.watch(folder, Events())
     kubeflow.faults.plan("POST /apis/v2beta1/runs", ServiceError(400, "no"), times=1)
     with pytest.raises(UserError, match="server rejected the request"):
         launch.resume(folder)
@@ -137,7 +136,7 @@ def test_what_the_server_refuses_leaves_no_run_and_a_resumed_one_as_it_was(kubef
     assert len(kubeflow.runs) == 1
 
 
-def test_a_server_for_several_users_wants_a_profile(kubeflow: FakeKubeflow) -> None:
+def test_a_multi_user_server_requires_a_namespace(kubeflow: FakeKubeflow) -> None:
     kubeflow.multi_user = True
     with pytest.raises(UserError) as error:
         launch.submit(configuration(host=kubeflow.host))
@@ -149,7 +148,7 @@ def test_a_server_for_several_users_wants_a_profile(kubeflow: FakeKubeflow) -> N
         launch.submit(configuration(host=kubeflow.host, namespace="team-b"))
 
 
-def test_a_token_lets_one_in(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_authenticates(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch) -> None:
     kubeflow.token = "secret-token"
     with pytest.raises(UserError) as error:
         launch.submit(configuration(host=kubeflow.host))
@@ -160,14 +159,14 @@ def test_a_token_lets_one_in(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyP
     assert not any("secret-token" in path.read_text() for path in folder.path.rglob("*") if path.is_file())
 
 
-def test_where_nobody_answers_nothing_is_made(kubeflow: FakeKubeflow) -> None:
+def test_an_unreachable_server_creates_nothing(kubeflow: FakeKubeflow) -> None:
     with pytest.raises(UserError, match="No Kubeflow Pipelines server") as error:
         launch.submit(configuration(host="http://localhost:1"))
     assert error.value.setting == "kubeflow.host"
     assert not list(runs.folders())
 
 
-def test_the_commands_follow_look_at_and_explain_a_run(kubeflow: FakeKubeflow) -> None:
+def test_status_logs_and_explain_of_a_run(kubeflow: FakeKubeflow) -> None:
     Path("run.yaml").write_text(configuration(host=kubeflow.host).as_yaml())
 
     def slipway(*arguments: str) -> Any:
@@ -192,7 +191,7 @@ def test_the_commands_follow_look_at_and_explain_a_run(kubeflow: FakeKubeflow) -
     assert again["runtime_config"] == first["runtime_config"]
 
 
-def test_an_interruption_leaves_the_run_going(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_does_not_stop_the_run(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("run.yaml").write_text(configuration(host=kubeflow.host).as_yaml())
 
     def interrupt(_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The spec that `slipway compile --target kubeflow` writes: what pods are told, what is refused, that it runs."""
+"""The spec that `slipway compile --target kubeflow` writes: pod settings, refused settings, and that it runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.pipelines.platforms.kubeflow.conftest import DIGITS, configuration
 
 
 def compiled(folder: Path, config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pipeline spec, and the platform spec behind it ({} where there is none)."""
+    """Return the pipeline spec and the platform spec ({} if there is none)."""
     (folder / "run.yaml").write_text(config.as_yaml())
     output = folder / "spec.yaml"
     result = CliRunner().invoke(
@@ -35,7 +35,7 @@ def compiled(folder: Path, config: RunConfig) -> tuple[dict[str, Any], dict[str,
 
 
 def inputs(specification: dict[str, Any], task: str) -> dict[str, Any]:
-    """A task's parameters that are constants."""
+    """Return a task's constant parameters."""
     tasks = dict(specification["root"]["dag"]["tasks"])
     for component in specification["components"].values():
         tasks |= component.get("dag", {}).get("tasks", {})
@@ -43,7 +43,7 @@ def inputs(specification: dict[str, Any], task: str) -> dict[str, Any]:
     return {name: value["runtimeValue"]["constant"] for name, value in given.items() if "runtimeValue" in value}
 
 
-def test_train_asks_for_the_gpus_and_the_nodes_that_have_them(tmp_path: Path) -> None:
+def test_train_requests_gpus_and_selects_nodes(tmp_path: Path) -> None:
     nodes = {"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}
     config = configuration("t4x2", cpu="7", memory="24Gi", node_selector=nodes)
     specification, pods = compiled(tmp_path, config)
@@ -60,7 +60,7 @@ def test_train_asks_for_the_gpus_and_the_nodes_that_have_them(tmp_path: Path) ->
     assert inputs(specification, "plan-training")["devices"] == 2
 
 
-def test_on_a_volume_every_step_mounts_it_and_all_that_stays_is_on_it(tmp_path: Path) -> None:
+def test_with_a_volume_every_step_mounts_it_and_stores_its_outputs_there(tmp_path: Path) -> None:
     specification, pods = compiled(tmp_path, configuration(volume="claim", folder="/data"))
     assert set(pods) == set(specification["deploymentSpec"]["executors"])
     assert {(pod["pvcMount"][0]["constant"], pod["pvcMount"][0]["mountPath"]) for pod in pods.values()} == {
@@ -74,7 +74,7 @@ def test_on_a_volume_every_step_mounts_it_and_all_that_stays_is_on_it(tmp_path: 
     assert not tasks["find-champion-folder"]["cachingOptions"].get("enableCache")
 
 
-def test_on_an_object_store_nothing_is_registered_and_train_is_brought_the_data(tmp_path: Path) -> None:
+def test_without_a_volume_nothing_is_registered_and_train_receives_the_data(tmp_path: Path) -> None:
     config = configuration(pipeline_root="minio://mlpipeline/slipway/")
     settings = settings_of(config)
     specification, pods = compiled(tmp_path, config)
@@ -97,7 +97,7 @@ def test_on_an_object_store_nothing_is_registered_and_train_is_brought_the_data(
         ("cpu@e2-highmem-8", "cpu"),
     ],
 )
-def test_hardware_that_such_a_cluster_has_not_is_refused(tmp_path: Path, hardware: str, near: str) -> None:
+def test_unsupported_hardware_is_refused(tmp_path: Path, hardware: str, near: str) -> None:
     (tmp_path / "run.yaml").write_text(configuration(hardware).as_yaml())
     for command in (["compile", "-o", str(tmp_path / "spec.yaml")], ["run"]):
         arguments = [*command, "-c", str(tmp_path / "run.yaml"), "--target", "kubeflow"]
@@ -119,7 +119,7 @@ def test_hardware_that_such_a_cluster_has_not_is_refused(tmp_path: Path, hardwar
         ({"hots": "x"}, "write kubeflow.host instead"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         configuration(**settings)
 
@@ -146,7 +146,7 @@ pipeline(config)(**parameters_of(config.kubeflow, sys.argv[3]))
 
 
 @pytest.mark.slow
-def test_its_steps_run_and_leave_all_on_the_volume(tmp_path: Path) -> None:
+def test_the_steps_run_and_store_their_outputs_on_the_volume(tmp_path: Path) -> None:
     config = configuration(folder=str(tmp_path / "volume"), cpu="1", memory="2Gi")
     brief = {"train": config.train.model_copy(update={"epochs": 1}), "evaluate": _no_minimum(config)}
     (tmp_path / "run.yaml").write_text(config.model_copy(update=brief).as_yaml())
@@ -163,7 +163,7 @@ def test_its_steps_run_and_leave_all_on_the_volume(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_volume_its_steps_keep_all_in_their_artifacts(tmp_path: Path) -> None:
+def test_without_a_volume_the_steps_store_artifacts(tmp_path: Path) -> None:
     config = configuration(pipeline_root="minio://mlpipeline/slipway")
     brief = {"train": config.train.model_copy(update={"epochs": 1}), "evaluate": _no_minimum(config)}
     (tmp_path / "run.yaml").write_text(config.model_copy(update=brief).as_yaml())

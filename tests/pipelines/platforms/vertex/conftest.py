@@ -1,4 +1,4 @@
-"""A folder that commands are typed in, with a configuration that runs on the fake Vertex AI."""
+"""A working folder with a configuration that runs on the fake Vertex AI."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Slipway = Callable[..., Result]
 
 @pytest.fixture
 def workspace(ready_google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder, with run.yaml in it; nothing waits between two looks."""
+    """The folder, with run.yaml in it; polling does not wait."""
     from slipway.pipelines.platforms.vertex import run
 
     monkeypatch.setattr(run, "pause", lambda: None)
@@ -38,7 +38,7 @@ def workspace(ready_google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def slipway(workspace: Path) -> Slipway:
-    """Types a command, in this process."""
+    """Run a command in this process."""
 
     def typed(*arguments: str) -> Result:
         from slipway.pipelines.cli.app import app

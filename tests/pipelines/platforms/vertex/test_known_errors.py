@@ -50,7 +50,7 @@ def no_pull_rights(google: FakeGoogle) -> None:
 
 
 def refused(sentence: str) -> Damage:
-    """The training job is refused when it is made."""
+    """Reject the training job when it is created."""
 
     def damage(google: FakeGoogle) -> None:
         google.region.pipelines.script[TRAIN].refused = ServiceError(400, sentence)
@@ -59,7 +59,7 @@ def refused(sentence: str) -> Damage:
 
 
 def job_says(sentence: str) -> Damage:
-    """The training job fails with a sentence of the service's."""
+    """Let the training job fail with a message of the service."""
 
     def damage(google: FakeGoogle) -> None:
         google.region.pipelines.script[TRAIN].failure = Failure(sentence)
@@ -68,7 +68,7 @@ def job_says(sentence: str) -> Damage:
 
 
 def log_says(sentence: str) -> Damage:
-    """The training job fails, and why stands in a replica's log."""
+    """Let the training job fail with the reason in a replica's log."""
 
     def damage(google: FakeGoogle) -> None:
         step = google.region.pipelines.script[TRAIN]
@@ -142,7 +142,7 @@ TPU_AGENT = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
         ),
     ],
 )
-def test_it_ends_as_a_sentence_with_its_fix(
+def test_a_known_error_is_one_sentence_with_a_fix(
     ready_google: FakeGoogle,
     workspace: Path,
     slipway: Slipway,
@@ -168,7 +168,7 @@ def test_it_ends_as_a_sentence_with_its_fix(
 
 
 @pytest.mark.parametrize("damage", [no_account, no_api, no_bucket_rights, no_pull_rights, no_quota])
-def test_what_the_doctor_sees_is_refused_before_anything_is_sent(
+def test_a_failed_check_refuses_the_run_before_submission(
     ready_google: FakeGoogle, workspace: Path, slipway: Slipway, damage: Damage
 ):
     damage(ready_google)

@@ -1,4 +1,4 @@
-"""`slipway run --target vertex` and what can be asked of such a run, with Google's clients against the fakes."""
+"""`slipway run --target vertex` and the commands for its runs, with Google's clients against the fakes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_run_is_submitted_watched_and_recorded(ready_google: FakeGoogle, works
     assert (workspace / "runs" / "latest" / "spec.yaml").is_file()
 
 
-def test_a_run_whose_images_are_not_possible_is_refused(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+def test_a_run_with_impossible_images_is_refused(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     settings = (workspace / "run.yaml").read_text().splitlines()
     (workspace / "run.yaml").write_text("\n".join(line for line in settings if not line.startswith("  image:")))
     ready_google.world.repositories.clear()
@@ -55,7 +55,7 @@ def test_a_run_whose_images_are_not_possible_is_refused(ready_google: FakeGoogle
     assert ready_google.region.pipelines.jobs == {}
 
 
-def test_without_waiting_the_run_is_followed_later(workspace: Path, slipway: Slipway):
+def test_a_run_submitted_without_waiting_can_be_followed_later(workspace: Path, slipway: Slipway):
     submitted = slipway(*RUN, "--no-wait")
     assert submitted.exit_code == 0, submitted.output
     run_id = record(workspace)["run_id"]
@@ -68,7 +68,7 @@ def test_without_waiting_the_run_is_followed_later(workspace: Path, slipway: Sli
     assert "succeeded" in slipway("list").output
 
 
-def test_an_interrupted_watch_leaves_the_run_going(
+def test_interrupting_the_watch_does_not_stop_the_run(
     ready_google: FakeGoogle, workspace: Path, slipway: Slipway, monkeypatch: pytest.MonkeyPatch
 ):
     from slipway.pipelines.platforms.vertex import run
@@ -90,7 +90,7 @@ def test_an_interrupted_watch_leaves_the_run_going(
     assert job.state.name == "PIPELINE_STATE_RUNNING"
 
 
-def test_a_cancelled_run_stops_the_jobs_that_it_has_made(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+def test_cancel_stops_the_jobs_of_the_run(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     ready_google.region.pipelines.script[TRAIN].looks = 1000
     assert slipway(*RUN, "--no-wait").exit_code == 0
     for _ in range(12):
@@ -115,9 +115,7 @@ def test_a_cancelled_run_stops_the_jobs_that_it_has_made(ready_google: FakeGoogl
 TRACEBACK = ["Traceback (most recent call last):", '  File "loop.py", line 3, in train', "ValueError: loss is nan"]
 
 
-def test_a_failure_is_explained_down_to_the_replicas_traceback(
-    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
-):
+def test_explain_shows_the_traceback_of_the_failed_replica(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     step = ready_google.region.pipelines.script[TRAIN]
     step.failure = Failure(replica="workerpool1-0")
     step.looks = 3
@@ -144,7 +142,7 @@ def test_a_failure_is_explained_down_to_the_replicas_traceback(
     assert {step["name"]: step["status"] for step in record(workspace)["steps"]}["evaluate"] == "skipped"
 
 
-def test_a_users_mistake_in_a_step_is_told_as_such(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+def test_a_user_error_in_a_step_is_shown_as_one(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     from slipway.core.errors import ERROR_PREFIX, UserError
 
     mistake = UserError("The batch is odd.", setting="train.batch_size", value=63, fix="--set train.batch_size=64")
@@ -159,7 +157,7 @@ def test_a_users_mistake_in_a_step_is_told_as_such(ready_google: FakeGoogle, wor
     assert error["traceback"] is None
 
 
-def test_the_logs_of_all_replicas_come_once_each_and_in_order(
+def test_logs_of_all_replicas_are_in_order_without_duplicates(
     ready_google: FakeGoogle, workspace: Path, slipway: Slipway
 ):
     step = ready_google.region.pipelines.script[TRAIN]
@@ -180,7 +178,7 @@ def test_the_logs_of_all_replicas_come_once_each_and_in_order(
     assert "closest:  train" in unknown.output
 
 
-def test_a_failed_run_goes_on_in_its_own_folder(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+def test_a_resumed_run_keeps_its_folder(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     step = ready_google.region.pipelines.script[TRAIN]
     step.failure = Failure()
     assert slipway(*RUN).exit_code == 1
@@ -212,16 +210,14 @@ def test_a_run_is_listed_in_its_experiment(ready_google: FakeGoogle, workspace: 
     assert [list(run.parent_contexts) for run in runs] == [[experiment.name]] * 2
 
 
-def test_what_keeps_a_run_from_its_experiment_does_not_keep_it_from_running(
-    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
-):
+def test_an_experiment_error_does_not_stop_the_run(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     ready_google.faults.plan("CreateContext", ServiceError(403, "Permission 'aiplatform.contexts.create' denied."))
     result = slipway(*RUN, "--set", "vertex.experiment=digit-runs")
     assert result.exit_code == 0
     assert "not in the experiment digit-runs: Vertex AI refused: Permission" in result.output
 
 
-def test_the_report_is_brought_here(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+def test_the_report_is_downloaded(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     assert slipway(*RUN, "--no-wait").exit_code == 0
     run_id = record(workspace)["run_id"]
     connection = Connection(PROJECT, REGION, ready_google.endpoints)
@@ -232,7 +228,7 @@ def test_the_report_is_brought_here(ready_google: FakeGoogle, workspace: Path, s
     assert record(workspace)["report"].endswith("report.html")
 
 
-def test_a_log_that_may_not_be_read_hides_nothing_else(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+def test_an_unreadable_log_hides_nothing_else(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     sentence = "Permission 'logging.logEntries.list' denied on resource."
     ready_google.faults.plan("POST /v2/entries:list", ServiceError(403, sentence), times=99)
     ready_google.region.pipelines.script[TRAIN].failure = Failure(replica="workerpool1-0")
@@ -245,7 +241,7 @@ def test_a_log_that_may_not_be_read_hides_nothing_else(ready_google: FakeGoogle,
     assert f"Cloud Logging refused: {sentence}" in read.output
 
 
-def test_a_watch_outlives_a_time_without_a_connection(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+def test_a_watch_survives_a_lost_connection(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     assert slipway(*RUN, "--no-wait").exit_code == 0
     ready_google.faults.plan("GetPipelineJob", ServiceError(503, "Away."), times=25)
     followed = slipway("status", "--follow")
@@ -254,7 +250,7 @@ def test_a_watch_outlives_a_time_without_a_connection(ready_google: FakeGoogle, 
     assert record(workspace)["status"] == "succeeded"
 
 
-def test_what_interrupts_the_explanation_is_made_up_for_at_the_next_look(
+def test_an_interrupted_explanation_is_completed_at_the_next_refresh(
     ready_google: FakeGoogle, workspace: Path, slipway: Slipway
 ):
     ready_google.region.pipelines.script[TRAIN].failure = Failure()

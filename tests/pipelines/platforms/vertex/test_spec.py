@@ -39,7 +39,7 @@ def specification(tmp_path_factory) -> dict[str, Any]:
 
 
 def executors(specification: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each component's executor by the component's name."""
+    """Return the executors by component name."""
     found = specification["deploymentSpec"]["executors"]
     return {
         name: found[component["executorLabel"]]
@@ -108,7 +108,7 @@ def test_the_model_is_registered_only_on_promote_in_the_runs_region(specificatio
     ] == {"schemaTitle": "google.VertexModel", "schemaVersion": "0.0.1"}
 
 
-def test_every_step_is_cached_but_the_one_that_looks_at_what_changes(specification):
+def test_steps_that_read_changing_state_are_not_cached(specification):
     cached = {
         name: task.get("cachingOptions", {}).get("enableCache", False)
         for name, task in specification["root"]["dag"]["tasks"].items()
@@ -118,7 +118,7 @@ def test_every_step_is_cached_but_the_one_that_looks_at_what_changes(specificati
     assert {"prepare-data", "plan-training", "custom-training-job", "evaluate"} <= set(cached)
 
 
-def test_our_steps_are_tried_again_and_training_is_not(specification):
+def test_steps_are_retried_and_training_is_not(specification):
     tried = {
         name: task.get("retryPolicy", {}).get("maxRetryCount", 0)
         for name, task in specification["root"]["dag"]["tasks"].items()
@@ -127,7 +127,7 @@ def test_our_steps_are_tried_again_and_training_is_not(specification):
     assert tried["prepare-data"] == tried["evaluate"] == 1
 
 
-def test_without_a_place_on_vertex_it_is_refused(tmp_path):
+def test_a_configuration_without_a_vertex_section_is_refused(tmp_path):
     output = tmp_path / "spec.yaml"
     result = CliRunner().invoke(app, ["compile", "-c", "configs/digits.yaml", "--target", "vertex", "-o", str(output)])
     assert result.exit_code == 2

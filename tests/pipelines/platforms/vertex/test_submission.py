@@ -1,4 +1,4 @@
-"""What arrives at Vertex AI: one PipelineJob, with the pools, images, account and labels that were asked for."""
+"""What Vertex AI receives: one PipelineJob with the configured pools, images, account and labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEVER_MOVED = re.compile(r"\S+@sha256:[0-9a-f]{64}|gcr\.io/ml-pipeline/google-cl
 
 
 def images_in(value: Any) -> list[str]:
-    """Every image that a spec names, wherever it stands: in an executor, or as a parameter's value."""
+    """Return every image in a spec, from executors and parameter values."""
     if isinstance(value, dict):
         return [image for item in value.values() for image in images_in(item)]
     if isinstance(value, list):
@@ -99,7 +99,7 @@ def test_a_run_on_a_tpu_slice(google: FakeGoogle, tmp_path: Path, monkeypatch: p
 
 
 def submit_in_process(hardware: str | None = None) -> Any:
-    """Submit run.yaml without watching; the run."""
+    """Submit run.yaml without watching; return the run."""
     from slipway.pipelines.config.config import load
     from slipway.pipelines.images.images import Images
     from slipway.pipelines.platforms.vertex.run import VertexRun
@@ -114,9 +114,7 @@ def submit_in_process(hardware: str | None = None) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_with_a_fifth_of_all_calls_failing_there_is_one_job_and_the_watch_ends(
-    google: FakeGoogle, workspace: Path, seed: int
-):
+def test_one_job_is_created_if_a_fifth_of_all_calls_fail(google: FakeGoogle, workspace: Path, seed: int):
     print(f"seed {seed}")
     google.faults._random.seed(seed)
     google.faults.share = 0.2
@@ -129,7 +127,7 @@ def test_with_a_fifth_of_all_calls_failing_there_is_one_job_and_the_watch_ends(
 
 
 @pytest.mark.parametrize("fault", [ServiceError(503, "Away."), ServiceError(429, "Slow down."), ConnectionReset()])
-def test_an_answer_that_is_lost_after_the_job_was_made_is_not_asked_for_twice(
+def test_a_lost_response_does_not_create_a_second_job(
     google: FakeGoogle, workspace: Path, fault: Exception, monkeypatch: pytest.MonkeyPatch
 ):
     lost = [fault, fault]
@@ -145,7 +143,7 @@ def test_an_answer_that_is_lost_after_the_job_was_made_is_not_asked_for_twice(
     assert run.folder.read().job == the_job(google).name
 
 
-def test_a_job_of_someone_elses_is_not_taken_for_ours(google: FakeGoogle, workspace: Path):
+def test_a_foreign_job_with_the_same_id_is_not_adopted(google: FakeGoogle, workspace: Path):
     from slipway.components.cloud.retries import status_of
     from slipway.pipelines.config.config import load
     from slipway.pipelines.platforms.vertex import submission
@@ -188,7 +186,7 @@ def test_a_refused_submission_leaves_no_run(ready_google: FakeGoogle, workspace:
     assert len(ready_google.region.pipelines.jobs) == 2
 
 
-def test_a_submission_without_an_answer_leaves_a_failed_run(
+def test_a_submission_without_a_response_leaves_a_failed_run(
     ready_google: FakeGoogle, workspace: Path, slipway: Slipway, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("SLIPWAY_RETRY_SECONDS", "0.001")

@@ -162,7 +162,7 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(
     tiny: Path, make_job: Any, training: Any
 ) -> None:
     from slipway.trainer.data import inputs
-    from slipway.trainer.data.augment import augment
+    from slipway.trainer.engines.tensorflow.step import augmented
 
     config = make_job(
         tiny, steps=2, steps_per_epoch=75, builder="sample_networks:linear", seed=3, augment={"shift": 3}, xla=False
@@ -181,7 +181,7 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(
 
     chosen = read.order(1, 1)[0]
     images, labels = read.images[chosen] / np.float32(255), read.labels[chosen]
-    moved = augment(images, config.train.augment, 3, 1, 0).numpy()
+    moved = augmented(images, config.train, 1, 0).numpy()
     loss = engine.run(read, 1, rates(1)).losses[0]
     assert loss == pytest.approx(cross_entropy(moved, labels, kernel, bias), rel=1e-5)
     assert loss != pytest.approx(cross_entropy(images, labels, kernel, bias), rel=1e-3)

@@ -1,4 +1,4 @@
-"""Learning rates: schedules compared with their formulas, warm-up, and independence of steps per call."""
+"""Learning rates (schedules compared with their formulas), class weights and the compute precision."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest, Split
 from slipway.trainer.config import Plan, TrainSettings
-from slipway.trainer.learning_rate import rates
+from slipway.trainer.hyperparameters import choose_precision, class_weights, rates
 
 PLAN = Plan(replicas=1, batch_per_replica=10, steps_per_epoch=20, steps=100)
 
@@ -109,3 +110,58 @@ def test_a_module_of_ones_own_takes_no_other_settings() -> None:
     with pytest.raises(UserError) as caught:
         TrainSettings(module="my.training", epochs=3)
     assert caught.value.setting == "train.epochs"
+
+
+def weights(setting: Any, **counts: int) -> list[float] | None:
+    split = Split(examples=sum(counts.values()), classes=counts, shards=[])
+    manifest = Manifest(
+        name="d", fingerprint="f", source="s", settings={}, classes=list(counts), image_size=(8, 8), channels=1,
+        resize=False, encodings=["png"], splits={"train": split},
+    )  # fmt: skip
+    found = class_weights(TrainSettings(steps=1, class_weights=setting), manifest)
+    return None if found is None else found.tolist()
+
+
+def test_balanced_gives_every_class_the_same_sum_and_an_example_1_on_average() -> None:
+    found = weights("balanced", rose=10, tulip=30, daisy=60)
+    assert found == pytest.approx([100 / 30, 100 / 90, 100 / 180])
+    sums = [weight * count for weight, count in zip(found, [10, 30, 60], strict=True)]
+    assert sums == pytest.approx([100 / 3] * 3)
+
+
+def test_a_class_without_examples_does_not_matter() -> None:
+    assert weights("balanced", rose=10, tulip=0, daisy=30) == pytest.approx([2.0, 1.0, 40 / 60])
+
+
+def test_named_classes_are_weighted_and_the_others_count_once() -> None:
+    assert weights({"daisy": 2.5}, rose=1, tulip=1, daisy=1) == [1.0, 1.0, 2.5]
+    assert weights(None, rose=1, tulip=1) is None
+
+
+def test_a_class_that_is_not_there_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError) as caught:
+        weights({"rosa": 2.0}, rose=1, tulip=1)
+    assert caught.value.nearest == "rose"
+    assert caught.value.setting == "train.class_weights.rosa"
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "precision"),
+    [
+        ("CPU", None, "float32"),
+        ("TPU", None, "mixed_bfloat16"),
+        ("GPU", (9, 0), "mixed_bfloat16"),  # H100
+        ("GPU", (8, 0), "mixed_bfloat16"),  # A100
+        ("GPU", (7, 5), "mixed_float16"),  # T4
+        ("GPU", (7, 0), "mixed_float16"),  # V100
+        ("GPU", (6, 1), "float32"),  # P4
+        ("GPU", None, "float32"),
+    ],
+)
+def test_auto_is_what_the_device_is_fast_in(device: str, capability: tuple[int, int] | None, precision: str) -> None:
+    assert choose_precision(TrainSettings(steps=1), device, capability) == precision
+
+
+def test_what_is_asked_for_is_taken() -> None:
+    assert choose_precision(TrainSettings(steps=1, precision="float32"), "GPU", (9, 0)) == "float32"
+    assert choose_precision(TrainSettings(steps=1, precision="mixed_float16"), "CPU") == "mixed_float16"

@@ -1,7 +1,7 @@
-"""The process that executes a run's pipeline with kfp.local; started by `launch`, one a run.
+"""The process that executes a run's pipeline with kfp.local; `launch` starts one per run.
 
-kfp is imported here, in a process of its own, so that the command line answers at once; its steps share this process's
-group and session, by which everything is ended together.
+A separate process keeps the slow import of kfp out of the command line. The steps run in its session and process
+group, so that all of them can be stopped together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 from kfp import compiler, local
 
@@ -24,15 +23,14 @@ from slipway.pipelines.runs.record import RunFolder
 
 
 def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, containers: bool) -> bool:
-    """Compile the run's pipeline and run it; steps that a former try of the same run finished are not repeated.
+    """Compile and execute the run's pipeline; return whether every step succeeded.
 
-    Returns:
-        Whether every step succeeded.
+    When a run is resumed, the finished steps are not repeated.
     """
     config = load(folder.configuration_file)
-    runner: Any = local.SubprocessRunner(use_venv=False)
+    runner: local.SubprocessRunner | local.DockerRunner = local.SubprocessRunner(use_venv=False)
     if containers:
-        if not _image_made(folder):
+        if not _build_image(folder):
             return False
         from kfp.local import docker_task_handler  # imports docker
 
@@ -54,13 +52,14 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
     return True
 
 
-def _image_made(folder: RunFolder) -> bool:
-    command = [sys.executable, "-m", "slipway.pipelines.platforms.local.image", str(folder.path)]
+def _build_image(folder: RunFolder) -> bool:
+    """Build the steps' image in another process, as every step runs; return whether that succeeded."""
+    command = [sys.executable, "-m", "slipway.pipelines.platforms.local.containers", str(folder.path)]
     return subprocess.run(command, check=False).returncode == 0
 
 
 def _end_with_parent(run_id: str, *, containers: bool) -> None:
-    """End this session when whoever started it is gone: the pipe on standard input then closes."""
+    """Stop the whole session when the process that started it exits, which closes the pipe on stdin."""
 
     def watch() -> None:
         while os.read(0, 1):
@@ -73,7 +72,7 @@ def _end_with_parent(run_id: str, *, containers: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m slipway.pipelines.platforms.local.execute")
+    parser = argparse.ArgumentParser(prog="python -m slipway.pipelines.platforms.local.executor")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--champion", default="")

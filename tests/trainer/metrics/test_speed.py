@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipway.trainer.engines.base import Work
-from slipway.trainer.metrics.peaks import peak_flops, share_of_peak
+from slipway.trainer.metrics.speed import peak_flops, share_of_peak
 
 
 @pytest.mark.parametrize(

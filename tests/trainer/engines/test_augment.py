@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.trainer.config import AugmentSettings
+from slipway.trainer.config import AugmentSettings, TrainSettings
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -22,9 +22,10 @@ def images() -> Any:
 
 
 def augmented(images: Any, settings: AugmentSettings, seed: int = 1, step: int = 7, replica: int = 0) -> Any:
-    from slipway.trainer.data.augment import augment
+    from slipway.trainer.engines.tensorflow import step as training_step
 
-    return np.asarray(augment(images, settings, seed, step, replica))
+    train = TrainSettings(epochs=1, seed=seed, augment=settings)
+    return np.asarray(training_step.augmented(images, train, step, replica))
 
 
 def test_nothing_is_on_by_default(images: Any) -> None:
@@ -37,11 +38,12 @@ def test_nothing_is_on_by_default(images: Any) -> None:
 def test_the_same_seed_step_and_replica_give_the_same_images(images: Any) -> None:
     import tensorflow as tf
 
-    from slipway.trainer.data.augment import augment
+    from slipway.trainer.engines.tensorflow import step as training_step
 
     first = augmented(images, ALL)
+    train = TrainSettings(epochs=1, seed=1, augment=ALL)
     np.testing.assert_array_equal(augmented(images, ALL), first)
-    in_graph = tf.function(lambda step: augment(images, ALL, 1, step, 0))(tf.constant(7))
+    in_graph = tf.function(lambda step: training_step.augmented(images, train, step, 0))(tf.constant(7))
     np.testing.assert_allclose(in_graph, first, atol=1e-6)
     for other in ({"seed": 2}, {"step": 8}, {"replica": 1}):
         assert (augmented(images, ALL, **other) != first).any(axis=(1, 2, 3)).mean() > 0.9
@@ -86,7 +88,7 @@ def test_brightness_adds_to_an_image_and_contrast_scales_it(images: Any) -> None
 
 
 def test_moving_an_image_out_of_sight_is_refused() -> None:
-    from slipway.trainer.data.augment import verify
+    from slipway.trainer.engines.keras.augment import verify
 
     verify(AugmentSettings(shift=3), (6, 8, 1))
     with pytest.raises(UserError, match="6 x 8") as caught:

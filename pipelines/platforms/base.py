@@ -1,0 +1,128 @@
+"""The base class of the platforms: how one platform runs the pipeline's steps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from slipway import steps
+from slipway.components.register_model.registration import NONE_ASKED
+from slipway.pipelines.table import TASKS, Role, Task
+
+if TYPE_CHECKING:
+    from kfp.dsl import PipelineTask
+    from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterChannel
+
+    from slipway.components.prepare_data.settings import DataSettings
+    from slipway.components.register_model.settings import RegisterSettings
+    from slipway.pipelines.config.config import RunConfig
+
+    # A value that is known when the pipeline is compiled, or only when it runs.
+    Text: TypeAlias = str | PipelineParameterChannel
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The registered model to beat: the folder or gs:// URI of its files, and what registering compares with.
+
+    Both are "" if there is no champion yet, and "none" if no comparison was requested.
+    """
+
+    uri: Text = NONE_ASKED
+    version: Text = NONE_ASKED
+
+
+class Platform(ABC):
+    """How one platform runs the steps. The methods here are for platforms whose storage and registry are folders.
+
+    Attributes:
+        registers: Whether promoted models are registered.
+        memory: Memory in bytes to which the plan reduces the batch size; 0 for no limit.
+    """
+
+    registers: bool = True
+    memory: int = 0
+
+    @abstractmethod
+    def image(self, role: Role) -> str:
+        """Return the container image of a task, "" for processes on this machine."""
+
+    def configure(self, task: PipelineTask, row: Task) -> PipelineTask:
+        """Apply the options of a task's row in the table, and the platform's own; return the task."""
+        return task.set_caching_options(row.cached)
+
+    def add(self, step: Callable[..., PipelineTask], *arguments: object, **options: object) -> PipelineTask:
+        """Add a task to the pipeline, in the image and with the options of its row in the table.
+
+        Args:
+            step: A function of `slipway.steps`.
+            arguments: Its positional arguments.
+            options: Its keyword arguments, without `image`.
+        """
+        row = TASKS[step.__name__.replace("_", "-")]
+        return self.configure(step(*arguments, **options, image=self.image(row.image)), row)
+
+    def build_image(self) -> Text:
+        """Return the container image that the replicas run, built by the run if it has to be."""
+        return self.image("trainer")
+
+    def setup_access(self, config: RunConfig) -> PipelineTask | None:  # noqa: ARG002
+        """Add the task that checks permissions; None if the platform needs none."""
+        return None
+
+    def data(self, config: RunConfig) -> DataSettings:
+        """Return the data settings with the store for this platform."""
+        return config.data
+
+    def readers(self, config: RunConfig) -> int:
+        """Return the number of processes that read the data set."""
+        return config.readers
+
+    def virtual_devices(self, config: RunConfig) -> int:  # noqa: ARG002
+        """Return the number of virtual devices per replica in place of accelerators."""
+        return 0
+
+    def registry(self, config: RunConfig) -> RegisterSettings:
+        """Return the registry's settings with its place on this platform."""
+        return config.register_
+
+    def train(
+        self,
+        config: RunConfig,
+        worker_pool_specs: PipelineParameterChannel,
+        dataset: PipelineArtifactChannel,
+        output: Text,
+        access: PipelineTask | None,
+    ) -> PipelineTask:
+        """Add the training, which starts after `access`; return the task with the outputs `model` and `metrics`."""
+        task = self.add(
+            steps.train,
+            worker_pool_specs,
+            dataset,
+            output=output,
+            restarts=config.train.restarts,
+            virtual_devices=self.virtual_devices(config),
+        )
+        return task if access is None else task.after(access)
+
+    def register_model(
+        self,
+        config: RunConfig,
+        model: PipelineArtifactChannel,
+        evaluation: PipelineTask,
+        run_id: Text,
+        champion: Champion,
+    ) -> PipelineTask:
+        """Add the registration of a promoted model."""
+        return self.add(
+            steps.register_model,
+            model,
+            evaluation.outputs["metrics"],
+            evaluation.outputs["Output"],
+            model_name=config.model_name,
+            run_id=run_id,
+            settings=self.registry(config),
+            champion=champion.version,
+        )

@@ -1,0 +1,142 @@
+"""The pipeline's steps: one row per step, with every fact that several places need.
+
+To add a step, add its row here, its folder in `components/` and its call in `pipeline.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+PlatformName = Literal["local", "vertex", "kubeflow"]
+PLATFORMS: tuple[PlatformName, ...] = get_args(PlatformName)
+Role = Literal["steps", "trainer", "evaluation"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of a compiled pipeline.
+
+    Attributes:
+        name: Its name in the spec.
+        image: Which of a run's images it uses: that of the steps, of the trainer, or of the evaluation (the steps'
+            image with the engine, if the engine's models need it).
+        cached: Whether the platform may reuse the result of an identical task.
+        retried: Whether Vertex AI retries it after a failure (`vertex.retries`).
+        concurrent: Whether it runs beside the other steps: it can fail its step, but neither starts nor ends it.
+    """
+
+    name: str
+    image: Role = "steps"
+    cached: bool = True
+    retried: bool = True
+    concurrent: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the pipeline.
+
+    Attributes:
+        name: Its name in records and logs, and of its folder in `components/`.
+        label: What it does, as displayed while it is running.
+        outputs: The outputs of its last task. `Output` is the return value of a component.
+        tasks: Its tasks by platform, the last one ending the step; an empty tuple if it runs outside the pipeline, and
+            no entry for a platform that does not have it.
+        starts_machines: Whether it starts machines on a cloud platform, which cost money; it waits for setup_access.
+    """
+
+    name: str
+    label: str
+    outputs: tuple[str, ...]
+    tasks: Mapping[PlatformName, tuple[Task, ...]] = field(repr=False)
+    starts_machines: bool = False
+
+
+def _everywhere(task: Task) -> dict[PlatformName, tuple[Task, ...]]:
+    return dict.fromkeys(PLATFORMS, (task,))
+
+
+_TRAIN = Task("train", image="trainer")
+_EVALUATE = Task("evaluate", image="evaluation")
+# Registering has side effects, so a cached result proves nothing; a repeated step registers a run's model once.
+_REGISTER_MODEL = Task("register-model", cached=False)
+
+STEPS: Mapping[str, Step] = {
+    step.name: step
+    for step in (
+        Step(
+            "build_image",
+            "building the image",
+            outputs=("Output",),
+            # A cached result would not notice that the image was deleted.
+            tasks={"local": (), "vertex": (Task("build-image", cached=False),)},
+        ),
+        Step(
+            "setup_access",
+            "checking permissions",
+            outputs=(),
+            # Permissions may have been revoked since an earlier run.
+            tasks={"vertex": (Task("setup-access", cached=False),)},
+        ),
+        Step(
+            "prepare_data",
+            "preparing the data set",
+            outputs=("dataset", "statistics"),
+            tasks=_everywhere(Task("prepare-data")),
+        ),
+        Step(
+            "plan_training",
+            "planning the training",
+            outputs=("Output",),
+            tasks=_everywhere(Task("plan-training")),
+        ),
+        Step(
+            "train",
+            "training",
+            outputs=("model", "metrics"),
+            tasks={
+                "local": (_TRAIN,),
+                # The custom job restarts its own replicas.
+                "vertex": (Task("custom-training-job", image="trainer", retried=False), Task("collect-model")),
+                "kubeflow": (_TRAIN,),
+            },
+            starts_machines=True,
+        ),
+        Step(
+            "evaluate",
+            "evaluating the model",
+            outputs=("Output", "metrics", "classification", "report"),
+            # The champion can change while the inputs of the task that finds it stay the same.
+            tasks={
+                "local": (_EVALUATE,),
+                "vertex": (Task("find-champion", cached=False, concurrent=True), _EVALUATE),
+                "kubeflow": (Task("find-champion-folder", cached=False, concurrent=True), _EVALUATE),
+            },
+        ),
+        Step(
+            "register_model",
+            "registering the model",
+            outputs=("registered",),
+            tasks={
+                "local": (_REGISTER_MODEL,),
+                "vertex": (Task("register-version", cached=False),),
+                "kubeflow": (_REGISTER_MODEL,),
+            },
+        ),
+    )
+}
+_TASKS = [(step, task) for step in STEPS.values() for tasks in step.tasks.values() for task in tasks]
+TASKS: Mapping[str, Task] = {task.name: task for _, task in _TASKS}
+_STEP_OF: Mapping[str, str] = {task.name: step.name for step, task in _TASKS}
+
+
+def steps_on(platform: PlatformName) -> list[str]:
+    """Return the names of a platform's steps in order."""
+    return [name for name, step in STEPS.items() if platform in step.tasks]
+
+
+def step_of(task: str) -> str | None:
+    """Return the name of the step to which a task belongs; None for the pipeline's own tasks (conditions)."""
+    return _STEP_OF.get(task)

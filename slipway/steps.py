@@ -1,0 +1,295 @@
+"""Slipway's steps for KFP pipelines; see docs/steps.md.
+
+Each function adds a task to the pipeline that is being defined and returns it. `image` is the container image that the
+task runs in; without it, the pipeline can only run on this machine, with `kfp.local`. Settings are a settings object, a
+mapping with its fields, or the output of another task: the settings as JSON. Objects and mappings are validated when
+the pipeline is defined. Slipway's own pipeline (`slipway.pipelines.pipeline`) uses the same functions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from kfp import dsl
+from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineChannel, PipelineParameterChannel
+from pydantic import BaseModel
+
+from slipway.components.evaluate import component as _evaluate
+from slipway.components.plan_training import component as _plan_training
+from slipway.components.prepare_data import component as _prepare_data
+from slipway.components.register_model import component as _register_model
+from slipway.components.train import component as _train
+
+if TYPE_CHECKING:
+    from kfp.dsl import PipelineTask
+    from kfp.dsl.base_component import BaseComponent
+
+    from slipway.components.evaluate.settings import EvaluateSettings
+    from slipway.components.prepare_data.settings import DataSettings
+    from slipway.components.register_model.settings import RegisterSettings
+    from slipway.trainer.config import ModelSettings, RestartSettings, TrainSettings
+
+    # The fields of a settings object, or the output of a task: the settings as JSON.
+    Fields: TypeAlias = Mapping[str, object] | PipelineChannel
+    Text: TypeAlias = str | PipelineParameterChannel
+    Artifact: TypeAlias = PipelineArtifactChannel
+
+__all__ = [
+    "collect_model",
+    "evaluate",
+    "find_champion",
+    "find_champion_folder",
+    "on_image",
+    "plan_training",
+    "prepare_data",
+    "register_model",
+    "register_version",
+    "train",
+]
+ONE_REPLICA: Sequence[Mapping[str, object]] = ({"replica_count": 1},)
+
+
+def on_image(component: BaseComponent, image: str) -> BaseComponent:
+    """Return a Python component that runs in the container image `image`; "" returns it unchanged."""
+    if not image:
+        return component
+    return dsl.component(component.python_func, base_image=image, install_kfp_package=False)
+
+
+def prepare_data(data: DataSettings | Fields, *, readers: int = 1, image: str = "") -> PipelineTask:
+    """Prepare a data set, or reuse it if it exists. Outputs: `dataset`, `statistics` (an HTML page).
+
+    Args:
+        data: The `data` section of a run's configuration. If `store` is "", the data set is stored with the task's
+            artifacts.
+        readers: Number of processes that will read the data set.
+        image: The container image of the task.
+    """
+    from slipway.components.prepare_data.settings import DataSettings
+
+    component = on_image(_prepare_data.prepare_data, image)
+    return component(settings=_as_json(DataSettings, data), replicas=readers)
+
+
+def plan_training(
+    dataset: Artifact,
+    *,
+    train: TrainSettings | Fields,
+    model: ModelSettings | Fields | None = None,
+    worker_pools: Sequence[Mapping[str, object]] = ONE_REPLICA,
+    devices: int = 0,
+    memory: int = 0,
+    trainer_image: Text = "",
+    image: str = "",
+) -> PipelineTask:
+    """Divide the training among the replicas. Output: `Output`, the worker_pool_specs of a Vertex AI custom job.
+
+    Args:
+        dataset: A prepared data set.
+        train: The `train` section of a run's configuration.
+        model: The `model` section; None for a custom training module.
+        worker_pools: Vertex AI worker pools without containers.
+        devices: Number of accelerators per replica.
+        memory: Memory in bytes to which the batch size is reduced; 0 for no limit.
+        trainer_image: The container image of the replicas; "" for the Python environment of the task `train`.
+        image: The container image of the task.
+    """
+    from slipway.trainer.config import ModelSettings, TrainSettings
+
+    return on_image(_plan_training.plan_training, image)(
+        pools=list(worker_pools),
+        devices=devices,
+        model="" if model is None else _as_json(ModelSettings, model),
+        # The task `train` has the restarts; a change of them leaves the plan in the cache.
+        train=_as_json(TrainSettings, train, exclude_none=True, exclude={"restarts"}),
+        image=trainer_image,
+        memory=memory,
+        dataset=dataset,
+    )
+
+
+def train(
+    worker_pool_specs: PipelineParameterChannel,
+    dataset: Artifact,
+    *,
+    output: Text = "",
+    restarts: RestartSettings | Fields | None = None,
+    virtual_devices: int = 0,
+    image: str = "",
+) -> PipelineTask:
+    """Train on the machine of the task, one process per replica. Outputs: `model`, `metrics` of the validation split.
+
+    To train on machines of their own instead, pass the plan to `CustomTrainingJobOp` and its job to `collect_model`.
+
+    Args:
+        worker_pool_specs: The output of `plan_training`.
+        dataset: The data set that was planned for.
+        output: Folder or URI for model, checkpoints and logs; "" for the task's artifacts.
+        restarts: Limit and backoff of restarts; None for the defaults.
+        virtual_devices: Number of virtual devices per replica in place of accelerators.
+        image: The container image of the task.
+    """
+    from slipway.trainer.config import RestartSettings
+
+    return on_image(_train.train, image)(
+        worker_pool_specs=worker_pool_specs,
+        output=output,
+        virtual_devices=virtual_devices,
+        restarts=_as_json(RestartSettings, {} if restarts is None else restarts),
+        dataset=dataset,
+    )
+
+
+def collect_model(job: PipelineParameterChannel, output: Text, *, image: str = "") -> PipelineTask:
+    """Publish the model of a finished custom job. Outputs: `model`, `metrics` of the validation split.
+
+    Args:
+        job: The output `gcp_resources` of CustomTrainingJobOp.
+        output: The job's base output directory, a gs:// URI.
+        image: The container image of the task.
+    """
+    return on_image(_train.collect_model, image)(job=job, output=output)
+
+
+def evaluate(
+    model: Artifact,
+    dataset: Artifact,
+    *,
+    settings: EvaluateSettings | Fields | None = None,
+    champion: Text = "none",
+    image: str = "",
+) -> PipelineTask:
+    """Measure a model on the test split and apply the gate.
+
+    Outputs: `Output` ("promote" or "reject"), `metrics`, `classification`, `report` (an HTML page).
+
+    Args:
+        model: A trained model.
+        dataset: The prepared data set.
+        settings: The `evaluate` section of a run's configuration; None for the defaults.
+        champion: Folder or gs:// URI of the registered model to beat; "" or "none" for none.
+        image: The container image of the task.
+    """
+    from slipway.components.evaluate.settings import EvaluateSettings
+
+    return on_image(_evaluate.evaluate, image)(
+        settings=_as_json(EvaluateSettings, {} if settings is None else settings),
+        model=model,
+        dataset=dataset,
+        champion=champion,
+    )
+
+
+def find_champion_folder(registry: Text, model_name: Text, *, image: str = "") -> PipelineTask:
+    """Find the champion in a registry that is a folder. Output: `Output`, its folder; "" if there is none yet."""
+    return on_image(_register_model.find_champion_folder, image)(registry=registry, model_name=model_name)
+
+
+def register_model(
+    model: Artifact,
+    metrics: Artifact,
+    verdict: Text,
+    *,
+    model_name: Text,
+    run_id: Text,
+    settings: RegisterSettings | Fields | None = None,
+    champion: Text = "none",
+    image: str = "",
+) -> PipelineTask:
+    """Register a promoted model as the champion in a registry that is a folder. Output: `registered`.
+
+    Args:
+        model: The trained model.
+        metrics: The metrics of `evaluate`.
+        verdict: The verdict of `evaluate`; must be "promote".
+        model_name: The model's name in the registry.
+        run_id: The run that trained it; each run is registered once.
+        settings: The `register` section of a run's configuration; None for the defaults.
+        champion: The champion that `evaluate` compared with; "" if there was none, "none" to skip the comparison.
+        image: The container image of the task.
+    """
+    from slipway.components.register_model.settings import RegisterSettings
+
+    return on_image(_register_model.register_model, image)(
+        settings=_as_json(RegisterSettings, {} if settings is None else settings),
+        model_name=model_name,
+        run_id=run_id,
+        verdict=verdict,
+        champion=champion,
+        model=model,
+        metrics=metrics,
+    )
+
+
+def find_champion(connection: Mapping[str, object], model_name: Text, *, image: str = "") -> PipelineTask:
+    """Find the champion in Vertex AI Model Registry. Outputs: `uri` (gs://) and `version`; "" if there is none yet.
+
+    Args:
+        connection: `project`, `region` and optionally `endpoints` (host by service).
+        model_name: The model's name in the registry.
+        image: The container image of the task.
+    """
+    return on_image(_register_model.find_champion, image)(place=json.dumps(connection), model_name=model_name)
+
+
+def register_version(
+    model: Artifact,
+    metrics: Artifact,
+    verdict: Text,
+    *,
+    connection: Mapping[str, object],
+    model_name: str,
+    serving_image: str,
+    run_id: Text,
+    job: Text,
+    labels: Mapping[str, str] | None = None,
+    encryption_key: str | None = None,
+    champion: Text = "none",
+    image: str = "",
+) -> PipelineTask:
+    """Register a promoted model as the champion in Vertex AI Model Registry. Output: `registered`.
+
+    Args:
+        model: The trained model.
+        metrics: The metrics of `evaluate`.
+        verdict: The verdict of `evaluate`; must be "promote".
+        connection: As for `find_champion`.
+        model_name: The model's name in the registry.
+        serving_image: The container image that serves the model.
+        run_id: The run that trained it; each run is registered once.
+        job: The pipeline job's resource name, such as `dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER`.
+        labels: The model's labels.
+        encryption_key: The Cloud KMS key that encrypts the model.
+        champion: The version that `evaluate` compared with; "" if there was none, "none" to skip the comparison.
+        image: The container image of the task.
+    """
+    candidate = {
+        "model": model_name,
+        "serving_image": serving_image,
+        "labels": dict(labels or {}),
+        "encryption_key": encryption_key,
+    }
+    return on_image(_register_model.register_version, image)(
+        place=json.dumps(connection),
+        candidate=json.dumps(candidate),
+        run_id=run_id,
+        job=job,
+        verdict=verdict,
+        champion=champion,
+        model=model,
+        metrics=metrics,
+    )
+
+
+def _as_json(
+    settings: type[BaseModel],
+    value: BaseModel | Fields,
+    *,
+    exclude_none: bool = False,
+    exclude: set[str] | None = None,
+) -> Text:
+    if isinstance(value, PipelineChannel):
+        return value
+    return settings.model_validate(value).model_dump_json(exclude_none=exclude_none, exclude=exclude)

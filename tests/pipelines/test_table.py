@@ -1,0 +1,125 @@
+"""The specs of all platforms against the table of steps, and the documentation of the steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kfp import compiler
+
+from slipway.pipelines.config.config import RunConfig, validate
+from slipway.pipelines.images.images import Images
+from slipway.pipelines.platforms.kubeflow import steps as kubeflow
+from slipway.pipelines.platforms.local import steps as local
+from slipway.pipelines.platforms.vertex import steps as vertex
+from slipway.pipelines.table import PLATFORMS, STEPS, PlatformName, Step, Task
+from tests.pipelines.platforms.kubeflow.conftest import configuration
+from tests.pipelines.platforms.vertex.test_spec import VERTEX
+
+IMAGES = Images("steps@sha256:1", "trainer@sha256:2", "evaluation@sha256:3")
+
+
+class Compiled:
+    """The tasks of a compiled pipeline, including those inside a condition."""
+
+    def __init__(self, folder: Path, pipeline: Any) -> None:
+        compiler.Compiler().compile(pipeline, str(folder / "spec.yaml"))
+        spec = next(yaml.safe_load_all((folder / "spec.yaml").read_text()))
+        self.components = spec["components"]
+        self.executors = spec["deploymentSpec"]["executors"]
+        dags = [spec["root"]["dag"], *(one["dag"] for one in self.components.values() if "dag" in one)]
+        tasks = {name: task for dag in dags for name, task in dag["tasks"].items()}
+        self.tasks = {name: task for name, task in tasks.items() if not name.startswith("condition")}
+
+    def image(self, task: str) -> str:
+        component = self.components[self.tasks[task]["componentRef"]["name"]]
+        return str(self.executors[component["executorLabel"]]["container"]["image"])
+
+    def outputs(self, task: str) -> set[str]:
+        found = self.components[self.tasks[task]["componentRef"]["name"]].get("outputDefinitions", {})
+        return {*found.get("parameters", {}), *found.get("artifacts", {})}
+
+    def is_cached(self, task: str) -> bool:
+        return bool(self.tasks[task].get("cachingOptions", {}).get("enableCache"))
+
+    def retries(self, task: str) -> int:
+        return int(self.tasks[task].get("retryPolicy", {}).get("maxRetryCount", 0))
+
+
+def pipeline_for(platform: PlatformName) -> Any:
+    if platform == "kubeflow":
+        return kubeflow.pipeline(configuration())
+    digits = yaml.safe_load(Path("configs/digits.yaml").read_text())
+    config: RunConfig = validate(digits | {"vertex": {**VERTEX, "retries": 2}}, "the test's configuration")
+    return local.pipeline(config) if platform == "local" else vertex.pipeline(config, IMAGES)
+
+
+@pytest.fixture(scope="module", params=PLATFORMS)
+def platform(request: pytest.FixtureRequest) -> PlatformName:
+    name: PlatformName = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def compiled(platform: PlatformName, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    return Compiled(tmp_path_factory.mktemp(platform), pipeline_for(platform))
+
+
+def rows(platform: PlatformName) -> list[tuple[Step, Task]]:
+    # The images of this run are built before it.
+    steps = [step for step in STEPS.values() if platform in step.tasks and step.name != "build_image"]
+    return [(step, task) for step in steps for task in step.tasks[platform]]
+
+
+def test_a_pipeline_has_the_tasks_of_the_table(platform: PlatformName, compiled: Compiled) -> None:
+    assert set(compiled.tasks) == {task.name for _, task in rows(platform)}
+
+
+def test_the_last_task_of_a_step_has_its_outputs(platform: PlatformName, compiled: Compiled) -> None:
+    for step, _ in rows(platform):
+        assert set(step.outputs) <= compiled.outputs(step.tasks[platform][-1].name), step.name
+
+
+def test_tasks_are_cached_as_the_table_says(platform: PlatformName, compiled: Compiled) -> None:
+    # On a volume, the step itself finds an existing data set.
+    itself = {"prepare-data"} if platform == "kubeflow" else set()
+    cached = {task.name for _, task in rows(platform) if task.cached} - itself
+    assert {name for name in compiled.tasks if compiled.is_cached(name)} == cached
+
+
+def test_vertex_uses_the_images_and_retries_of_the_table(tmp_path: Path) -> None:
+    compiled = Compiled(tmp_path, pipeline_for("vertex"))
+    images = {"steps": IMAGES.steps, "evaluation": IMAGES.evaluation}
+    for _, task in rows("vertex"):
+        assert compiled.retries(task.name) == (2 if task.retried else 0), task.name
+        if task.name == "custom-training-job":  # Google's launcher; the plan has the trainer's image
+            plan = compiled.tasks["plan-training"]["inputs"]["parameters"]
+            assert plan["image"]["runtimeValue"]["constant"] == getattr(IMAGES, task.image)
+        else:
+            assert compiled.image(task.name) == images[task.image], task.name
+
+
+def test_what_starts_machines_waits_for_the_permissions(tmp_path: Path) -> None:
+    tasks = Compiled(tmp_path, pipeline_for("vertex")).tasks
+    waiting = {name for name, task in tasks.items() if "setup-access" in task.get("dependentTasks", [])}
+    expensive = {step.tasks["vertex"][0].name for step in STEPS.values() if step.starts_machines}
+    assert expensive and expensive <= waiting
+
+
+def test_every_step_has_its_folder_and_its_row_in_the_documentation() -> None:
+    page = Path("docs/architecture.md").read_text()
+    for step in STEPS.values():
+        assert (Path("components") / step.name / "component.py").is_file()
+        assert row(step) in page
+
+
+def row(step: Step) -> str:
+    """The line of docs/architecture.md about a step."""
+    tasks = {task for some in step.tasks.values() for task in some if not task.concurrent}
+    cached = "yes" if all(task.cached for task in tasks) else "no"
+    retried = "yes" if all(task.retried for task in tasks) else "no"
+    machines = "yes" if step.starts_machines else "no"
+    outputs = ", ".join(f"`{name}`" for name in step.outputs) or "none"
+    return f"| `{step.name}` | {step.label} | {outputs} | {', '.join(step.tasks)} | {cached} | {retried} | {machines} |"

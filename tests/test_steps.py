@@ -1,0 +1,77 @@
+"""The public steps: the example of docs/steps.md, and settings that are refused when a pipeline is defined."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kfp import compiler, dsl
+from pydantic import ValidationError
+
+from slipway import steps
+from slipway.components.prepare_data.component import prepare_data
+
+PROGRAMS = re.findall(r"```python\n(.*?)```", Path("docs/steps.md").read_text(), re.S)
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the page's example ran, as it stands there."""
+    folder = tmp_path_factory.mktemp("example")
+    (folder / "my_pipeline.py").write_text(PROGRAMS[0])
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(
+        [sys.executable, "my_pipeline.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_a_step_of_the_users_decides_about_the_training(example: Path) -> None:
+    trained = json.loads(next(example.glob("local_outputs/*/train/model/model.json")).read_text())
+    assert trained["planned_steps"] == 112  # 5 x 1,438 examples in batches of 64
+    version = json.loads((example / "models/digits/1/metadata.json").read_text())
+    assert version["run_id"] == "first"
+    assert version["metrics"]["accuracy"] >= 0.5
+
+
+def test_every_task_of_the_example_has_its_image(example: Path) -> None:
+    specification = yaml.safe_load((example / "my_pipeline.yaml").read_text())
+    executors = specification["deploymentSpec"]["executors"]
+    assert {executor["container"]["image"].rpartition("/")[2] for executor in executors.values()} == {"steps:1"}
+    assert len(executors) == 6
+
+
+def test_a_custom_job_of_ones_own_gets_the_planned_worker_pools(tmp_path: Path) -> None:
+    module: dict[str, Any] = {}
+    exec(PROGRAMS[1], module)
+    compiler.Compiler().compile(module["digits_on_machines"], str(tmp_path / "spec.yaml"))
+    tasks = yaml.safe_load((tmp_path / "spec.yaml").read_text())["root"]["dag"]["tasks"]
+    assert set(tasks) == {"prepare-data", "plan-training", "custom-training-job", "collect-model", "evaluate"}
+    plan = tasks["plan-training"]["inputs"]["parameters"]
+    assert plan["devices"]["runtimeValue"]["constant"] == 4
+    assert [pool["replica_count"] for pool in plan["pools"]["runtimeValue"]["constant"]] == [1, 1]
+    pools = tasks["custom-training-job"]["inputs"]["parameters"]["worker_pool_specs"]
+    assert pools == {"taskOutputParameter": {"producerTask": "plan-training", "outputParameterKey": "Output"}}
+
+
+def test_unknown_settings_are_refused_when_the_pipeline_is_defined() -> None:
+    with pytest.raises(ValidationError, match="sauce"):
+
+        @dsl.pipeline
+        def wrong():
+            steps.prepare_data({"sauce": "digits"})
+
+
+def test_an_image_leaves_the_component_itself_unchanged(tmp_path: Path) -> None:
+    compiler.Compiler().compile(steps.on_image(prepare_data, "mine:1"), str(tmp_path / "step.yaml"))
+    assert "image: mine:1" in (tmp_path / "step.yaml").read_text()
+    assert steps.on_image(prepare_data, "") is prepare_data
+    assert prepare_data.component_spec.implementation.container.image == "python:3.11"
