@@ -60,9 +60,8 @@ class Candidate:
 class ModelRegistry:
     """The registry of one project and region."""
 
-    def __init__(self, connection: Connection, poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._poll_seconds = poll_seconds
 
     def champion(self, model: str) -> RegisteredVersion | None:
         """Return the version of `model` with the alias champion, or None."""
@@ -104,7 +103,7 @@ class ModelRegistry:
                 if not (is_transient(error) or is_conflict(error)) or time.monotonic() - started > UPLOAD_SECONDS:
                     raise
                 # The upload may still be running: wait for a version of this run.
-                version = self._wait_for_version(candidate, 4 * self._poll_seconds)
+                version = self._wait_for_version(candidate, 4 * POLL_SECONDS)
                 if version is not None:
                     return version
         self._finish(operation)
@@ -119,7 +118,7 @@ class ModelRegistry:
         while not operation.done:
             if time.monotonic() - started > UPLOAD_SECONDS:
                 raise TimeoutError(f"{name} is not done after {UPLOAD_SECONDS:.0f} seconds")
-            time.sleep(self._poll_seconds)
+            time.sleep(POLL_SECONDS)
             operation = retried(lambda: models.get_operation({"name": name}))
         if operation.error.code:
             raise RuntimeError(f"Could not register the model: {operation.error.message}")
@@ -130,7 +129,7 @@ class ModelRegistry:
             version = self._version_of(candidate)
             if version is not None:
                 return version
-            time.sleep(self._poll_seconds)
+            time.sleep(POLL_SECONDS)
         return None
 
     def _request(self, candidate: Candidate) -> dict[str, Any]:
