@@ -31,7 +31,9 @@ def doctor(
     target: Place = Target.local,
     hardware: Hardware = None,
     overrides: Overrides = None,
-    runner: Annotated[Runner, typer.Option(help="How the steps of a local run execute.")] = Runner.process,
+    runner: Annotated[
+        Runner, typer.Option(metavar="KIND", help="What runs local steps: process, or docker (containers).")
+    ] = Runner.process,
     as_json: Json = False,
 ) -> None:
     """Check the machine, the project and the configuration, and show how to fix what fails."""

@@ -1,7 +1,7 @@
 """Containers for tests on one machine, without a Docker engine or a remote registry.
 
-A registry on loopback, buildah to build, podman's service for the Docker API, and a base image: the public one where it
-can be had, else one that debootstrap makes. All of it lives in one folder and ends with it.
+A registry on loopback, buildah to build, podman's service for the Docker API, and a base image: the public one if it is
+available, otherwise one made by debootstrap. All files are in one temporary folder.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Engine:
         _wait(lambda: urllib.request.urlopen(f"http://{self.registry}/v2/").status == 200, "the registry")
 
     def _start_service(self) -> None:
-        # crun refuses a machine whose cgroups are of both versions; in a namespace of its own one can be taken away.
+        # crun does not support machines with both cgroup versions; in a separate namespace, one can be unmounted.
         script = "umount /sys/fs/cgroup/unified 2>/dev/null; exec podman system service --time=0 unix://$0"
         path = str(self.folder / "docker.sock")
         self._start("unshare", "--mount", "sh", "-c", script, path)

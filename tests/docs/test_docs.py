@@ -195,6 +195,11 @@ def test_yaml_examples_are_valid(page: Path) -> None:
 
 
 @page
+def test_no_merge_conflict_is_left(page: Path) -> None:
+    assert not re.search(r"^(<<<<<<<|=======|>>>>>>>)", page.read_text(), re.MULTILINE)
+
+
+@page
 def test_python_examples_compile(page: Path) -> None:
     for block in blocks(page, "python"):
         ast.parse(block)

@@ -13,7 +13,7 @@ from tests.fakes.world import World
 class FakeImages:
     """`tags` maps (repository's full name, image, tag) to the digest; `moved` lists the tags that were moved.
 
-    `untagged` holds what else is there: the repository's full name, the image's, its digest.
+    `untagged` lists the other images as (repository's full name, image, digest).
     """
 
     def __init__(self, service: HttpService, world: World) -> None:

@@ -24,9 +24,9 @@ class End(NamedTuple):
 
 
 class Container:
-    """A running container. `hear` is given ("stdout" or "stderr", line), on threads of its own.
+    """A running container. Calls `hear` with ("stdout" or "stderr", line) from separate threads.
 
-    `live` are those that were not waited for to their end.
+    `live` are the containers whose end was not waited for.
     """
 
     live: ClassVar[set[Container]] = set()

@@ -50,11 +50,11 @@ class _Planned:
 
 
 class Faults:
-    """What goes wrong: planned errors first, then a share of all calls at random. Counts the calls that it saw.
+    """Fault injection: planned errors first, then a random fraction of all calls. Counts the calls.
 
-    A method is named as in Google's documentation of its API, `PipelineService.CreatePipelineJob` for gRPC, and
-    `GET /v3/projects/p` for HTTP; `plan` takes a part of that name. `after` makes a random fault strike when the work
-    is done and only the answer is lost.
+    A method has its name in Google's API documentation, `PipelineService.CreatePipelineJob` for gRPC and
+    `GET /v3/projects/p` for HTTP; `plan` accepts a part of that name. With `after`, random faults occur after the work
+    is done: only the response is lost.
     """
 
     def __init__(self, seed: int = 0) -> None:

@@ -48,12 +48,12 @@ SUBMITTER = "submitter@slipway-test.iam.gserviceaccount.com"
 
 
 class FakeGoogle:
-    """A project on loopback with all services enabled, to be used in a with statement.
+    """A project on loopback with all services enabled; a context manager.
 
-    `endpoints` are what `vertex.endpoints` takes, `environment` what the client's process needs: trust in the fakes'
-    certificates and the credentials of SUBMITTER, who owns the project until a test takes that away
-    (`world.owners.clear()`). Without waits: SLIPWAY_RETRY_SECONDS is small. Vertex AI also answers at `vertex_address`,
-    for who asks for it at its public name.
+    `endpoints` is the value of `vertex.endpoints`. `environment` holds the client's environment variables: trust in
+    the fakes' certificates, the credentials of SUBMITTER, who owns the project until a test calls
+    `world.owners.clear()`, and a small SLIPWAY_RETRY_SECONDS. Vertex AI also listens at `vertex_address`, for clients
+    that use its public name.
     """
 
     def __init__(self, folder: Path, seed: int = 0, vertex_address: str | None = None) -> None:

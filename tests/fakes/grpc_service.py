@@ -15,8 +15,8 @@ from tests.fakes.errors import CODES, ConnectionReset, Faults, ServiceError
 class GrpcServer:
     """Several services on one port, as a region's Vertex AI is.
 
-    `add` takes a service's full name (google.cloud.aiplatform.v1.JobService) and its methods by name, each with the
-    class of its request and the function (request, caller) -> response; both messages are proto-plus or protobuf.
+    `add` accepts a service's full name (google.cloud.aiplatform.v1.JobService) and its methods by name: the class of
+    the request and the function (request, caller) -> response. Messages are proto-plus or protobuf.
     """
 
     def __init__(self, faults: Faults, caller_of: Callable[[Mapping[str, str]], str]) -> None:

@@ -31,7 +31,7 @@ class Raw:
 class Request:
     """One call: path parameters, query, headers, JSON body (`{}` if there is none), and the caller.
 
-    `target` is the path with its query as it came, before anything in it was unquoted.
+    `target` is the raw path with its query, before unquoting.
     """
 
     method: str

@@ -1,7 +1,7 @@
 """A Kubeflow Pipelines server (v2beta1 over HTTP) on loopback, with the calls that kfp's client makes for runs.
 
-It takes a run only with a pipeline spec and parameters that go together, holds experiments and runs, and moves a run by
-one task each time that it is looked at, or when a test says so.
+It stores experiments and runs, accepts a run only if its parameters match the pipeline spec, and advances a run by one
+task whenever it is polled, or when a test calls `advance`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.fakes.errors import Faults, ServiceError
 from tests.fakes.http_service import HttpService, Raw, Request
 
 BASE = "/apis/v2beta1"
-# The fields of KubernetesExecutorConfig that a task's pod may be told.
+# The fields of KubernetesExecutorConfig that a task's pod may have.
 POD_SETTINGS = {"pvcMount", "nodeSelector", "tolerations", "secretAsEnv", "imagePullSecret", "enabledSharedMemory"}
 ROOTS = ("gs://", "s3://", "minio://")
 UNSET = "1970-01-01T00:00:00Z"
@@ -28,10 +28,10 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELED")
 
 
 class FakeKubeflow:
-    """The server, to be used in a with statement.
+    """The server; a context manager.
 
-    `multi_user` asks every call for a namespace of `profiles`; `token` is what callers must bear. `hold` stops runs
-    from moving by being looked at; `failures` gives the error of a task by its name, `rejected` lets the gate say no.
+    `multi_user`: every call must name a namespace of `profiles`. `token`: the bearer token that callers need. `hold`:
+    polling does not advance runs. `failures`: the error of a task by its name. `rejected`: the gate rejects the model.
     """
 
     def __init__(self, *, multi_user: bool = False, token: str | None = None, seed: int = 0) -> None:

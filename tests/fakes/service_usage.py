@@ -19,11 +19,11 @@ PAGE = 50
 
 
 class FakeServiceUsage:
-    """The service, and how slow it is.
+    """The service, with configurable delays.
 
-    `looks` is how often an operation is looked at before it is done. With `lazy`, the agent that runs custom code is
-    not made along with Vertex AI's own, but by the first custom job. `metrics` are the quotas' metrics that exist
-    beside those that `world.quotas` names, with the limit where a region has none of its own.
+    `looks` is the number of polls before an operation is done. With `lazy`, the custom code agent is created by the
+    first custom job instead of together with Vertex AI's service agent. `metrics` are quota metrics in addition to
+    those of `world.quotas`, with their default limits.
     """
 
     def __init__(self, service: HttpService, world: World) -> None:

@@ -1,6 +1,6 @@
 """Cloud Storage: buckets, policies and permission checks; objects are stored by gcp-storage-emulator.
 
-The emulator has no projects, rights, generation preconditions or TLS: this stands before it and has them.
+The emulator has no projects, permissions, generation preconditions or TLS; this proxy in front of it adds them.
 """
 
 from __future__ import annotations

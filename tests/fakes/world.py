@@ -23,9 +23,9 @@ class Project:
 
 
 class World:
-    """All state. `writes` counts what changed anything, by kind of thing; whoever changes something counts it.
+    """All state. `writes` counts changes by resource kind; whoever changes something counts it.
 
-    Policies are kept by the resource's own full name: projects/P, projects/P/serviceAccounts/E,
+    The keys of policies are full resource names: projects/P, projects/P/serviceAccounts/E,
     projects/P/locations/L/repositories/R, buckets/B, with P the project's id. `buckets` holds the resources of Cloud
     Storage's buckets by name. `owners` may do everything.
     """
@@ -80,8 +80,8 @@ class World:
             return copy.deepcopy(self.policies.setdefault(resource, {"version": 1, "bindings": [], "etag": "BwA="}))
 
     def read_policy(self, resource: str, version: int) -> dict[str, Any]:
-        """A resource's policy as a caller of that policy version sees it: before 3 there are no conditions, and a
-        conditional binding's role has a name that cannot be granted."""
+        """Return a resource's policy in a policy version. Before version 3, conditions are removed, and the role of a
+        conditional binding has a name that cannot be granted."""
         policy = self.policy(resource)
         if version >= 3:
             return policy
@@ -91,8 +91,8 @@ class World:
         return {**policy, "version": 1}
 
     def set_policy(self, resource: str, policy: dict[str, Any]) -> dict[str, Any]:
-        """Take over a policy as the services do: an etag that is not the newest is refused, and so is a condition
-        written by someone who does not speak version 3."""
+        """Set a policy as the services do: reject an etag that is not the newest, and conditions in a policy below
+        version 3."""
         with self.lock:
             current = self.policy(resource)
             if policy.get("etag") and policy["etag"] != current["etag"]:

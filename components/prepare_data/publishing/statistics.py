@@ -91,14 +91,17 @@ def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:
     most = -(-SAMPLES // len(manifest.classes))
     found: dict[int, list[Sample]] = {}
     with (folder / manifest.splits["train"].shards[0].file).open("rb") as file:
-        for number, message in enumerate(read_records(file)):
-            if number == MOST_RECORDS_READ or sum(map(len, found.values())) == SAMPLES:
+        for message in itertools.islice(read_records(file), MOST_RECORDS_READ):
+            enough = sum(map(len, found.values())) >= SAMPLES
+            if enough and len(found) >= min(len(manifest.classes), SAMPLES):
                 break
             image, key, label = example_parts(message)
             if len(of_class := found.setdefault(label, [])) < most:
                 of_class.append(Sample(_inline(image), manifest.classes[label], readable(key)))
-    for label in sorted(found):
-        yield from found[label]
+    # Of each class the first image, then of each the second, and so on.
+    ranked = sorted((rank, label) for label, of_class in found.items() for rank in range(len(of_class)))[:SAMPLES]
+    for label, rank in sorted((label, rank) for rank, label in ranked):
+        yield found[label][rank]
 
 
 def further_features(folder: Path, manifest: Manifest) -> list[FurtherFeature]:

@@ -12,6 +12,8 @@ from kfp import dsl
 from PIL import Image
 
 from slipway.components.prepare_data.component import prepare_data
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.publishing import statistics as statistics_page
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import manifest
 
@@ -44,6 +46,16 @@ def test_the_step_gives_the_set_its_page_and_its_figures(
         assert (finished["event"], finished["step"], finished["reused"]) == ("finished", "prepare_data", reused)
         assert finished["outputs"]["dataset"] == dataset.uri
         assert finished["outputs"]["examples"] == dataset.metadata["examples"]
+
+
+def test_every_class_has_a_sample_image(
+    make_settings: Callable[..., DataSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics_page, "SAMPLES", 12)
+    prepared = prepare(make_settings("digits"), 2)
+    samples = list(statistics_page.samples(prepared.folder, prepared.manifest))
+    assert len(samples) == 12
+    assert {sample.label for sample in samples} == set(prepared.manifest.classes)
 
 
 def test_what_the_user_should_know_of_a_set_is_said_each_time(

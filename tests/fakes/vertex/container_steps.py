@@ -1,7 +1,7 @@
 """A pipeline's tasks in real containers; kfp resolves their arguments and outputs, as it does locally.
 
-kfp.local's own DockerRunner runs one task at a time, prints what the containers print, and knows no bucket; here a
-container's paths are those of a bucket that is mounted at /gcs, as on Vertex AI.
+kfp.local's DockerRunner runs one task at a time, prints the containers' output and does not support buckets. Here,
+paths are those of a bucket that is mounted at /gcs, as on Vertex AI.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ SEVERITIES = {"stdout": "INFO", "stderr": "ERROR"}
 class Containers:
     """Containers started through the Docker API at `docker_host`.
 
-    `buckets` holds a folder a bucket, which a container sees as /gcs; `authority` is the file of the certificate that
-    Google's addresses have here, `hosts` those addresses, `environment` what else tells a container where it is.
+    `buckets` has one folder per bucket, mounted at /gcs in containers. `authority` is the file of the certificate
+    authority of the fake Google addresses `hosts`. `environment` has additional variables of the containers.
     """
 
     docker_host: str

@@ -51,10 +51,10 @@ class PipelineService:
     def create(
         self, parent: str, job: vertex.PipelineJob, job_id: str, caller: str, schedule: str = ""
     ) -> vertex.PipelineJob:
-        """Check a job as CreatePipelineJob does and let it start; `schedule` is the resource name of what started it.
+        """Validate a job as CreatePipelineJob does and start it; `schedule` is the resource name of its schedule.
 
         Raises:
-            ServiceError: The service would refuse it.
+            ServiceError: The service would reject it.
         """
         project = project_of(self.world, parent, self.region)
         check_pipeline_job(self.world, project, job, job_id, caller)
@@ -87,7 +87,7 @@ class PipelineService:
         raise AssertionError(f"{name} has not ended after {looks} looks: {self.jobs[name].state.name}")
 
     def go_on(self) -> None:
-        """Let all jobs go on by one step of time."""
+        """Advance all jobs by one time step."""
         with self.world.lock:
             for execution in self._executions.values():
                 execution.look()

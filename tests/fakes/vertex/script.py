@@ -33,8 +33,8 @@ class Failure:
 class StepScript:
     """One task, by its name in the spec. `looks`: the number of polls before it ends.
 
-    `logs` are lines by replica (`workerpool0-0`), or entries ({"severity", "message"}); they come one a look, and what
-    is left when the task ends. `refused` is what the job service answers when the task's job is to be made.
+    `logs` are lines or entries ({"severity", "message"}) by replica (`workerpool0-0`): one per poll, the rest when the
+    task ends. `refused` is the job service's error when the task's job is created.
     """
 
     looks: int = 1

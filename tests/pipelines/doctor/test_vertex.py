@@ -141,7 +141,7 @@ def test_a_missing_act_as_permission_is_fixed_by_a_command(ready, tmp_path):
     assert found["own rights"].fix.endswith("--role=roles/aiplatform.user")
     assert f"may not start jobs that run as {RUNNER}" in found["run-as account"].found
     assert f"--member=serviceAccount:{SUBMITTER} --role=roles/iam.serviceAccountUser" in found["run-as account"].fix
-    # What may not be looked at is skipped, not called broken.
+    # A check without permission is skipped, not failed.
     assert found["bucket rights"].status == "skipped"
     assert "storage.buckets.getIamPolicy is missing" in found["bucket rights"].found
 
