@@ -61,9 +61,8 @@ class Candidate:
 class ModelRegistry:
     """The registry of one project and region."""
 
-    def __init__(self, connection: Connection, poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._poll_seconds = poll_seconds
 
     def champion(self, model: str) -> RegisteredVersion | None:
         """Return the version of `model` with the alias champion, or None."""
@@ -104,7 +103,7 @@ class ModelRegistry:
                 for _ in range(4):  # the upload may still be running: wait for a version of this run
                     if (version := self._version_of(candidate)) is not None:
                         return version
-                    time.sleep(self._poll_seconds)
+                    time.sleep(POLL_SECONDS)
         self._finish(operation)
         version = self._version_of(candidate)
         if version is None:
@@ -117,7 +116,7 @@ class ModelRegistry:
         while not operation.done:
             if time.monotonic() - started > UPLOAD_SECONDS:
                 raise TimeoutError(f"{name} is not done after {UPLOAD_SECONDS:.0f} seconds")
-            time.sleep(self._poll_seconds)
+            time.sleep(POLL_SECONDS)
             operation = retried(lambda: models.get_operation({"name": name}))
         if operation.error.code:
             raise RuntimeError(f"Could not register the model: {operation.error.message}")

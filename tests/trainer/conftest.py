@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -22,6 +23,7 @@ from PIL import Image
 from slipway.core import manifest as manifests
 from slipway.core.manifest import Manifest, Shard, Split
 from slipway.trainer.config import JobConfig
+from slipway.trainer.data.assignment import Share
 from slipway.trainer.engines.quick_import import import_tensorflow
 
 ROOT = Path(__file__).parents[2]
@@ -248,6 +250,20 @@ def tiny(data_sets: DataSets, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "tiny"
     data_sets.write(folder, train=[150, 149, 151, 150], validation=[26, 24])
     return folder
+
+
+@pytest.fixture(scope="session")
+def training_data(tiny: Path) -> Any:
+    """Training data of `tiny` in batches of 8, decoded once for each number of steps per epoch, seed and budget."""
+    from slipway.trainer.data import inputs
+
+    share = Share(tiny, manifests.read(tiny), 0, 1)
+
+    @functools.cache
+    def read(steps_per_epoch: int, seed: int, budget: int = 10**9) -> Any:
+        return inputs.training(share, 8, steps_per_epoch, seed, budget=budget)
+
+    return read
 
 
 @pytest.fixture

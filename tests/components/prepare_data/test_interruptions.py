@@ -19,6 +19,8 @@ import pytest
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 # How often one run is killed.
 KILLS = int(os.environ.get("SLIPWAY_KILLS", "6"))

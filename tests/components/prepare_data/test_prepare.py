@@ -89,6 +89,7 @@ def test_the_manifest_of_the_digits_is_right(digits: Prepared) -> None:
     assert digits.folder.name == about.fingerprint[:16]
 
 
+@pytest.mark.slow
 def test_tensorflow_datasets_reads_images_labels_and_keys(
     make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings]
 ) -> None:

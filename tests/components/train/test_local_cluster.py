@@ -124,6 +124,7 @@ def test_replicas_that_end_with_different_weights_have_failed(tmp_path):
 STOPS = 12
 
 
+@pytest.mark.slow
 def test_a_stop_at_any_moment_ends_the_step(tmp_path):
     seed = random.randrange(2**31)
     print(f"seed {seed}")

@@ -40,6 +40,7 @@ def theirs(tfds: Any) -> dict[str, tuple[Any, Any]]:
     }
 
 
+@pytest.mark.slow
 def test_features_are_those_of_tensorflow_datasets(tfds: Any) -> None:
     import tensorflow as tf
     from tensorflow_datasets.core import example_serializer

@@ -188,6 +188,7 @@ def test_a_member_that_is_too_large_is_named_and_not_kept(
         prepare(make_settings(source.path), 1)
 
 
+@pytest.mark.slow
 def test_a_zip_of_more_than_the_old_format_holds(
     make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings], tmp_path: Path
 ) -> None:

@@ -21,6 +21,8 @@ from slipway.components.prepare_data.writing.set_writer import SetWriter
 from slipway.components.prepare_data.writing.shards import ShardWriter
 from slipway.core.errors import UserError
 
+pytestmark = pytest.mark.slow  # each example function runs in processes of its own
+
 MakeSettings = Callable[..., DataSettings]
 NAMES = itertools.count()
 START = """

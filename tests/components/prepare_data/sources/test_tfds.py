@@ -90,6 +90,7 @@ def raw(tfds: Any, builder: Any, split: str, image: str) -> Iterator[dict[str, A
 TAKEN = {"train": "train", "test": "test", "extra": "train"}
 
 
+@pytest.mark.slow
 def test_a_set_passes_through_unchanged(tfds: Any, data_dir: Path, make_settings: MakeSettings) -> None:
     settings = make_settings(
         "tfds:mock_flowers:1.2.0", tfds={"data_dir": str(data_dir), "splits": TAKEN}, image_size=[8, 8]
@@ -122,6 +123,7 @@ def test_a_set_passes_through_unchanged(tfds: Any, data_dir: Path, make_settings
     assert not found
 
 
+@pytest.mark.slow
 def test_what_we_wrote_is_a_source_too(
     tfds: Any, make_folder: Callable[..., Path], make_settings: MakeSettings, tmp_path: Path
 ) -> None:
@@ -191,6 +193,7 @@ def test_the_folder_that_is_meant_is_found(tmp_path: Path) -> None:
     assert found(tmp_path / "none", None, None) is None
 
 
+@pytest.mark.slow
 def test_a_set_that_is_not_there_is_asked_of_tensorflow_datasets(
     tfds: Any, make_settings: MakeSettings, tmp_path: Path
 ) -> None:

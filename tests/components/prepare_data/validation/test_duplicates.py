@@ -108,6 +108,7 @@ def test_the_test_splits_copy_stays(
     assert prepare(make_settings(own_splits, duplicates="drop"), replicas).reused
 
 
+@pytest.mark.slow
 def test_what_is_dropped_does_not_depend_on_the_workers(
     make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_the_sample_has_about_the_wanted_size_and_grows_by_more_images_only(want
     assert all(is_decoded(key, ALL) for key in keys)
 
 
+@pytest.mark.slow
 def test_a_sample_is_decoded_and_said_so(
     root: Path, make_settings: MakeSettings, told: Callable[[], list[str]], tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_sample_is_decoded_and_said_so(
         prepare(make_settings(root, check="decode", **SAMPLE), 3)
 
 
+@pytest.mark.slow
 def test_what_is_bad_in_the_sample_says_that_more_may_be(
     root: Path, make_settings: MakeSettings, told: Callable[[], list[str]]
 ) -> None:
@@ -126,6 +128,7 @@ def test_what_is_bad_in_the_sample_says_that_more_may_be(
     assert shards(clean) == shards(prepared)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_reports_the_same(
     root: Path,
     make_settings: MakeSettings,
@@ -163,6 +166,7 @@ def test_a_resumed_run_reports_the_same(
         assert told() == said
 
 
+@pytest.mark.slow
 def test_as_many_as_the_sample_are_all_decoded(
     root: Path, make_settings: MakeSettings, told: Callable[[], list[str]]
 ) -> None:
@@ -192,6 +196,7 @@ def test_a_further_image_is_found_bad_as_the_first_is(reason: type[Unusable]) ->
     assert error.type is reason
 
 
+@pytest.mark.slow
 def test_beam_decodes_the_same_sample(root: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
     damage(root / keys_of(root, decoded=True)[0])
     damage(root / keys_of(root, decoded=False)[0])

@@ -46,6 +46,7 @@ def folder(make_folder: MakeFolder) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_the_set_is_the_same(folder: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
     about = {"skip_corrupt": 0.05, "duplicates": "drop"}
     one = prepare(make_settings(folder, **about), 3)
@@ -60,6 +61,7 @@ def test_the_set_is_the_same(folder: Path, make_settings: MakeSettings, tmp_path
     assert [path.name for path in other.folder.parent.iterdir()] == [other.folder.name]
 
 
+@pytest.mark.slow
 def test_small_sets_are_left_to_processes(make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path) -> None:
     root = make_folder({"a": 20, "b": 20})
     size = sum(path.stat().st_size + 120 for path in root.rglob("*.png"))
@@ -81,6 +83,7 @@ def test_a_mistake_is_the_one_that_processes_find(
     assert not Path(settings.store).exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed(
     make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +144,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert opened
 
 
+@pytest.mark.slow
 def test_workers_elsewhere_read_and_write_the_bucket(
     folder: Path, make_settings: MakeSettings, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +199,7 @@ def test_options_that_are_not_there_are_named(make_folder: MakeFolder, make_sett
     assert (error.value.setting, error.value.nearest) == ("data.beam.options.machine_typ", "machine_type")
 
 
+@pytest.mark.slow
 def test_beam_is_imported_when_it_is_used_only(tmp_path: Path) -> None:
     script = (
         "import sys\n"
