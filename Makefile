@@ -49,6 +49,10 @@ rehearse: $(STAMP) ## Run a worker layout locally for a few steps (CONFIG, HARDW
 compile: $(STAMP) ## Compile the pipeline for TARGET to spec.yaml (CONFIG, HARDWARE)
 	$(BIN)/slipway compile $(options) --target $(TARGET) -o spec.yaml
 
+.PHONY: check
+check: lint ## Lint and run the fast tests, in a minute
+	$(BIN)/python -m pytest -m 'not slow' --durations 5
+
 .PHONY: test
 test: $(STAMP) ## Run all tests
 	$(BIN)/python -m pytest

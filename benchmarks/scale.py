@@ -30,7 +30,7 @@ SPLIT_OF = ("train",) * 8 + ("validation", "test")
 
 def examples(count: int) -> Iterator[dict[str, Any]]:
     """Yield `count` examples; the content of each depends only on its number."""
-    from slipway.components.prepare_data.encoding.png import encode_png
+    from slipway.components.prepare_data.validation.image import encode_png
 
     for number in range(count):
         pixels = random.Random(number).randbytes(SIDE * SIDE)

@@ -43,7 +43,7 @@ from benchmarks import step_rate_sides
 
 PARTS = ("dense", "flowers", "processes")
 DENSE_BATCH, FLOWERS_BATCH = 32, step_rate_sides.FLOWERS_BATCH
-PICTURES = 8192  # of 28x28 pixels
+IMAGES = 8192  # of 28x28 pixels
 FLOWERS = 960  # JPEG files
 FLOWERS_EPOCHS = 5
 FLOWERS_SPLIT = {"train": 0.8, "validation": 0.19, "test": 0.01}
@@ -86,13 +86,13 @@ def main() -> None:
 
 def dense(place: Path) -> dict[str, Callable[[], Rate]]:
     """Return the variants of the small dense network, in steps/s."""
-    step_rate_sides.make_pictures(place / "pictures", PICTURES)
-    data = prepared(place, "pictures")
+    step_rate_sides.make_images(place / "images", IMAGES)
+    data = prepared(place, "images")
     return {
-        "fit 1": lambda: in_a_process("dense", place / "pictures", "1"),
-        "fit 50": lambda: in_a_process("dense", place / "pictures", "50"),
-        "fit 1, cached batches": lambda: in_a_process("dense", place / "pictures", "1", "cached"),
-        "fit 50, cached batches": lambda: in_a_process("dense", place / "pictures", "50", "cached"),
+        "fit 1": lambda: in_a_process("dense", place / "images", "1"),
+        "fit 50": lambda: in_a_process("dense", place / "images", "50"),
+        "fit 1, cached batches": lambda: in_a_process("dense", place / "images", "1", "cached"),
+        "fit 50, cached batches": lambda: in_a_process("dense", place / "images", "50", "cached"),
         "dense": lambda: trained(data, "dense", DENSE_BATCH, DENSE_EPOCHS),
     }
 
@@ -115,8 +115,8 @@ def flowers(place: Path) -> dict[str, Callable[[], Rate]]:
 
 def processes(place: Path) -> dict[str, Callable[[], Rate]]:
     """Return the variants with two processes and with one process on one core, in steps/s."""
-    step_rate_sides.make_pictures(place / "pictures", PICTURES // 2)
-    data = prepared(place, "pictures", replicas=2)
+    step_rate_sides.make_images(place / "images", IMAGES // 2)
+    data = prepared(place, "images", replicas=2)
     cores = sorted(os.sched_getaffinity(0))[:2]
     return {
         "one on one core": lambda: trained(data, "convolutional", 128, PROCESSES_EPOCHS, cores=[cores[:1]]),

@@ -53,7 +53,7 @@ def convolutional(image_shape: tuple[int, int, int], classes: int) -> Any:
     return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(classes)])
 
 
-def make_pictures(folder: Path, count: int) -> None:
+def make_images(folder: Path, count: int) -> None:
     """Write 28x28 grayscale PNG files (seed 0), one folder per class."""
     import numpy as np
     from PIL import Image

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup, escape
 
 
-def render(template: Path, **content: Any) -> str:
+def render(template: Path, **content: object) -> str:
     """Render a template that extends `page.html`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

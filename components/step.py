@@ -19,10 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from slipway.core import events
 from slipway.core.errors import UserError, report, system_error
+from slipway.core.exit_codes import FAILED, STOPPED
+from slipway.core.values import JsonObject
 from slipway.trainer.distributed.signals import stop_signals
 
 LOGS_VARIABLE = "SLIPWAY_LOGS"
@@ -53,6 +54,11 @@ def termination_deferred() -> Iterator[None]:
     raise_if_terminated()
 
 
+def termination_requested() -> bool:
+    """Return whether a stop signal was received."""
+    return _Termination.requested
+
+
 def raise_if_terminated() -> None:
     """Raise `Terminated` if a stop signal was received."""
     if _Termination.requested:
@@ -73,7 +79,7 @@ class Outcome:
     """What a step reports when it ends: whether it reused an earlier result, and its outputs."""
 
     reused: bool = False
-    outputs: dict[str, Any] = field(default_factory=dict)
+    outputs: JsonObject = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -104,22 +110,22 @@ def step(name: str) -> Iterator[Outcome]:
     except UserError as error:
         _fail(error.as_dict())
         report(error)
-        sys.exit(1)
+        sys.exit(FAILED)
     except WorkFailed as error:
         _fail({"message": error.message, "traceback": error.traceback})
         print(error, file=sys.stderr, flush=True)
-        sys.exit(1)
+        sys.exit(FAILED)
     except Terminated:
         with contextlib.suppress(OSError):
             events.emit("cancelled")
-        sys.exit(143)
+        sys.exit(STOPPED)
     except Exception as error:
         refused = system_error(error)
         _fail(refused.as_dict() if refused else _internal(error))
         raise
 
 
-def _fail(error: dict[str, Any]) -> None:
+def _fail(error: JsonObject) -> None:
     """Emit the event `failed`, best effort: on a full disk, the run's watcher notices the failure anyway."""
     with contextlib.suppress(OSError):
         events.emit("failed", error=error)
@@ -141,7 +147,7 @@ def _own_peak_memory_bytes(unit: int) -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _internal(error: Exception) -> dict[str, Any]:
+def _internal(error: Exception) -> JsonObject:
     text = f"{type(error).__name__}: {error}"
     return {"message": text, "traceback": traceback.format_exc()}
 

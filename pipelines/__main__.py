@@ -1,4 +1,4 @@
-"""`python -m pipelines` is the same as `slipway`."""
+"""`python -m slipway.pipelines` is the same as `slipway`."""
 
 from slipway.pipelines.cli.app import main
 

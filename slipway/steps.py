@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
     from kfp.dsl.base_component import BaseComponent
 
-    from slipway.components.evaluate.settings import EvaluateSettings
+    from slipway.components.evaluate.gate import EvaluateSettings
     from slipway.components.prepare_data.settings import DataSettings
-    from slipway.components.register_model.settings import RegisterSettings
+    from slipway.components.register_model.registry import RegisterSettings
     from slipway.trainer.config import ModelSettings, RestartSettings, TrainSettings
 
     # The fields of a settings object, or the output of a task: the settings as JSON.
@@ -172,7 +172,7 @@ def evaluate(
         champion: Folder or gs:// URI of the registered model to beat; "" or "none" for none.
         image: The container image of the task.
     """
-    from slipway.components.evaluate.settings import EvaluateSettings
+    from slipway.components.evaluate.gate import EvaluateSettings
 
     return on_image(_evaluate.evaluate, image)(
         settings=_as_json(EvaluateSettings, {} if settings is None else settings),
@@ -210,7 +210,7 @@ def register_model(
         champion: The champion that `evaluate` compared with; "" if there was none, "none" to skip the comparison.
         image: The container image of the task.
     """
-    from slipway.components.register_model.settings import RegisterSettings
+    from slipway.components.register_model.registry import RegisterSettings
 
     return on_image(_register_model.register_model, image)(
         settings=_as_json(RegisterSettings, {} if settings is None else settings),

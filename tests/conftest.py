@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,37 @@ hypothesis.settings.register_profile(
     "slipway", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("slipway")
+
+
+# Tests that use TensorFlow or talk to the fakes' servers are slow: they have one of these fixtures, or are in one of
+# these folders. Any other test that needs more than half a second of a core has the marker. `make check` skips them.
+SLOW_FIXTURES = {"tensorflow", "workers", "data_set", "make_data_set", "google", "kubeflow"}
+SLOW_FOLDERS = {"end_to_end", "engines"}
+TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark slow tests; where several processes share the files of tests, the longest come first."""
+    weights: Counter[Path] = Counter()
+    for item in items:
+        if item.get_closest_marker("slow"):
+            weights[item.path] += 5
+        elif item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
+            item.add_marker("slow")
+            weights[item.path] += 20
+        elif not SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
+            weights[item.path] += 1
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: -weights[item.path])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync() -> Iterator[None]:
+    """Skip fsync in this process: tests would wait for the disk, and none of them cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _descriptor: None)
+        yield
 
 
 @pytest.fixture

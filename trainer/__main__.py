@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from slipway.core import events
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError, report
-from slipway.core.paths import Places, local_path, places
+from slipway.core.exit_codes import FAILED, PEER_LOST, STOPPED
+from slipway.core.paths import OutputPaths, local_path, output_paths
 from slipway.trainer.checkpoint.best import FOLDER as BEST_FOLDER
 from slipway.trainer.checkpoint.best import BestWeights, no_validation
 from slipway.trainer.checkpoint.resume import identity, resume
@@ -28,7 +29,7 @@ from slipway.trainer.data.assignment import Share, refuse_empty, verify
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed import processes, rendezvous
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.distributed.signals import EXIT_CODE, PEER_LOST_EXIT_CODE, Stopped, StopRequest
+from slipway.trainer.distributed.signals import Stopped, StopRequest
 from slipway.trainer.engines import installed
 from slipway.trainer.engines.base import Engine, PeerLost
 from slipway.trainer.engines.quick_import import import_tensorflow
@@ -55,29 +56,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.__cause__ is not None:  # raised by the user's code
             error.traceback = "".join(traceback.format_exception(error.__cause__))
         report(error)
-        return 1
+        return FAILED
     except SystemExit as request:
-        return request.code if isinstance(request.code, int) else 1
+        return request.code if isinstance(request.code, int) else FAILED
     except KeyboardInterrupt:
         return 130
     except PeerLost as error:
         logger.error("another replica is gone (see its log); this replica cannot continue alone: %s", error)
-        return PEER_LOST_EXIT_CODE
+        return PEER_LOST
     except Exception as error:
         if (told := bad_image(error) or full_disk(error)) is not None:
             report(told)
-            return 1
+            return FAILED
         traceback.print_exc()
         # A library may convert the SystemExit of a stop request into its own error; any other error will recur.
-        return EXIT_CODE if stop.requested else 1
+        return STOPPED if stop.requested else FAILED
     return 0
 
 
 def _work(config: str, stop: StopRequest) -> None:
     """Check everything that does not need TensorFlow, which takes seconds to import; then train."""
-    job = _job(config)
+    job = processes.with_processes(_job(config), os.environ)
     installed.verify(job.train.engine)
-    where = places(os.environ)
+    where = output_paths(os.environ)
     cluster = clusters.read(os.environ)
     logger.info("%s", cluster.describe())
     if not cluster.is_chief:
@@ -85,7 +86,7 @@ def _work(config: str, stop: StopRequest) -> None:
     _check_replicas(job, cluster)
     share = Share(local_path(job.data), manifests.read(local_path(job.data)), cluster.rank, cluster.world_size)
     if (count := processes.count(job.train.engine, cluster)) > 1:
-        _train_in_processes(job, cluster, share, count, stop)
+        _train_in_processes(config, job, cluster, share, count, stop)
         return
     events.phase("checking the shards")
     verify(share)
@@ -105,20 +106,22 @@ def _work(config: str, stop: StopRequest) -> None:
         watch.close()
 
 
-def _train_in_processes(job: JobConfig, cluster: Cluster, share: Share, count: int, stop: StopRequest) -> None:
+def _train_in_processes(
+    config: str, job: JobConfig, cluster: Cluster, share: Share, count: int, stop: StopRequest
+) -> None:
     """Train in one process per device; raise SystemExit with their status if it is not 0."""
     for number in range(count):
         refuse_empty(Share(share.folder, share.manifest, cluster.rank * count + number, cluster.world_size * count))
     watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))
     with stop.deferred():
-        status = processes.run(job, cluster, count, stop)
-        if status in (0, EXIT_CODE):  # otherwise the other replicas would consider this one lost
+        status = processes.run(config, job, cluster, count, stop)
+        if status in (0, STOPPED):  # otherwise the other replicas would consider this one lost
             watch.close()
     if status:
         sys.exit(status)
 
 
-def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: StopRequest) -> Engine:
+def _train(job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, stop: StopRequest) -> Engine:
     from slipway.trainer import loop  # imported late because they import TensorFlow
     from slipway.trainer.data import inputs
     from slipway.trainer.engines import base
@@ -166,7 +169,7 @@ def _train(job: JobConfig, where: Places, cluster: Cluster, share: Share, stop: 
     return engine
 
 
-def _is_finished(job: JobConfig, where: Places, cluster: Cluster, share: Share, engine: Engine) -> bool:
+def _is_finished(job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, engine: Engine) -> bool:
     """Return whether an earlier attempt of this job already exported its model; the chief decides."""
     checksum = exported(job, share.manifest, where.model) if cluster.is_chief else None
     (finished,) = engine.agree([float(checksum is not None)])

@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import time
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,7 @@ class Loop:
         training: TrainingData,
         validation: Evaluation | None,
         checkpoints: Checkpoints,
-        identity: dict[str, Any],
+        identity: Mapping[str, object],
         metrics: Metrics | None,
         stop: StopRequest,
         progress: Progress,

@@ -11,6 +11,7 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 from slipway.trainer.config import Settings
 
 DOCKER = "gcr.io/cloud-builders/docker"
@@ -133,12 +134,10 @@ class CloudBuild:
     def _locations(self) -> Any:
         return self.connection.api("cloudbuild", "v1").projects().locations()
 
-    def _request(
-        self, source: Source, uri: str, arguments: Mapping[str, str], labels: Mapping[str, str]
-    ) -> dict[str, Any]:
+    def _request(self, source: Source, uri: str, arguments: Mapping[str, str], labels: Mapping[str, str]) -> JsonObject:
         options = [part for name, value in sorted(arguments.items()) for part in ("--build-arg", f"{name}={value}")]
         options += [part for name, value in sorted(labels.items()) for part in ("--label", f"{name}={value}")]
-        request: dict[str, Any] = {
+        request: JsonObject = {
             "source": {
                 "storageSource": {"bucket": source.bucket, "object": source.name, "generation": source.generation}
             },
@@ -156,7 +155,7 @@ class CloudBuild:
             request["serviceAccount"] = f"projects/{self.connection.project}/serviceAccounts/{self.service_account}"
         return request
 
-    def _running(self, tag: str) -> dict[str, Any] | None:
+    def _running(self, tag: str) -> JsonObject | None:
         """Return a running build of this image: another caller's, or our own if its response was lost."""
         builds = self._locations().builds()
         answer = builds.list(
@@ -164,11 +163,11 @@ class CloudBuild:
         ).execute()
         return next(iter(answer.get("builds", [])), None)
 
-    def _create(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _create(self, request: JsonObject) -> JsonObject:
         operation = self._locations().builds().create(parent=self.connection.parent, body=request).execute()
         return dict(operation["metadata"]["build"])
 
-    def _follow(self, build: dict[str, Any], log: TextIO) -> dict[str, Any]:
+    def _follow(self, build: JsonObject, log: TextIO) -> JsonObject:
         """Wait until the build has ended and return it."""
         builds = self._locations().builds()
         name = build.get("name") or f"{self.connection.parent}/builds/{build['id']}"
@@ -180,7 +179,7 @@ class CloudBuild:
                 return build
             time.sleep(self.wait_seconds)
 
-    def _copy_log(self, build: dict[str, Any], seen: int, log: TextIO) -> int:
+    def _copy_log(self, build: JsonObject, seen: int, log: TextIO) -> int:
         """Write the log object's content after byte `seen`; return the offset to continue from."""
         bucket, _, path = self._log_uri(build).removeprefix("gs://").partition("/")
         blob = self.connection.storage.bucket(bucket).blob(path)
@@ -195,7 +194,7 @@ class CloudBuild:
         log.flush()
         return seen + len(whole)
 
-    def _log_uri(self, build: dict[str, Any]) -> str:
+    def _log_uri(self, build: JsonObject) -> str:
         return f"{build['logsBucket']}/log-{build['id']}.txt"
 
     def _refused(self, error: Exception) -> UserError:
@@ -207,7 +206,7 @@ class CloudBuild:
             fix="slipway setup --apply",
         )
 
-    def _failure(self, build: dict[str, Any]) -> Exception:
+    def _failure(self, build: JsonObject) -> Exception:
         detail = build.get("statusDetail") or build.get("failureInfo", {}).get("detail") or "see the build log"
         sentence = f"Cloud Build {build['id']} ended with {build['status']}: {detail} ({self._log_uri(build)})"
         if "denied" in detail.lower() or "permission" in detail.lower():

@@ -10,10 +10,13 @@ import functools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slipway.components.cloud.retries import retried
 from slipway.core.errors import UserError
+
+if TYPE_CHECKING:
+    from google.cloud import aiplatform_v1
 
 # Services in use, by the first part of their host name.
 SERVICES = (
@@ -125,27 +128,27 @@ class Connection:
         return storage.Client(project=self.project, credentials=self.credentials, client_options=options)
 
     @functools.cached_property
-    def pipelines(self) -> Any:
+    def pipelines(self) -> aiplatform_v1.PipelineServiceClient:
         """Vertex AI's PipelineServiceClient."""
         return self._vertex("PipelineServiceClient")
 
     @functools.cached_property
-    def jobs(self) -> Any:
+    def jobs(self) -> aiplatform_v1.JobServiceClient:
         """Vertex AI's JobServiceClient."""
         return self._vertex("JobServiceClient")
 
     @functools.cached_property
-    def schedules(self) -> Any:
+    def schedules(self) -> aiplatform_v1.ScheduleServiceClient:
         """Vertex AI's ScheduleServiceClient."""
         return self._vertex("ScheduleServiceClient")
 
     @functools.cached_property
-    def models(self) -> Any:
+    def models(self) -> aiplatform_v1.ModelServiceClient:
         """Vertex AI's ModelServiceClient."""
         return self._vertex("ModelServiceClient")
 
     @functools.cached_property
-    def metadata(self) -> Any:
+    def metadata(self) -> aiplatform_v1.MetadataServiceClient:
         """Vertex AI's MetadataServiceClient."""
         return self._vertex("MetadataServiceClient")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from slipway.core.errors import UserError
 
@@ -184,7 +183,7 @@ UNKNOWN = {
 }
 
 
-def recognise(text: str, facts: Mapping[str, Any] | None = None) -> Recognised | None:
+def recognise(text: str, facts: Mapping[str, object] | None = None) -> Recognised | None:
     """Return the known error that `text` contains, or None.
 
     Args:
@@ -201,12 +200,12 @@ def recognise(text: str, facts: Mapping[str, Any] | None = None) -> Recognised |
     return None
 
 
-def first_recognised(texts: Iterable[str], facts: Mapping[str, Any] | None = None) -> Recognised | None:
+def first_recognised(texts: Iterable[str], facts: Mapping[str, object] | None = None) -> Recognised | None:
     """Return the first known error found in `texts`, or None."""
     return next((found for text in texts if (found := recognise(text, facts)) is not None), None)
 
 
-def as_user_error(error: BaseException, doing: str, facts: Mapping[str, Any] | None = None) -> UserError:
+def as_user_error(error: BaseException, doing: str, facts: Mapping[str, object] | None = None) -> UserError:
     """Convert an exception of one of Google's clients to a UserError.
 
     Args:

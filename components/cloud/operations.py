@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from slipway.components.cloud.retries import FIRST_WAIT_SECONDS, WAIT_VARIABLE, retried
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 
 LONGEST_WAIT_SECONDS = 10.0
 DEADLINE_SECONDS = 300.0
 
 
 def finished(
-    operation: Mapping[str, Any],
-    look: Callable[[str], Mapping[str, Any]],
+    operation: JsonObject,
+    look: Callable[[str], JsonObject],
     what: str,
     deadline: float = DEADLINE_SECONDS,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Wait until an operation is done and return its response.
 
     Args:

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import TRIES, is_conflict, retried
+from slipway.core.values import JsonObject
 
-Policy = dict[str, Any]
+Policy = JsonObject
 Grant = tuple[str, str]
 VERSION = 3
 ACCOUNT_DOMAIN = ".iam.gserviceaccount.com"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,36 +98,13 @@ class ConfusionMatrix:
         return float(figure[self.support > 0].mean())
 
 
-class TopAccuracy:
-    """Top-k accuracy (k = `TOP`) over the data set's classes."""
-
-    def __init__(self) -> None:
-        self.correct = self.examples = 0
-
-    def update(self, batch: Predictions) -> None:
-        true = np.take_along_axis(batch.probabilities, batch.labels[:, None], axis=1)
-        # Ties go to the lower index, as in argmax.
-        earlier = np.arange(batch.probabilities.shape[1]) < batch.labels[:, None]
-        ahead = (batch.probabilities > true) | ((batch.probabilities == true) & earlier)
-        self.correct += int((ahead.sum(axis=1) < TOP).sum())
-        self.examples += len(batch.labels)
-
-
-class MeanLoss:
-    """Mean cross-entropy in nats; probabilities are clipped to at least `SMALLEST_PROBABILITY`."""
-
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._examples = 0
-
-    def update(self, batch: Predictions) -> None:
-        true = batch.probabilities[np.arange(len(batch.labels)), batch.labels]
-        self._sum -= float(np.log(np.clip(true, SMALLEST_PROBABILITY, 1.0)).sum())
-        self._examples += len(true)
-
-    @property
-    def mean(self) -> float:
-        return self._sum / self._examples
+def top_hits(batch: Predictions) -> int:
+    """Return the number of examples whose true class is among the `TOP` most probable ones."""
+    true = np.take_along_axis(batch.probabilities, batch.labels[:, None], axis=1)
+    # Ties go to the lower index, as in argmax.
+    earlier = np.arange(batch.probabilities.shape[1]) < batch.labels[:, None]
+    ahead = (batch.probabilities > true) | ((batch.probabilities == true) & earlier)
+    return int((ahead.sum(axis=1) < TOP).sum())
 
 
 @dataclass(frozen=True)
@@ -198,24 +174,18 @@ class ScoreHistograms:
 
     def curve(self, index: int) -> Curve | None:
         """Return a class's one-vs-rest ROC curve; None if it has no positive or no negative examples."""
-        positive = self.positive[index]
-        negative = self.all[index] - positive
-        if not positive.any() or not negative.any():
-            return None
-        used = np.flatnonzero(self.all[index])[::-1]
-        return Curve(
-            np.concatenate([[0.0], np.cumsum(negative[used]) / negative.sum()]),
-            np.concatenate([[0.0], np.cumsum(positive[used]) / positive.sum()]),
-            np.concatenate([[1.0], self._lower_edges()[used]]),
-        )
+        return self._mean_curve(slice(index, index + 1))
 
     def average_curve(self) -> Curve | None:
         """Return the mean of both rates over the classes at each threshold; None if no class has a curve."""
-        positive, negative = self.positive, self.all - self.positive
+        return self._mean_curve(slice(None))
+
+    def _mean_curve(self, classes: slice) -> Curve | None:
+        positive, negative = self.positive[classes], self.all[classes] - self.positive[classes]
         usable = positive.any(axis=1) & negative.any(axis=1)
         if not usable.any():
             return None
-        used = np.flatnonzero(self.all[usable].any(axis=0))[::-1]
+        used = np.flatnonzero(self.all[classes][usable].any(axis=0))[::-1]
 
         def rate(counts: Counts) -> Floats:
             summed = np.cumsum(counts[usable][:, used], axis=1) / counts[usable].sum(axis=1, keepdims=True)
@@ -225,8 +195,7 @@ class ScoreHistograms:
 
     def areas(self) -> list[float | None]:
         """[n]: AUC of each class; None as in `curve`."""
-        curves = (self.curve(index) for index in range(len(self.all)))
-        return [None if curve is None else curve.area for curve in curves]
+        return [None if curve is None else curve.area for curve in map(self.curve, range(len(self.all)))]
 
     def precision_recall(self, index: int) -> PrecisionRecall | None:
         """Return a class's one-vs-rest precision-recall curve; None if it has no examples."""
@@ -238,7 +207,7 @@ class ScoreHistograms:
 
     def average_precisions(self) -> list[float | None]:
         """[n]: average precision of each class; None as in `precision_recall`."""
-        curves = (self.precision_recall(index) for index in range(len(self.all)))
+        curves = map(self.precision_recall, range(len(self.all)))
         return [None if curve is None else curve.average_precision for curve in curves]
 
     def uncertainty(self, index: int) -> float:
@@ -298,11 +267,6 @@ class WrongExample:
     predicted: int
     confidence: float
 
-    @property
-    def rank(self) -> tuple[float, str]:
-        """Sort key: highest confidence first, ties broken by key so that the order of batches does not matter."""
-        return (-self.confidence, self.key)
-
 
 class WorstExamples:
     """The `limit` misclassified examples with the highest confidence."""
@@ -325,14 +289,16 @@ class WorstExamples:
         return wrong
 
     def add(self, examples: list[WrongExample]) -> None:
-        """Add examples; keep the most confident ones."""
-        self.examples = sorted([*self.examples, *examples], key=lambda example: example.rank)[: self._limit]
+        """Add examples; keep the most confident ones. Ties are broken by key: the order of batches does not matter."""
+        everything = [*self.examples, *examples]
+        self.examples = sorted(everything, key=lambda example: (-example.confidence, example.key))[: self._limit]
 
 
 class Measures:
     """All metrics of one model on one split of n classes.
 
     `update` does not fill `worst`, which needs images: the caller passes its candidates to `worst.add`.
+    `top_hits` is the sum of `top_hits`, None for data sets of few classes.
     """
 
     def __init__(self, classes: int, worst: int = 0) -> None:
@@ -340,27 +306,31 @@ class Measures:
         self.scores = ScoreHistograms(classes)
         self.calibration = Calibration()
         self.worst = WorstExamples(worst)
-        self.loss = MeanLoss()
-        self.top = TopAccuracy() if classes >= CLASSES_FOR_TOP else None
+        self.top_hits = 0 if classes >= CLASSES_FOR_TOP else None
+        self._loss = 0.0
 
     def update(self, batch: Predictions) -> None:
         """Accumulate a batch."""
         self.confusion.update(batch)
         self.scores.update(batch)
         self.calibration.update(batch)
-        self.loss.update(batch)
-        if self.top:
-            self.top.update(batch)
+        true = batch.probabilities[np.arange(len(batch.labels)), batch.labels]
+        self._loss -= float(np.log(np.clip(true, SMALLEST_PROBABILITY, 1.0)).sum())
+        if self.top_hits is not None:
+            self.top_hits += top_hits(batch)
 
     def metrics(self) -> dict[str, float]:
-        """Return the scalar metrics, all finite; metrics that are undefined for these examples are omitted."""
+        """Return the scalar metrics, all finite; metrics that are undefined for these examples are omitted.
+
+        The loss is the mean cross-entropy in nats; probabilities are clipped to at least `SMALLEST_PROBABILITY`.
+        """
         confusion = self.confusion
         areas = [area for area in self.scores.areas() if area is not None]
         precisions = [precision for precision in self.scores.average_precisions() if precision is not None]
-        figures: dict[str, Any] = {
+        figures = {
             "accuracy": confusion.accuracy,
-            "top_5_accuracy": self.top.correct / self.top.examples if self.top else None,
-            "loss": self.loss.mean,
+            "top_5_accuracy": None if self.top_hits is None else self.top_hits / confusion.examples,
+            "loss": self._loss / confusion.examples,
             "macro_precision": confusion.macro(confusion.precision),
             "macro_recall": confusion.macro(confusion.recall),
             "macro_f1": confusion.macro(confusion.f1),
@@ -372,6 +342,6 @@ class Measures:
         return {name: value for name, value in figures.items() if value is not None}
 
 
-def _ratio(numerator: NDArray[Any], denominator: NDArray[Any]) -> Floats:
+def _ratio(numerator: Counts | Floats, denominator: Counts) -> Floats:
     """Divide element-wise; 0 where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.zeros(len(denominator)), where=denominator != 0)

@@ -1,4 +1,4 @@
-"""Charts of the evaluation report, as inline SVG in the colours of the page's style sheet (light and dark)."""
+"""Charts of the evaluation report, as inline SVG in the colours of its style sheet, and the history they show."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import base64
 import io
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slipway.components.evaluate.accumulators import Calibration, Counts, Curve, Floats
-from slipway.components.evaluate.history import History, Series
+from slipway.core.atomic import json_lines
+from slipway.core.values import JsonObject
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # matplotlib needs literal colours; each of these placeholders stands for a CSS variable of the page.
@@ -41,9 +46,49 @@ _STYLE = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
 }
+POINTS = 400  # of a learning curve
 _SQUARE = (3.4, 3.2)  # inches; three of these are side by side
 # Cell colours of the confusion matrix plot, readable on light and dark backgrounds.
 _RIGHT, _WRONG = (58, 110, 224), (214, 84, 20)
+
+
+@dataclass(frozen=True)
+class Series:
+    """A metric by step."""
+
+    steps: list[float]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class History:
+    """The training history in a model's metrics.jsonl: its records, in order."""
+
+    records: list[JsonObject]
+
+    def series(self, kind: str, figure: str) -> Series:
+        """Return a metric by step, from the records of a kind (train, validation); finite values only.
+
+        More than `POINTS` values are reduced to as many by averaging neighbours.
+        """
+        found = [
+            (record["step"], record[figure])
+            for record in self.records
+            if record["kind"] == kind and isinstance(record.get(figure), int | float) and math.isfinite(record[figure])
+        ]
+        groups = np.array_split(np.array(found, np.float64).reshape(-1, 2), min(POINTS, max(1, len(found))))
+        means = [group.mean(axis=0) for group in groups if len(group)]
+        return Series([float(step) for step, _ in means], [float(value) for _, value in means])
+
+    def last(self, kind: str) -> JsonObject | None:
+        """The last record of a kind."""
+        return next((record for record in reversed(self.records) if record["kind"] == kind), None)
+
+
+def read_history(path: Path) -> History:
+    """Return the history in a file, empty if the file does not exist."""
+    records = json_lines(path.read_bytes()) if path.is_file() else []
+    return History([record for record in records if {"step", "kind"} <= record.keys()])
 
 
 def learning_curve(history: History, figure: str) -> str | None:
@@ -52,7 +97,7 @@ def learning_curve(history: History, figure: str) -> str | None:
     if not train.steps and not validation.steps:
         return None
     with _style():
-        page, axes = _figure(4.6, 2.75)
+        page, (axes,) = _figure(4.6, 2.75)
         if train.steps:
             axes.plot(train.steps, train.values, color=ACCENT, linewidth=1.2, alpha=0.85, label="training")
         if validation.steps:
@@ -74,25 +119,27 @@ def learning_curve(history: History, figure: str) -> str | None:
 
 def roc_curve(average: Curve, classes: Sequence[Curve]) -> str:
     """Plot the average ROC curve, with the curves of the `classes` as thin lines below it."""
-    with _style():
-        page, axes = _figure(*_SQUARE)
-        for curve in classes:
-            axes.plot(curve.false_positive_rate, curve.true_positive_rate, color=MUTED, linewidth=0.6, alpha=0.55)
-        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
-        axes.plot(average.false_positive_rate, average.true_positive_rate, color=ACCENT, linewidth=1.8)
-        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="false positive rate", ylabel="true positive rate")
-        return _svg(page, "ROC curve of each class against the rest, and their average")
+    lines = [(curve.false_positive_rate, curve.true_positive_rate) for curve in (average, *classes)]
+    return _rates(lines, "false positive rate", "true positive rate", "ROC curve", diagonal=True)
 
 
 def precision_recall_curve(recalls: Floats, average: Floats, classes: Sequence[Floats]) -> str:
     """Plot the average precision [points] by recall, with the curves of the `classes` as thin lines below it."""
+    lines = [(recalls, precisions) for precisions in (average, *classes)]
+    return _rates(lines, "recall", "precision", "precision-recall curve", diagonal=False)
+
+
+def _rates(lines: list[tuple[Floats, Floats]], x: str, y: str, name: str, *, diagonal: bool) -> str:
+    """Plot rates between 0 and 1: the average, which is the first of `lines`, above those of the classes."""
     with _style():
-        page, axes = _figure(*_SQUARE)
-        for precisions in classes:
-            axes.plot(recalls, precisions, color=MUTED, linewidth=0.6, alpha=0.55)
-        axes.plot(recalls, average, color=ACCENT, linewidth=1.8)
-        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="recall", ylabel="precision")
-        return _svg(page, "precision-recall curve of each class against the rest, and their average")
+        page, (axes,) = _figure(*_SQUARE)
+        for line in lines[1:]:
+            axes.plot(*line, color=MUTED, linewidth=0.6, alpha=0.55)
+        if diagonal:
+            axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
+        axes.plot(*lines[0], color=ACCENT, linewidth=1.8)
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel=x, ylabel=y)
+        return _svg(page, f"{name} of each class against the rest, and their average")
 
 
 def calibration_diagram(calibration: Calibration) -> str:
@@ -142,18 +189,18 @@ def _spans_decades(*series: Series) -> bool:
     return min(values) > 0 and math.log10(max(values) / min(values)) > 1.7
 
 
-def _style() -> Any:
+def _style() -> AbstractContextManager[None]:
     import matplotlib as mpl
 
     return mpl.rc_context(_STYLE)
 
 
-def _figure(width: float, height: float, rows: Sequence[float] = (1,)) -> tuple[Figure, Any]:
+def _figure(width: float, height: float, rows: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(len(rows), 1, gridspec_kw={"height_ratios": list(rows)})
-    return figure, axes
+    axes = figure.subplots(len(rows), 1, squeeze=False, gridspec_kw={"height_ratios": list(rows)})
+    return figure, list(axes[:, 0])
 
 
 def _svg(figure: Figure, description: str) -> str:

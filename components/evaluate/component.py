@@ -28,9 +28,8 @@ def evaluate(
     from pathlib import Path
 
     from slipway.components.evaluate.evaluation import evaluate as work
-    from slipway.components.evaluate.gate import UNCHECKED
-    from slipway.components.evaluate.results import log_classification
-    from slipway.components.evaluate.settings import EvaluateSettings
+    from slipway.components.evaluate.evaluation import log_classification
+    from slipway.components.evaluate.gate import UNCHECKED, EvaluateSettings
     from slipway.components.step import step
     from slipway.core import events
     from slipway.core.paths import local_path
@@ -44,9 +43,10 @@ def evaluate(
             champion=None if champion in ("", "none") else local_path(champion),
         )
         events.phase("writing the report")
-        from slipway.components.evaluate.report import write_report
+        from slipway.components.evaluate.report import render
 
-        write_report(evaluation, Path(report.path))
+        Path(report.path).parent.mkdir(parents=True, exist_ok=True)
+        Path(report.path).write_text(render(evaluation), encoding="utf-8")
         for name, value in evaluation.model.metrics.items():
             metrics.log_metric(name, value)
         log_classification(evaluation, classification)

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-from slipway.components.evaluate.gate import Opponent, Verdict, decide
+from slipway.components.evaluate.gate import EvaluateSettings, Opponent, Verdict, decide
 from slipway.components.evaluate.served_model import Batch, Measured, ServedModel
-from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.core import events, manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split
+from slipway.core.values import JsonObject
 from slipway.trainer.engines.quick_import import import_before_tensorflow, import_tensorflow
 
 SPLIT = "test"
 FEATURES = {"image": "string", "label": "int64", "key": "string"}
 EVENT_SECONDS = 0.5
 REPORT_LIBRARIES = ("matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2")
+# Larger confusion matrices do not fit into an artifact's metadata; the report contains them in full.
+LARGEST_MATRIX = 100
+CURVE_POINTS = 100
 NO_CHAMPION_YET = "There is no champion yet."
 NO_CHAMPION_ASKED = "Not compared with a champion (evaluate.champion=none)."
+
+
+class Classification(Protocol):
+    """The methods of kfp's ClassificationMetrics that are used here."""
+
+    def log_confusion_matrix(self, categories: list[str], matrix: list[list[int]]) -> None: ...
+    def log_roc_curve(self, fpr: list[float], tpr: list[float], threshold: list[float]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -37,13 +48,28 @@ class Evaluation:
     verdict: Verdict
     settings: EvaluateSettings
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return what a run's record stores: both models' metrics and the verdict."""
         return {
             "metrics": self.model.metrics,
             "champion_metrics": self.champion.metrics if self.champion else None,
             "verdict": self.verdict.as_dict(),
         }
+
+
+def log_classification(evaluation: Evaluation, classification: Classification) -> None:
+    """Log the model's confusion matrix and its ROC curve, averaged over the classes at each threshold."""
+    classes, measures = evaluation.manifest.classes, evaluation.model.measures
+    if len(classes) <= LARGEST_MATRIX:
+        classification.log_confusion_matrix(classes, measures.confusion.counts[:, :-1].tolist())
+    else:
+        logging.info("%d classes: the confusion matrix is in the report only", len(classes))
+    curve = measures.scores.average_curve()
+    if curve is not None:
+        curve = curve.thinned(CURVE_POINTS)
+        classification.log_roc_curve(
+            curve.false_positive_rate.tolist(), curve.true_positive_rate.tolist(), curve.thresholds.tolist()
+        )
 
 
 def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path | None) -> Evaluation:
@@ -105,22 +131,21 @@ def _test_split(description: Manifest, data: Path) -> Split:
             allowed="a test split of at least one example",
             fix=f"add a folder {SPLIT!r} to the source, or set data.split.{SPLIT} above 0 for a source without splits",
         )
-    for shard in split.shards:
-        manifest.verify_shard(data / shard.file, shard)
+    manifest.verify(data, split.shards)
     return split
 
 
 def _measure(data: Path, split: Split, batch_size: int, models: list[ServedModel]) -> None:
     """Run every model on every batch of the split."""
-    done, told = 0, time.monotonic()
-    started = told
+    done, started = 0, time.monotonic()
+    reported_at = started
     for batch in _batches([data / shard.file for shard in split.shards], batch_size):
         for model in models:
-            model.take(batch)
+            model.update(batch)
         done += len(batch.labels)
         now = time.monotonic()
-        if now - told >= EVENT_SECONDS or done == split.examples:
-            told = now
+        if now - reported_at >= EVENT_SECONDS or done == split.examples:
+            reported_at = now
             events.progress(done, split.examples, "examples", examples_per_second=done / max(now - started, 1e-9))
 
 

@@ -1,12 +1,15 @@
-"""The gate: decide whether a model is promoted, and say why."""
+"""The gate: decide whether a model is promoted, and say why; the settings of the gate and of the evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Literal
 
-from slipway.components.evaluate.settings import GateSettings
+from pydantic import Field, PositiveInt
+
+from slipway.core.values import JsonObject
+from slipway.trainer.config import Settings
 
 Decision = Literal["promote", "reject"]
 
@@ -15,6 +18,38 @@ ROUNDING = 1e-9
 # Metadata key of the metrics and the registry: why a promoted model was not checked against anything.
 UNCHECKED = "unchecked"
 NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "loss": "loss"}
+
+
+class GateSettings(Settings):
+    """When a model is promoted: `metric` reaches `minimum` and beats the champion's value by at least `margin`."""
+
+    metric: Literal["accuracy", "macro_f1", "loss"] = Field(
+        default="accuracy", description="Metric on the test split that decides; for loss, lower is better."
+    )
+    minimum: float | None = Field(
+        default=None, description="Smallest value accepted (for loss, the largest); null: any value."
+    )
+    margin: float = Field(
+        default=0.0,
+        description="Smallest improvement over the champion; a negative value accepts a slightly worse model.",
+    )
+
+
+class EvaluateSettings(Settings):
+    """How to evaluate the model on the test split."""
+
+    batch_size: PositiveInt = Field(default=256, description="Examples per batch. Does not affect the metrics.")
+    gate: GateSettings = Field(default=GateSettings(), description="When a model is promoted.")
+    champion: Literal["registered", "none"] = Field(
+        default="registered",
+        description="Model to compare with: the registered champion, or none (only `gate.minimum` decides).",
+    )
+    worst_examples: int = Field(
+        default=24,
+        ge=0,
+        le=200,
+        description="Number of misclassified images in the report, most confident first.",
+    )
 
 
 @dataclass(frozen=True)
@@ -43,8 +78,8 @@ class Verdict:
     reasons: list[str]
     checked: bool = True
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"decision": self.decision, "reasons": self.reasons, "checked": self.checked}
+    def as_dict(self) -> JsonObject:
+        return asdict(self)
 
 
 def decide(
@@ -78,13 +113,13 @@ def decide(
 
 
 def _against_minimum(metric: str, value: float, minimum: float) -> tuple[bool, str]:
-    lower_is_better = metric == "loss"
-    holds = value <= minimum + ROUNDING if lower_is_better else value >= minimum - ROUNDING
     shown, limit = _told_apart(value, minimum)
-    if lower_is_better:
-        relation = f"is within the maximum of {limit}" if holds else f"is above the maximum of {limit}"
+    if metric == "loss":
+        holds = value <= minimum + ROUNDING
+        relation = f"is {'within' if holds else 'above'} the maximum of {limit}"
     else:
-        relation = f"meets the minimum of {limit}" if holds else f"is below the minimum of {limit}"
+        holds = value >= minimum - ROUNDING
+        relation = f"{'meets' if holds else 'is below'} the minimum of {limit}"
     return holds, f"The {NAMES[metric]} on the test split, {shown}, {relation}."
 
 
@@ -95,8 +130,9 @@ def _against_champion(gate: GateSettings, value: float, champion: Opponent) -> t
     ours_shown, theirs_shown = _told_apart(value, theirs)
     if abs(gain) <= ROUNDING:
         relation = "equals"
-    else:
-        relation = f"is {'better' if gain > 0 else 'worse'} by {_difference(gain, gate.margin)} than"
+    else:  # with enough decimals to distinguish the difference from the margin
+        difference = _told_apart(abs(gain), abs(gate.margin))[0]
+        relation = f"is {'better' if gain > 0 else 'worse'} by {difference} than"
     return beaten, (
         f"The {NAMES[gate.metric]}, {ours_shown}, {relation} the champion's ({champion.name}), {theirs_shown}. "
         f"This {'meets' if beaten else 'does not meet'} the gate: {_margin(gate.margin)}."
@@ -109,11 +145,6 @@ def _margin(margin: float) -> str:
     if margin < 0:
         return f"at most {-margin:g} worse"
     return "at least as good"
-
-
-def _difference(gain: float, margin: float) -> str:
-    """Format the size of a gain with enough decimals to distinguish it from the margin."""
-    return _told_apart(abs(gain), abs(margin))[0]
 
 
 def _other_classes(champion: Opponent) -> list[str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,19 +16,18 @@ from slipway.components import page
 from slipway.components.evaluate import charts
 from slipway.components.evaluate.accumulators import (
     CALIBRATION_BINS,
-    TOP,
     ConfusionMatrix,
-    Curve,
     Measures,
     ScoreHistograms,
     WrongExample,
     wilson,
 )  # fmt: skip
+from slipway.components.evaluate.charts import read_history
 from slipway.components.evaluate.evaluation import Evaluation
 from slipway.components.evaluate.gate import NAMES
-from slipway.components.evaluate.history import read_history
 from slipway.components.evaluate.served_model import Measured
 from slipway.core.manifest import Manifest
+from slipway.core.values import JsonObject
 
 TEMPLATE = Path(__file__).with_name("report.html")
 # Up to this many classes, the confusion matrix is a table and classes are listed in the data set's order.
@@ -115,23 +113,17 @@ class Confusion:
     share: float
 
 
-def write_report(evaluation: Evaluation, path: Path) -> None:
-    """Write the report of an evaluation to `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(evaluation), encoding="utf-8")
-
-
 def render(evaluation: Evaluation) -> str:
     """Return the report of an evaluation as HTML."""
     return page.render(TEMPLATE, **_content(evaluation))
 
 
-def _content(evaluation: Evaluation) -> dict[str, Any]:
+def _content(evaluation: Evaluation) -> JsonObject:
     model, champion, manifest = evaluation.model, evaluation.champion, evaluation.manifest
-    confusion = model.measures.confusion
+    confusion, scores, classes = model.measures.confusion, model.measures.scores, len(manifest.classes)
     history = read_history(model.folder / "metrics.jsonl")
     rows = _class_rows(manifest.classes, model, champion)
-    in_full = len(manifest.classes) <= CLASSES_IN_FULL
+    in_full = classes <= CLASSES_IN_FULL
     if not in_full:
         rows.sort(key=lambda row: (row.examples == 0, row.f1))
     curves = [charts.learning_curve(history, figure) for figure in ("loss", "accuracy")]
@@ -154,14 +146,14 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
         "classes": rows if in_full else rows[:WEAKEST_CLASSES],
         "other_classes": [] if in_full else rows[WEAKEST_CLASSES:],
         "long_names": max(map(len, manifest.classes)) > 3,
-        "layout": _layout(len(manifest.classes), perfect=confusion.correct == confusion.examples),
+        "layout": _layout(classes, perfect=confusion.correct == confusion.examples),
         "calibration": charts.calibration_diagram(model.measures.calibration),
         "bins": CALIBRATION_BINS,
-        "roc": _roc(model.measures.scores, len(manifest.classes)),
-        "precision_recall": _precision_recall(model.measures.scores, len(manifest.classes)),
-        "thin": len(manifest.classes) <= CURVES,
+        "roc": _roc(scores, classes),
+        "precision_recall": _precision_recall(scores, classes),
+        "thin": classes <= CURVES,
         "score_bins": ScoreHistograms.BINS,
-        "auc_uncertainty": _auc_uncertainty(model.measures.scores, len(manifest.classes)),
+        "auc_uncertainty": math.ceil(max(map(scores.uncertainty, range(classes))) * 1e5) / 1e5,
         "worst": [_worst(example, manifest.classes) for example in model.measures.worst.examples],
         "provenance": _provenance(model, manifest),
         "created": datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0"),
@@ -177,7 +169,7 @@ def _layout(classes: int, *, perfect: bool) -> str:
     return "full" if perfect else ""
 
 
-def _figures(model: Measured, champion: Measured | None) -> list[dict[str, Any]]:
+def _figures(model: Measured, champion: Measured | None) -> list[JsonObject]:
     """Return the rows of the metrics table: this model, the champion, the difference and its trend."""
     ours, intervals = model.metrics, _intervals(model.measures)
     theirs, champion_intervals = (champion.metrics, _intervals(champion.measures)) if champion else ({}, {})
@@ -186,24 +178,19 @@ def _figures(model: Measured, champion: Measured | None) -> list[dict[str, Any]]
         if name not in ours:
             continue
         difference = ours[name] - theirs[name] if name in theirs else None
-        row = {"name": name, "label": label, "meaning": meaning, "value": ours[name], "champion": theirs.get(name)}
-        row |= {"interval": intervals.get(name), "champion_interval": champion_intervals.get(name)}
-        row["difference"] = difference
-        row["trend"] = "same" if difference is None or abs(difference) < 5e-5 else _trend(difference, lower_is_better)
-        rows.append(row)
+        trend = "same"
+        if difference is not None and abs(difference) >= 5e-5:
+            trend = "better" if (difference < 0) == lower_is_better else "worse"
+        row: JsonObject = {"label": label, "meaning": meaning, "difference": difference, "trend": trend}
+        row |= {"value": ours[name], "interval": intervals.get(name)}
+        rows.append(row | {"champion": theirs.get(name), "champion_interval": champion_intervals.get(name)})
     return rows
 
 
 def _intervals(measures: Measures) -> dict[str, tuple[float, float]]:
     """Return the confidence intervals of the metrics that are proportions of the images."""
-    found = {"accuracy": wilson(measures.confusion.correct, measures.confusion.examples)}
-    if measures.top:
-        found[f"top_{TOP}_accuracy"] = wilson(measures.top.correct, measures.top.examples)
-    return found
-
-
-def _trend(difference: float, lower_is_better: bool) -> str:
-    return "better" if (difference < 0) == lower_is_better else "worse"
+    hits = {"accuracy": measures.confusion.correct, "top_5_accuracy": measures.top_hits}
+    return {name: wilson(hit, measures.confusion.examples) for name, hit in hits.items() if hit is not None}
 
 
 def _gate(evaluation: Evaluation) -> str:
@@ -218,32 +205,16 @@ def _gate(evaluation: Evaluation) -> str:
     return f"{name}{minimum} at least as good as the champion’s"
 
 
-def _auc_uncertainty(scores: ScoreHistograms, classes: int) -> str:
-    """Return the largest AUC uncertainty of any class, rounded up to the digits that the report shows."""
-    largest = max(scores.uncertainty(index) for index in range(classes))
-    return f"{math.ceil(largest * 1e5) / 1e5:.5f}"
-
-
 def _class_rows(classes: Sequence[str], model: Measured, champion: Measured | None) -> list[ClassRow]:
-    confusion = model.measures.confusion
-    precision, recall, f1, support = confusion.precision, confusion.recall, confusion.f1, confusion.support
-    areas, precisions = model.measures.scores.areas(), model.measures.scores.average_precisions()
-    right = np.diagonal(confusion.counts)
-    theirs = champion.measures.confusion.f1 if champion else None
-    return [
-        ClassRow(
-            name=name,
-            examples=int(support[index]),
-            precision=float(precision[index]),
-            recall=float(recall[index]),
-            recall_interval=wilson(int(right[index]), int(support[index])) if support[index] else None,
-            f1=float(f1[index]),
-            auc=areas[index],
-            average_precision=precisions[index],
-            champion_f1=None if theirs is None else float(theirs[index]),
-        )
-        for index, name in enumerate(classes)
-    ]
+    confusion, scores = model.measures.confusion, model.measures.scores
+    right, support = np.diagonal(confusion.counts).tolist(), confusion.support.tolist()
+    theirs = champion.measures.confusion.f1.tolist() if champion else [None] * len(classes)
+    intervals = [wilson(hits, examples) if examples else None for hits, examples in zip(right, support, strict=True)]
+    columns = (
+        classes, support, confusion.precision.tolist(), confusion.recall.tolist(), intervals,
+        confusion.f1.tolist(), scores.areas(), scores.average_precisions(), theirs,
+    )  # fmt: skip
+    return [ClassRow(*row) for row in zip(*columns, strict=True)]
 
 
 def _cells(confusion: ConfusionMatrix) -> list[list[tuple[int, int]]]:
@@ -271,17 +242,12 @@ def _confusions(classes: Sequence[str], confusion: ConfusionMatrix) -> list[Conf
 
 
 def _roc(scores: ScoreHistograms, classes: int) -> str | None:
+    """Return the chart of the average ROC curve and, for few classes, of theirs."""
     average = scores.average_curve()
     if average is None:
         return None
-    return charts.roc_curve(average.thinned(CURVE_POINTS), list(_curves(scores, classes)) if classes <= CURVES else [])
-
-
-def _curves(scores: ScoreHistograms, classes: int) -> Iterator[Curve]:
-    for index in range(classes):
-        curve = scores.curve(index)
-        if curve is not None:
-            yield curve.thinned(CURVE_POINTS)
+    curves = [scores.curve(index) for index in range(classes if classes <= CURVES else 0)]
+    return charts.roc_curve(average.thinned(CURVE_POINTS), [curve.thinned(CURVE_POINTS) for curve in curves if curve])
 
 
 def _precision_recall(scores: ScoreHistograms, classes: int) -> str | None:
@@ -293,17 +259,11 @@ def _precision_recall(scores: ScoreHistograms, classes: int) -> str | None:
     return charts.precision_recall_curve(recalls, np.mean(curves, axis=0), curves if classes <= CURVES else [])
 
 
-def _worst(example: WrongExample, classes: Sequence[str]) -> dict[str, Any]:
+def _worst(example: WrongExample, classes: Sequence[str]) -> JsonObject:
     address, pixelated = _data_uri(example.image)
     names = [*classes, FOREIGN]
-    return {
-        "address": address,
-        "pixelated": pixelated,
-        "key": example.key,
-        "true": names[example.label],
-        "predicted": names[example.predicted],
-        "confidence": example.confidence,
-    }
+    about = {"true": names[example.label], "predicted": names[example.predicted], "confidence": example.confidence}
+    return {"address": address, "pixelated": pixelated, "key": example.key, **about}
 
 
 def _data_uri(image: bytes) -> tuple[str, bool]:
@@ -352,12 +312,12 @@ def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tup
     ]
 
 
-def _entries(about: Mapping[str, Any], labels: Mapping[str, str]) -> list[tuple[str, str]]:
+def _entries(about: JsonObject, labels: Mapping[str, str]) -> list[tuple[str, str]]:
     kept = [(label, about[key]) for key, label in labels.items() if key in about]
     return [(label, _text(value)) for label, value in kept if value not in (None, {}, [], "")]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}: {_text(item)}" for key, item in value.items())
     if isinstance(value, list):

@@ -1,30 +1,46 @@
 """Evaluation of a model through its serving interface: encoded images in, class probabilities out.
 
-The code that built the model is not needed.
+The code that built the model is not needed. A SavedModel decodes the images itself. A model in an engine's own
+format accepts pixels; images are decoded for it as in the SavedModel, to the size and channels in its model.json.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from slipway.components.evaluate import serving
 from slipway.components.evaluate.accumulators import Counts, Floats, Measures, Predictions, WrongExample
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.core.values import JsonObject
+from slipway.trainer.engines import installed
+from slipway.trainer.engines.table import ENGINES, SAVED_MODEL_FILE
+
+SIGNATURE = "serving_default"
+
+# A TensorFlow tensor of encoded images, strings [batch].
+Images: TypeAlias = Any
+# Maps encoded images to class names and probabilities [batch, classes].
+Serve = Callable[[Images], tuple[list[str], NDArray[np.float32]]]
+
+
+class NotServable(Exception):
+    """The model in the folder cannot be served; the message says why."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of encoded images (a string tensor [batch]) with their labels [batch] and keys."""
+    """A batch of encoded images with their labels [batch] and keys."""
 
-    images: Any
+    images: Images
     labels: Counts
     keys: list[bytes]
 
@@ -37,8 +53,8 @@ class Measured:
     """
 
     folder: Path
-    description: dict[str, Any]
-    registration: dict[str, Any]
+    description: JsonObject
+    registration: JsonObject
     measures: Measures
     unknown: tuple[str, ...]
     foreign: tuple[str, ...]
@@ -72,7 +88,7 @@ class ServedModel:
         self._classes: list[str] = []
         self._target: Counts = np.zeros(0, np.int64)
 
-    def take(self, batch: Batch) -> None:
+    def update(self, batch: Batch) -> None:
         """Predict a batch and update the metrics."""
         predictions = self._predict(batch)
         self._measures.update(predictions)
@@ -107,20 +123,14 @@ class ServedModel:
             foreign=tuple(name for name in self._classes if name not in theirs),
         )
 
-    def _load(self) -> serving.Serve:
+    def _load(self) -> Serve:
         try:
-            return serving.load(self._folder, self._data)
+            return load(self._folder, self._data)
         except UserError as error:  # its framework is not installed
             if not self._is_champion:
                 raise
-            raise UserError(
-                f"The champion in {self._folder} cannot be run here. {error.message}",
-                setting="evaluate.champion",
-                value="registered",
-                allowed="registered, none",
-                fix=f"--set evaluate.champion=none to evaluate without it, or {error.fix}",
-            ) from None
-        except serving.NotServable as reason:
+            raise self._problem(f"cannot be run here. {error.message.removesuffix('.')}", error.fix) from None
+        except NotServable as reason:
             raise self._problem(f"does not load: {reason}") from None
         except Exception as error:  # TensorFlow and PyTorch may raise anything for a damaged file
             logging.exception("loading %s", self._folder)
@@ -181,14 +191,14 @@ class ServedModel:
             except Exception:  # any exception, as in _predict; the first one is already logged
                 yield False
 
-    def _problem(self, what: str) -> UserError:
+    def _problem(self, what: str, fix: str | None = None) -> UserError:
         if self._is_champion:
             return UserError(
                 f"The champion in {self._folder} {what}.",
                 setting="evaluate.champion",
                 value="registered",
                 allowed="registered, none",
-                fix=f"--set evaluate.champion=none to evaluate without it, or restore {self._folder}",
+                fix=f"--set evaluate.champion=none to evaluate without it, or {fix or f'restore {self._folder}'}",
             )
         return UserError(
             f"The model in {self._folder} {what}.",
@@ -214,10 +224,62 @@ def _sentence(error: Exception) -> str:
     return lines[0].strip().rstrip(".")[:200]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> JsonObject:
     """Return the JSON object in a file, {} if it is missing or invalid."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def load(folder: Path, data: Manifest) -> Serve:
+    """Load the model in `folder`.
+
+    Args:
+        folder: The model's folder.
+        data: The manifest of a data set. A model in an engine's own format may have another image size and channels.
+
+    Raises:
+        UserError: It is in the format of an engine that is not installed.
+        NotServable: The SavedModel has no serving signature.
+        Exception: Anything that the library raises for a damaged file.
+    """
+    if not (folder / SAVED_MODEL_FILE).is_file():
+        for engine, row in ENGINES.items():
+            if (folder / row.model_file).is_file():
+                installed.verify(engine)
+                return _program(engine, folder, data)
+    return _saved_model(folder)
+
+
+def _saved_model(folder: Path) -> Serve:
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(folder))
+    if SIGNATURE not in loaded.signatures:
+        raise NotServable(f"its SavedModel has no signature {SIGNATURE!r}")
+
+    def serve(images: Images) -> tuple[list[str], NDArray[np.float32]]:
+        # Access through `loaded` keeps the object alive; the signature alone would not.
+        result = loaded.signatures[SIGNATURE](image_bytes=images)
+        names = [name.decode(errors="replace") for name in result["classes"][0].numpy()]
+        return names, result["probabilities"].numpy()
+
+    return serve
+
+
+def _program(engine: str, folder: Path, data: Manifest) -> Serve:
+    """Load a model in the engine's own format; see `load` in slipway/trainer/engines/ENGINE/export.py."""
+    from slipway.trainer.data.images import decode_images
+
+    description = json.loads((folder / "model.json").read_bytes())
+    classes = [str(name) for name in description["classes"]]
+    shape = {"image_size": tuple(description["image_size"]), "channels": description["channels"]}
+    own = data.model_copy(update=shape)
+    probabilities = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
+
+    def serve(images: Images) -> tuple[list[str], NDArray[np.float32]]:
+        return classes, probabilities(decode_images(images, own).numpy())
+
+    return serve

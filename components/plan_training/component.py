@@ -34,17 +34,16 @@ def plan_training(
     from slipway.trainer.config import ModelSettings, TrainSettings
 
     with step("plan_training") as outcome:
+        how = TrainSettings.model_validate_json(train)
         result = work(
             pools=whole_numbers(pools),
             devices=devices,
             manifest=manifest.read(Path(dataset.path)),
             data=dataset.uri,
             model=ModelSettings.model_validate_json(model) if model else None,
-            train=TrainSettings.model_validate_json(train),
+            train=how,
             image=image,
             memory=memory,
         )
-        outcome.outputs = (
-            result.plan.model_dump() if result.plan else {"module": TrainSettings.model_validate_json(train).module}
-        )
+        outcome.outputs = result.plan.model_dump() if result.plan else {"module": how.module}
     return result.worker_pool_specs

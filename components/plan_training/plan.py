@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from slipway.components.plan_training.fitting import largest_batch
+from slipway.components.worker_pools import Container, WorkerPool, count_replicas
 from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
@@ -13,11 +12,14 @@ from slipway.trainer.checkpoint.best import no_validation
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.engines import table
+from slipway.trainer.engines.builder import example_elements
 from slipway.trainer.hyperparameters import class_weights, warmup_steps
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
 # Environment variable with the data set's path (a folder or gs:// URI) for custom training modules.
 DATA_VARIABLE = "SLIPWAY_DATA"
+# Bytes of a training step per element of a layer's output: the float, its gradient and about as much workspace.
+ELEMENT_BYTES = 3 * 4
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,12 @@ class TrainingPlan:
     `plan` is None for a custom training module.
     """
 
-    worker_pool_specs: list[dict[str, Any]]
+    worker_pool_specs: list[WorkerPool]
     plan: Plan | None
 
 
 def plan_training(
-    pools: list[dict[str, Any]],
+    pools: list[WorkerPool],
     devices: int,
     manifest: Manifest,
     data: str,
@@ -66,7 +68,7 @@ def plan_training(
     validation = manifest.splits.get("validation")
     if train.needs_validation and not (validation and validation.examples):
         raise no_validation(train)
-    replicas = sum(int(pool.get("replica_count", 0)) for pool in pools)
+    replicas = count_replicas(pools)
     if memory:
         train = _fitted(replicas * max(1, devices), manifest, model, train, memory)
     plan = _plan(replicas, max(1, devices), manifest, train)
@@ -77,11 +79,11 @@ def plan_training(
             f"{train.learning_rate:g}"
         )
     job = JobConfig(data=data, model=model, train=train, plan=plan)
-    container = {"command": TRAINER_COMMAND, "args": ["--config", job.model_dump_json(exclude_none=True)]}
+    container: Container = {"command": TRAINER_COMMAND, "args": ["--config", job.model_dump_json(exclude_none=True)]}
     return TrainingPlan(_with_container(pools, container, image), plan)
 
 
-def _own_container(train: TrainSettings, data: str) -> dict[str, Any]:
+def _own_container(train: TrainSettings, data: str) -> Container:
     """Return the container specification of a custom training module."""
     return {
         "command": ["python", "-m", str(train.module)],
@@ -90,22 +92,40 @@ def _own_container(train: TrainSettings, data: str) -> dict[str, Any]:
     }
 
 
-def _with_container(pools: list[dict[str, Any]], container: dict[str, Any], image: str) -> list[dict[str, Any]]:
+def _with_container(pools: list[WorkerPool], container: Container, image: str) -> list[WorkerPool]:
     if image:
         container = {**container, "image_uri": image}
     return [{**pool, "container_spec": container} if pool else {} for pool in pools]
 
 
 def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: TrainSettings, memory: int) -> TrainSettings:
-    """Return the settings with a batch size that fits this machine's memory."""
+    """Return the settings with the largest batch size up to the requested one that fits in `memory` bytes.
+
+    Args:
+        workers: Number of devices, all on this machine, over which the batch is split.
+        manifest: The data set's manifest.
+        model: The network, which is built to measure it.
+        train: The training settings.
+        memory: The devices' total memory in bytes.
+
+    Raises:
+        UserError: Not even one example per device fits.
+    """
     events.phase("measuring the network's memory")
-    asked = train.batch_size
-    shape, classes = manifest.image_shape, len(manifest.classes)
-    fitting = largest_batch(
-        train.engine, model, shape, classes, batch=asked, workers=workers, memory=memory, parts=train.accumulation
-    )
-    if fitting != asked:
-        events.message(f"rehearsing with batch size {fitting}: {asked} does not fit this machine's memory")
+    each = ELEMENT_BYTES * example_elements(train.engine, model, manifest.image_shape, len(manifest.classes))
+    asked, parts = train.batch_size, train.accumulation
+    if asked * each <= memory * parts:
+        return train
+    fitting = memory // each // workers * workers * parts
+    if not fitting:
+        raise UserError(
+            f"This machine cannot rehearse the model: an example needs about {each / 2**20:,.0f} MiB, "
+            f"and {workers} devices have {memory / 2**20:,.0f} MiB together.",
+            setting="model.builder",
+            value=model.builder,
+            fix="rehearse on a machine with more memory, or with fewer replicas",
+        )
+    events.message(f"rehearsing with batch size {fitting}: {asked} does not fit this machine's memory")
     return train.model_copy(update={"batch_size": fitting})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slipway.components.prepare_data.listing.groups import bundle_reader
 from slipway.components.prepare_data.listing.index import BundleOf, Listing, PartList, list_part
@@ -13,7 +12,7 @@ from slipway.components.prepare_data.listing.plan import FORMAT, IDENTITY_DIGITS
 from slipway.components.prepare_data.publishing.store import Store, require_room, store_errors_named
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
-from slipway.components.prepare_data.sources.source import Source
+from slipway.components.prepare_data.sources.source import Part, Source
 from slipway.components.prepare_data.validation.skipped import refuse_too_many
 from slipway.components.prepare_data.writing.beam import beam_for, is_elsewhere
 from slipway.components.prepare_data.writing.set_writer import SetWriter
@@ -117,6 +116,6 @@ class ListWork:
     seed: int
     bundle_of: BundleOf | None
 
-    def __call__(self, task: tuple[Any, Path], tick: Tick) -> PartList:  # noqa: ARG002
+    def __call__(self, task: tuple[Part, Path], tick: Tick) -> PartList:  # noqa: ARG002
         part, path = task
         return list_part(self.source, part, self.seed, path, self.bundle_of)

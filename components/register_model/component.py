@@ -36,7 +36,7 @@ def register_model(
 
     from slipway.components.evaluate.gate import UNCHECKED
     from slipway.components.register_model.registration import register
-    from slipway.components.register_model.settings import RegisterSettings
+    from slipway.components.register_model.registry import RegisterSettings
     from slipway.components.step import step
 
     with step("register_model") as outcome:
@@ -51,13 +51,9 @@ def register_model(
         )
         version = registration.version
         registered.uri = str(version.folder)
-        registered.metadata.update(model=version.model, version=version.number, champion=registration.champion)
-        outcome.outputs = {
-            "model": str(version.folder),
-            "version": version.number,
-            "champion": registration.champion,
-            "checked": UNCHECKED not in metrics.metadata,
-        }
+        result = {"version": version.number, "champion": registration.champion}
+        registered.metadata.update(model=version.model, **result)
+        outcome.outputs = {"model": registered.uri, **result, "checked": UNCHECKED not in metrics.metadata}
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -145,14 +141,8 @@ def register_version(
         )
         registered.uri = f"https://{connection.region}-aiplatform.googleapis.com/v1/{version.name}"
         checked = UNCHECKED not in metrics.metadata
-        registered.metadata.update(
-            resourceName=version.name, version=version.number, champion=version.champion, checked=checked
-        )
+        result = {"version": version.number, "champion": version.champion, "checked": checked}
+        registered.metadata.update(resourceName=version.name, **result)
         if note:
             registered.metadata["note"] = note
-        outcome.outputs = {
-            "model": version.name,
-            "version": version.number,
-            "champion": version.champion,
-            "checked": checked,
-        }
+        outcome.outputs = {"model": version.name, **result}

@@ -14,8 +14,9 @@ from typing import Any
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import is_conflict, is_transient, retried, status_of
+from slipway.components.register_model.registry import CHAMPION, superseded
+from slipway.core.values import JsonObject
 
-CHAMPION = "champion"
 RUN_LABEL = "slipway-run"
 NOT_FOUND = 404
 # Timeout and polling interval of a model upload.
@@ -60,9 +61,8 @@ class Candidate:
 class ModelRegistry:
     """The registry of one project and region."""
 
-    def __init__(self, connection: Connection, poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._poll_seconds = poll_seconds
 
     def champion(self, model: str) -> RegisteredVersion | None:
         """Return the version of `model` with the alias champion, or None."""
@@ -84,11 +84,8 @@ class ModelRegistry:
         if current is not None and current.number == version.number:
             return current, None
         if measured_against is not None and (current.name if current else "") != measured_against:
-            return version, (
-                f"Version {version.number} of {candidate.model} is registered but not the champion: it was compared "
-                f"with {_called(measured_against)}, and "
-                + (f"version {current.number} has become champion since." if current else "there is none now.")
-            )
+            over = measured_against.rpartition("@")[2]
+            return version, superseded(candidate.model, version.number, over, current.number if current else None)
         models = self._connection.models
         retried(lambda: models.merge_version_aliases(name=version.name, version_aliases=[CHAMPION]))
         return RegisteredVersion(version.model, version.number, version.uri, champion=True), None
@@ -103,10 +100,10 @@ class ModelRegistry:
             except Exception as error:
                 if not (is_transient(error) or is_conflict(error)) or time.monotonic() - started > UPLOAD_SECONDS:
                     raise
-                # The upload may still be running: wait for a version of this run.
-                version = self._wait_for_version(candidate, 4 * self._poll_seconds)
-                if version is not None:
-                    return version
+                for _ in range(4):  # the upload may still be running: wait for a version of this run
+                    if (version := self._version_of(candidate)) is not None:
+                        return version
+                    time.sleep(POLL_SECONDS)
         self._finish(operation)
         version = self._version_of(candidate)
         if version is None:
@@ -119,22 +116,13 @@ class ModelRegistry:
         while not operation.done:
             if time.monotonic() - started > UPLOAD_SECONDS:
                 raise TimeoutError(f"{name} is not done after {UPLOAD_SECONDS:.0f} seconds")
-            time.sleep(self._poll_seconds)
+            time.sleep(POLL_SECONDS)
             operation = retried(lambda: models.get_operation({"name": name}))
         if operation.error.code:
             raise RuntimeError(f"Could not register the model: {operation.error.message}")
 
-    def _wait_for_version(self, candidate: Candidate, seconds: float) -> RegisteredVersion | None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            version = self._version_of(candidate)
-            if version is not None:
-                return version
-            time.sleep(self._poll_seconds)
-        return None
-
-    def _request(self, candidate: Candidate) -> dict[str, Any]:
-        model: dict[str, Any] = {
+    def _request(self, candidate: Candidate) -> JsonObject:
+        model: JsonObject = {
             "display_name": candidate.model,
             "artifact_uri": candidate.uri,
             "container_spec": {"image_uri": candidate.serving_image},
@@ -188,7 +176,3 @@ def _description(candidate: Candidate) -> str:
 def _version(model: Any) -> RegisteredVersion:
     name = model.name.partition("@")[0]
     return RegisteredVersion(name, model.version_id, model.artifact_uri, CHAMPION in model.version_aliases)
-
-
-def _called(name: str) -> str:
-    return f"version {name.rpartition('@')[2]}" if name else "no champion"

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.evaluate.gate import UNCHECKED
 from slipway.components.register_model.model_registry import Candidate, ModelRegistry, RegisteredVersion
-from slipway.components.register_model.registry import PromoteOver, Registration, Registry, git_commit
-from slipway.components.register_model.settings import RegisterSettings
+from slipway.components.register_model.registry import PromoteOver, RegisterSettings, Registration, Registry, git_commit
 from slipway.core import events
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 from slipway.trainer.engines.table import model_files
 
 PROMOTE = "promote"
@@ -31,7 +29,7 @@ def register(
     verdict: str,
     champion: str,
     source: Path,
-    metrics: Mapping[str, Any],
+    metrics: JsonObject,
 ) -> Registration:
     """Register the model in the folder `source`; see the component for the arguments.
 
@@ -68,14 +66,14 @@ def champion_folder(registry: str, model_name: str) -> str:
 
 def register_in_model_registry(
     connection: Connection,
-    candidate: Mapping[str, Any],
+    candidate: JsonObject,
     *,
     run_id: str,
     job: str,
     verdict: str,
     champion: str,
     uri: str,
-    metrics: Mapping[str, Any],
+    metrics: JsonObject,
 ) -> tuple[RegisteredVersion, str | None]:
     """Register the model at `uri` in Vertex AI's Model Registry; see the component for the arguments.
 
@@ -108,7 +106,7 @@ def _check_promoted(verdict: str) -> None:
         raise ValueError(f"only a model with the verdict {PROMOTE!r} is registered, not one with {verdict!r}")
 
 
-def _figures(metrics: Mapping[str, Any]) -> dict[str, float]:
+def _figures(metrics: JsonObject) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
@@ -123,7 +121,7 @@ def _measured_against(registry: Registry, model_name: str, champion: str) -> Pro
     return int(folder.name)
 
 
-def _description(source: Path) -> dict[str, Any]:
+def _description(source: Path) -> JsonObject:
     try:
         description = json.loads((source / "model.json").read_bytes())
     except FileNotFoundError:

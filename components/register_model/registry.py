@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from filelock import FileLock
+from pydantic import Field
 
 from slipway.core.atomic import FULL, replace_file, sync
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
+from slipway.trainer.config import Settings
 
 METADATA = "metadata.json"
 CHAMPION = "champion"
@@ -30,6 +32,20 @@ UNFINISHED = ".unfinished-"
 PromoteOver = int | None | Literal["any"]
 
 
+class RegisterSettings(Settings):
+    """Where model versions are registered."""
+
+    registry: str = Field(
+        default="models",
+        description="Folder of the local registry. Not used on Vertex AI, which has its own Model Registry.",
+    )
+    model: str | None = Field(
+        default=None,
+        pattern=r"^[a-z][a-z0-9-]*$",
+        description="Name of the model in the registry; null: the name of the configuration.",
+    )
+
+
 @dataclass(frozen=True)
 class Version:
     """A registered version: the model's name, its number, its folder and the content of metadata.json."""
@@ -37,7 +53,7 @@ class Version:
     model: str
     number: int
     folder: Path
-    metadata: dict[str, Any]
+    metadata: JsonObject
 
 
 @dataclass(frozen=True)
@@ -78,7 +94,7 @@ class Registry:
         number = self._champion_number(model)
         return None if number is None else self._version(model, number)
 
-    def register(self, model: str, source: Path, metadata: dict[str, Any], promote_over: PromoteOver) -> Registration:
+    def register(self, model: str, source: Path, metadata: JsonObject, promote_over: PromoteOver) -> Registration:
         """Copy a model's folder as the next version, and make it the champion.
 
         Idempotent: a model with the same `run_id` and `weights_checksum` in its metadata is registered once, and
@@ -105,20 +121,13 @@ class Registry:
         if current == version.number:
             return Registration(version, champion=True)
         if over != "any" and current != over:
-            against = "no champion" if over is None else f"version {over}"
-            holder = "there is none now" if current is None else f"version {current} has become champion since"
-            return Registration(
-                version,
-                champion=False,
-                note=f"Version {version.number} of {version.model} is registered but not the champion: it was "
-                f"compared with {against}, and {holder}.",
-            )
+            return Registration(version, champion=False, note=superseded(version.model, version.number, over, current))
         champion = self._champion_file(version.model)
         replace_file(champion, f"{version.number}\n".encode())
         sync(champion.parent)
         return Registration(version, champion=True)
 
-    def _registered_before(self, model: str, metadata: dict[str, Any]) -> Version | None:
+    def _registered_before(self, model: str, metadata: JsonObject) -> Version | None:
         identity = (metadata.get("run_id"), metadata.get("weights_checksum"))
         if identity[0] is None:
             return None
@@ -127,7 +136,7 @@ class Registry:
                 return version
         return None
 
-    def _add(self, model: str, source: Path, metadata: dict[str, Any]) -> Version:
+    def _add(self, model: str, source: Path, metadata: JsonObject) -> Version:
         """Copy to a temporary folder, then rename it; the caller holds the lock."""
         number = max([0, *self._numbers(model), self._alias_number(model) or 0]) + 1
         target = self._folder(model, number)
@@ -153,6 +162,8 @@ class Registry:
     @contextlib.contextmanager
     def _writing(self, model: str) -> Iterator[None]:
         """Hold the model's lock, and delete unfinished versions, which only a dead process can have left."""
+        from filelock import FileLock  # imports asyncio, which the readers of the settings do not need
+
         folder = self.root / model
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -189,13 +200,12 @@ class Registry:
 
     def _champion_number(self, model: str) -> int | None:
         """Return the number of the existing version that the alias names; None if there is no alias."""
-        if not self._champion_file(model).exists():
-            return None
-        number = self._alias_number(model)
-        numbers = self._numbers(model)
-        if number is not None and number in numbers:
-            return number
         file = self._champion_file(model)
+        if not file.exists():
+            return None
+        number, numbers = self._alias_number(model), self._numbers(model)
+        if number in numbers:
+            return number
         named = "no version" if number is None else f"version {number}, which does not exist"
         repairs = [f"rm -r {file}"] if file.is_dir() or not numbers else []
         repairs += [f"echo {numbers[-1]} > {file}"] if numbers else []
@@ -227,6 +237,14 @@ class Registry:
 
     def _champion_file(self, model: str) -> Path:
         return self.root / model / CHAMPION
+
+
+def superseded(model: str, version: int | str, over: int | str | None, current: int | str | None) -> str:
+    """Return the sentence that says why a version is not the champion, which has changed from `over` to `current`."""
+    against = f"version {over}" if over else "no champion"
+    holder = f"version {current} has become champion since" if current else "there is none now"
+    outcome = f"Version {version} of {model} is registered but not the champion"
+    return f"{outcome}: it was compared with {against}, and {holder}."
 
 
 def git_commit(folder: Path) -> str | None:

@@ -158,10 +158,10 @@ def _without_place(line: Line) -> Outcome:
 
 def _make(connection: Connection, lines: list[Line]) -> Iterable[Outcome]:
     """Create the lines of one stage: all APIs in one call, bindings in one call per resource, the rest one by one."""
-    groups: dict[Any, list[Line]] = defaultdict(list)
+    groups: dict[object, list[Line]] = defaultdict(list)
     for line in lines:
         item = line.item
-        key: Any = item
+        key: object = item
         if isinstance(item, Binding):
             # A member that does not exist yet would fail the whole write.
             key = (item.resource, item.member if item.later else "")

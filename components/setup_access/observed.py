@@ -16,6 +16,7 @@ from slipway.components.cloud.retries import TRIES, retried, status_of
 from slipway.components.setup_access.desired import apis
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 
 # The API of each kind of resource.
 HOSTS = {
@@ -35,7 +36,7 @@ class State:
     """
 
     exists: bool | None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: JsonObject = field(default_factory=dict)
     policy: Policy | None = None
     error: UserError | None = None
 
@@ -130,7 +131,7 @@ def _number(connection: Connection) -> int:
 
 def read(connection: Connection, resource: Resource, enabled: frozenset[str] | None = None, tries: int = 1) -> State:
     """Return a resource's state; `tries` applies to resources whose API is in `enabled`."""
-    facts: Mapping[str, Any] = {}
+    facts: JsonObject = {}
     seen = 0
 
     def settles(error: BaseException) -> bool:
@@ -169,7 +170,7 @@ def _builder(connection: Connection) -> tuple[str | None, UserError | None]:
         return None, refusal(error, connection, "get the account that builds run as")
 
 
-def _bucket(connection: Connection, resource: Resource) -> Mapping[str, Any]:
+def _bucket(connection: Connection, resource: Resource) -> JsonObject:
     bucket = connection.storage.get_bucket(resource.name, retry=None)
     return {
         "location": bucket.location,
@@ -179,22 +180,22 @@ def _bucket(connection: Connection, resource: Resource) -> Mapping[str, Any]:
     }
 
 
-def _repository(connection: Connection, resource: Resource) -> Mapping[str, Any]:
+def _repository(connection: Connection, resource: Resource) -> JsonObject:
     repositories = connection.api("artifactregistry", "v1").projects().locations().repositories()
     return dict(repositories.get(name=resource.name).execute())
 
 
-def _account(connection: Connection, resource: Resource) -> Mapping[str, Any]:
+def _account(connection: Connection, resource: Resource) -> JsonObject:
     accounts = connection.api("iam", "v1").projects().serviceAccounts()
     return dict(accounts.get(name=policies.account_name(resource.name)).execute())
 
 
-def _project(_: Connection, resource: Resource) -> Mapping[str, Any]:
+def _project(_: Connection, resource: Resource) -> JsonObject:
     """Return only the name; `services` has already verified that the project exists."""
     return {"project": resource.name}
 
 
-FACTS: Mapping[str, Callable[[Connection, Resource], Mapping[str, Any]]] = {
+FACTS: Mapping[str, Callable[[Connection, Resource], JsonObject]] = {
     "project": _project,
     "bucket": _bucket,
     "repository": _repository,

@@ -31,7 +31,7 @@ def train(
 
     from slipway.components.step import step
     from slipway.components.train.local_cluster import run_local_cluster
-    from slipway.components.train.result import trained_model
+    from slipway.components.train.result import publish
     from slipway.core.paths import local_path
     from slipway.core.values import whole_numbers, write_metadata
     from slipway.trainer.config import RestartSettings
@@ -44,14 +44,9 @@ def train(
             virtual_devices=virtual_devices,
             restarts=RestartSettings.model_validate_json(restarts),
         )
-        result = trained_model(local_path(output))
-        model.uri = f"{output}/model"
-        model.metadata.update(result.metadata)
-        for name, value in result.validation.items():
-            metrics.log_metric(name, value)
-        write_metadata(metrics)
-        outcome.outputs = {"model": model.uri, "data": dataset.uri, **result.metadata, "validation": result.validation}
+        outcome.outputs = {"data": dataset.uri, **publish(output, model, metrics)}
         outcome.outputs["restarts"] = [asdict(restart) for restart in restarted]
+        write_metadata(metrics)
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -65,14 +60,8 @@ def collect_model(job: str, output: str, model: Output[Model], metrics: Output[M
         metrics: Its metrics on the validation split.
     """
     from slipway.components.step import step
-    from slipway.components.train.result import trained_model
-    from slipway.core.paths import local_path
+    from slipway.components.train.result import publish
 
     with step("collect_model") as outcome:
-        result = trained_model(local_path(output))
-        model.uri = f"{output}/model"
-        model.metadata.update(result.metadata)
-        for name, value in result.validation.items():
-            metrics.log_metric(name, value)
-        outcome.outputs = {"job": job, "model": model.uri, **result.metadata, "validation": result.validation}
+        outcome.outputs = {"job": job, **publish(output, model, metrics)}
     return model.uri

@@ -5,33 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from slipway.components.step import WorkFailed, raise_if_terminated, termination_deferred
-from slipway.components.train.replica import Replica, cluster_environment, count_replicas, replicas_of
+from slipway.components.step import WorkFailed, raise_if_terminated, termination_deferred, termination_requested
 from slipway.components.train.restarts import Restart, Restarts
-from slipway.components.train.worker import Worker
+from slipway.components.worker_pools import Replica, WorkerPool, cluster_environment, count_replicas, replicas_of
 from slipway.core import events
+from slipway.core.supervision import POLL_SECONDS, Child, Children, Ports
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
-from slipway.trainer.distributed.ports import Ports
 
-# Grace period between SIGTERM and SIGKILL: a replica may be writing a checkpoint.
-GRACE_SECONDS = 15.0
-# A failed replica often makes others fail; the cause is searched among those that fail within this time.
-BLAME_SECONDS = 1.0
-POLL_SECONDS = 0.05
 # Printed by every replica of the trainer at the end.
 CHECKSUM = re.compile(r"weights checksum ([0-9a-f]{64})")
 
 
 def run_local_cluster(
-    worker_pool_specs: list[dict[str, Any]],
+    worker_pool_specs: list[WorkerPool],
     output: Path,
     *,
     virtual_devices: int = 0,
@@ -58,37 +51,44 @@ def run_local_cluster(
     policy = Restarts(restarts or RestartSettings(), output / "checkpoints")
     with termination_deferred():
         while True:
-            workers, ended = _try(worker_pool_specs, output, virtual_devices, log)
-            if not ended:
+            workers, failed = _try(worker_pool_specs, output, virtual_devices, log)
+            if not failed:
                 _check_same_weights(workers)
                 return policy.done
             raise_if_terminated()  # the signal may have been sent to this process as well
-            restart = policy.next(workers, ended)
+            restart = policy.next(workers, failed)
             text = policy.describe(restart)
             with contextlib.suppress(OSError):  # a full disk does not end the training
                 log.write(f"{text}\n")
                 log.flush()
             events.message(text)
-            _sleep(restart.waited_seconds)
+            start_at = time.monotonic() + restart.waited_seconds
+            while time.monotonic() < start_at:
+                raise_if_terminated()
+                time.sleep(POLL_SECONDS)
 
 
 def _try(
-    worker_pool_specs: list[dict[str, Any]], output: Path, virtual_devices: int, log: TextIO
-) -> tuple[list[Worker], list[Worker]]:
+    worker_pool_specs: list[WorkerPool], output: Path, virtual_devices: int, log: TextIO
+) -> tuple[list[Child], list[Child]]:
     """Run the replicas once, on new ports; return all of them, and those that failed by themselves."""
-    ports = Ports(count_replicas(worker_pool_specs))
-    replicas = replicas_of(worker_pool_specs, ports.numbers)
-    workers: list[Worker] = []
-    events.phase(f"running {len(replicas)} replica{'s' if len(replicas) > 1 else ''}")
-    try:
+    with Ports(count_replicas(worker_pool_specs)) as ports, Children() as workers:
+        replicas = replicas_of(worker_pool_specs, ports)
+        events.phase(f"running {len(replicas)} replica{'s' if len(replicas) > 1 else ''}")
         for replica in replicas:
             environment = _environment(replica, replicas, output, virtual_devices)
-            workers.append(Worker(replica, environment, log))
-        ended = _wait(workers)
-    finally:
-        _stop(workers)
-        ports.close()
-    return workers, ended
+            copy = _copying(replica.name, log)
+            workers.all.append(Child(replica.name, replica.command, environment, copy, own_group=True))
+        failed = workers.wait(termination_requested)
+    return workers.all, failed
+
+
+def _copying(name: str, log: TextIO) -> Callable[[str], object]:
+    def copy(line: str) -> None:
+        log.write(f"[{name}] {line.rstrip()}\n")
+        log.flush()
+
+    return copy
 
 
 def _environment(replica: Replica, replicas: list[Replica], output: Path, virtual_devices: int) -> dict[str, str]:
@@ -109,52 +109,9 @@ def _environment(replica: Replica, replicas: list[Replica], output: Path, virtua
     return environment
 
 
-def _wait(workers: Sequence[Worker]) -> list[Worker]:
-    """Wait until all have succeeded or shortly after one has failed; return the failed ones, earliest first."""
-    ended: list[Worker] = []
-    deadline: float | None = None
-    while True:
-        raise_if_terminated()
-        ended += [worker for worker in workers if worker.exit_code not in (None, 0) and worker not in ended]
-        if all(worker.exit_code is not None for worker in workers):
-            break
-        if ended and deadline is None:
-            deadline = time.monotonic() + BLAME_SECONDS
-        if deadline is not None and time.monotonic() > deadline:
-            break
-        time.sleep(POLL_SECONDS)
-    for worker in ended:
-        worker.finish()
-    return ended
-
-
-def _check_same_weights(workers: Sequence[Worker]) -> None:
+def _check_same_weights(workers: Sequence[Child]) -> None:
     """Raise WorkFailed if the replicas report different weight checksums."""
-    said = {worker.replica.name: found[-1] for worker in workers if (found := CHECKSUM.findall("\n".join(worker.tail)))}
+    said = {worker.name: found[-1] for worker in workers if (found := CHECKSUM.findall("\n".join(worker.tail)))}
     if len(set(said.values())) > 1:
         listed = ", ".join(f"{name} {checksum[:12]}" for name, checksum in said.items())
         raise WorkFailed(f"The replicas ended with different weights: {listed}.")
-
-
-def _stop(workers: Sequence[Worker]) -> None:
-    """Stop running workers with SIGTERM, and with SIGKILL after the grace period."""
-    running = [worker for worker in workers if worker.exit_code is None]
-    for worker in running:
-        worker.signal(signal.SIGTERM)
-        worker.signal(signal.SIGCONT)  # a stopped process handles SIGTERM only once it continues
-    deadline = time.monotonic() + GRACE_SECONDS
-    while running and time.monotonic() < deadline:
-        running = [worker for worker in running if worker.exit_code is None]
-        time.sleep(POLL_SECONDS)
-    for worker in running:
-        worker.signal(signal.SIGKILL)
-    for worker in workers:
-        worker.finish()
-
-
-def _sleep(seconds: float) -> None:
-    """Sleep, unless this process receives a stop signal."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        raise_if_terminated()
-        time.sleep(min(POLL_SECONDS, seconds))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from slipway.components.step import WorkFailed
-from slipway.components.train.worker import Worker
+from slipway.core import exit_codes
+from slipway.core.errors import ERROR_PREFIX, UserError
+from slipway.core.supervision import Child
 from slipway.trainer.checkpoint.store import pointed_step
 from slipway.trainer.config import RestartSettings
-from slipway.trainer.distributed.signals import ASKED_TO_STOP, PEER_LOST_EXIT_CODE
+from slipway.trainer.distributed.signals import ASKED_TO_STOP
 
 MOST_BACKOFF_SECONDS = 60.0
 
@@ -37,32 +41,37 @@ class Restarts:
         self._by_replica: Counter[str] = Counter()
         self._without_progress = 0
 
-    def next(self, workers: Sequence[Worker], ended: Sequence[Worker]) -> Restart:
+    def next(self, workers: Sequence[Child], failed: Sequence[Child]) -> Restart:
         """Return the restart to make after a failed attempt.
 
         Args:
             workers: All replicas; none is running.
-            ended: Those that failed by themselves, earliest first.
+            failed: Those that failed by themselves, earliest first.
 
         Raises:
             UserError: A replica reported a user error.
             WorkFailed: The user's code failed, or a replica has reached its limit of restarts.
         """
-        raise_error_of_user_code(workers, ended)
-        cause = _cause(ended)
-        name, how = cause.replica.name, cause.how_it_ended()
-        self._by_replica[name] += 1
-        count, most = self._by_replica[name], self._settings.at_most
-        if count > most:
-            again = f", for the {_ordinal(count)} time (train.restarts.at_most is {most})" if most else ""
-            raise WorkFailed(f"Replica {name} {how}{again}.", cause.traceback())
+        for worker in workers:
+            if (mistake := reported_error(worker.tail)) is not None:
+                raise mistake
+        cause = min(failed, key=_innocence)
+        trace = last_traceback(cause.tail)
+        how = exit_codes.describe(cause.status)
+        if trace and not exit_codes.can_restart(cause.status):
+            how += f": {trace[-1]}"
+        self._by_replica[cause.name] += 1
+        count, most = self._by_replica[cause.name], self._settings.at_most
+        if count > most or not exit_codes.can_restart(cause.status):
+            again = f", for the {_ordinal(count)} time (train.restarts.at_most is {most})" if count > most > 0 else ""
+            raise WorkFailed(f"Replica {cause.name} {how}{again}.", "\n".join(trace))
         step = pointed_step(self._checkpoints) or 0
         if self.done and step > self.done[-1].step:
             self._without_progress = 0
         seconds = min(MOST_BACKOFF_SECONDS, self._settings.backoff_seconds * 2.0**self._without_progress)
         self._without_progress += 1
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self.done.append(Restart(name, how, now, step, seconds))
+        self.done.append(Restart(cause.name, how, now, step, seconds))
         return self.done[-1]
 
     def describe(self, restart: Restart) -> str:
@@ -74,26 +83,32 @@ class Restarts:
         )
 
 
-def raise_error_of_user_code(workers: Sequence[Worker], ended: Sequence[Worker]) -> None:
-    """Raise errors that a restart cannot fix: a user error reported by a replica, or an exception in one."""
-    for worker in workers:
-        if (mistake := worker.user_error()) is not None:
-            raise mistake
-    failed = [worker for worker in ended if 0 < worker.process.returncode < 128]
-    for worker in sorted(failed, key=lambda worker: not worker.traceback()):
-        raise WorkFailed(f"Replica {worker.replica.name} {worker.how_it_ended()}.", worker.traceback())
+def _innocence(worker: Child) -> tuple[int, bool, bool]:
+    """Rank how likely another replica caused this one's failure.
+
+    Of equal exit statuses, the replica that received the signal itself is the cause, or the one with a traceback.
+    """
+    asked = any(line.startswith(ASKED_TO_STOP) for line in worker.tail)
+    return exit_codes.innocence(worker.status), not asked, not last_traceback(worker.tail)
 
 
-def _cause(ended: Sequence[Worker]) -> Worker:
-    """Return the replica that most likely caused the others to fail."""
+def reported_error(lines: Iterable[str]) -> UserError | None:
+    """Return the last user error that a replica reported in its output, or None."""
+    found = [line for line in lines if line.startswith(ERROR_PREFIX)]
+    return UserError.from_dict(json.loads(found[-1].removeprefix(ERROR_PREFIX))) if found else None
 
-    def likelihood(worker: Worker) -> int:
-        if worker.process.returncode == PEER_LOST_EXIT_CODE:
-            return 0
-        asked = any(line.startswith(ASKED_TO_STOP) for line in worker.tail)
-        return 3 if worker.process.returncode < 0 else 2 if asked else 1
 
-    return max(ended, key=likelihood)
+def last_traceback(output: Iterable[str]) -> list[str]:
+    """Return the lines of the last traceback in a replica's output, up to the exception's; [] if there is none."""
+    lines = list(output)
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    if not starts:
+        return []
+    block = lines[starts[-1] :]
+    for number, line in enumerate(block[1:], start=1):
+        if re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)?\b", line):
+            return block[: number + 1]
+    return block
 
 
 def _ordinal(number: int) -> str:

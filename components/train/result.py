@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from slipway.components.step import WorkFailed
 from slipway.core.atomic import json_lines
+from slipway.core.paths import local_path
+from slipway.core.values import JsonObject
 from slipway.trainer.engines.table import SAVED_MODEL_FILE
 
 # Entries of model.json that become the model artifact's metadata.
@@ -23,22 +24,34 @@ METADATA = (
 )
 
 
-@dataclass(frozen=True)
-class TrainedModel:
-    """A model's folder, its metadata, and its loss and accuracy on the validation split."""
+class Model(Protocol):
+    """The attributes of kfp's Model that are used here."""
 
-    folder: Path
-    metadata: dict[str, Any]
-    validation: dict[str, float]
+    uri: str
+    metadata: JsonObject
 
 
-def trained_model(output: Path) -> TrainedModel:
-    """Return the model in `output`/model: Slipway's own format, or a SavedModel of a custom training module.
+class Metrics(Protocol):
+    """The method of kfp's Metrics that is used here."""
+
+    def log_metric(self, metric: str, value: float) -> None: ...
+
+
+def publish(output: str, model: Model, metrics: Metrics) -> JsonObject:
+    """Describe the model in `output`/model, Slipway's or a custom module's SavedModel, in the step's artifacts.
+
+    Args:
+        output: The job's base output directory: a folder or URI.
+        model: Receives the model's URI and metadata.
+        metrics: Receives loss and accuracy on the validation split.
+
+    Returns:
+        The step's outputs: `model`, the metadata and `validation`.
 
     Raises:
         WorkFailed: The job wrote no model.
     """
-    folder = output / "model"
+    folder = local_path(output) / "model"
     try:
         description = json.loads((folder / "model.json").read_text())
     except FileNotFoundError:
@@ -49,7 +62,12 @@ def trained_model(output: Path) -> TrainedModel:
             ) from None
         description = {}
     metadata = {key: description[key] for key in METADATA if key in description}
-    return TrainedModel(folder, metadata, _validation(folder / "metrics.jsonl", description.get("weights_step")))
+    validation = _validation(folder / "metrics.jsonl", description.get("weights_step"))
+    model.uri = f"{output}/model"
+    model.metadata.update(metadata)
+    for name, value in validation.items():
+        metrics.log_metric(name, value)
+    return {"model": model.uri, **metadata, "validation": validation}
 
 
 def _validation(path: Path, step: int | None) -> dict[str, float]:

@@ -170,9 +170,8 @@ def get(
     folder: Annotated[Path | None, typer.Argument(help="Output folder; default: ./NAME.")] = None,
 ) -> None:
     """Download a data set from TensorFlow Datasets, verify its checksums, and save images as FOLDER/split/class/*."""
-    from slipway.components.prepare_data.image_folders import save_images
     from slipway.components.prepare_data.settings import DataSettings
-    from slipway.components.prepare_data.sources.tfds_set import data_dir
+    from slipway.components.prepare_data.sources.tfds_set import data_dir, save_images
 
     settings = DataSettings(source=f"tfds:{ALIASES.get(name, name)}")
     folder = folder or Path(name.partition("/")[0].partition(":")[0])

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import click
 import typer
@@ -32,17 +32,18 @@ EXIT_INTERRUPTED = 130
 JSON_OPTION = "--json"
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
-def user_errors(command: Command) -> Command:
+def user_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Wrap a command to show user errors on one screen, or with --json as an object on stdout, and exit with 2.
 
     A missing optional package counts as a user error. With --json, any other exception is printed as an object, too.
     """
 
     @wraps(command)
-    def wrapped(*args: Any, **options: Any) -> Any:
+    def wrapped(*args: Parameters.args, **options: Parameters.kwargs) -> Result:
         as_json = bool(options.get("as_json"))
         try:
             return command(*args, **options)
@@ -58,7 +59,7 @@ def user_errors(command: Command) -> Command:
             show_error(mistake, as_json=as_json)
             raise typer.Exit(EXIT_USAGE) from None
 
-    return wrapped  # type: ignore[return-value]
+    return wrapped
 
 
 def _mistake_of(error: Exception) -> UserError | None:

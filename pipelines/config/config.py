@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -15,9 +16,9 @@ from pydantic.config import JsonDict
 from slipway.components.build_image.reference import check_pinned
 from slipway.components.build_image.settings import BuildSettings, ContainerSettings
 from slipway.components.cloud.connection import SERVICES, Connection, check_endpoints
-from slipway.components.evaluate.settings import EvaluateSettings
+from slipway.components.evaluate.gate import EvaluateSettings
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.register_model.settings import RegisterSettings
+from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.kubeflow import KubeflowSettings
@@ -192,7 +193,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _canonical_hardware(cls, values: Any) -> Any:
+    def _canonical_hardware(cls, values: object) -> object:
         if isinstance(values, Mapping) and isinstance(values.get("hardware"), str | Mapping):
             from slipway.pipelines.hardware import parse
 
@@ -235,9 +236,9 @@ class RunConfig(Settings):
         """The model's name in the registry."""
         return self.register_.model or self.name
 
-    @property
+    @functools.cached_property
     def parsed_hardware(self) -> Hardware:
-        """The hardware as a typed choice."""
+        """The hardware as a typed choice, parsed once."""
         from slipway.pipelines.hardware import parse
 
         return parse(self.hardware)
@@ -271,7 +272,7 @@ def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None)
     return validate(read_values(path, overrides, hardware), str(path), overrides)
 
 
-def validate(values: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> RunConfig:
+def validate(values: Mapping[str, object], where: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Validate `values` as a RunConfig; `where` names their source in errors, `overrides` are those from `--set`."""
     try:
         return RunConfig.model_validate(values)

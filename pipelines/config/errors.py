@@ -6,12 +6,15 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from slipway.core.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 Location = tuple[int | str, ...]
 
@@ -69,7 +72,7 @@ def explain_validation(
     model: type[BaseModel],
     error: ValidationError,
     where: str,
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     overrides: Iterable[str] = (),
 ) -> UserError:
     """Return an error about the first problem in `values`, with the number of other problems.
@@ -91,7 +94,7 @@ def explain_validation(
     others = len({each[0] for each in located if each not in same})
     more = f" ({others} more problem{'s' if others > 1 else ''})" if others else ""
     place = _Place(model, location, where, _override(location, problem, overrides), more)
-    return _explain(place, dict(problem))
+    return _explain(place, problem)
 
 
 class _Place:
@@ -126,7 +129,7 @@ class _Place:
         return option if self.override else f"{option}, or correct it in {self.where}"
 
 
-def _explain(place: _Place, problem: dict[str, Any]) -> UserError:
+def _explain(place: _Place, problem: ErrorDetails) -> UserError:
     kind, value = problem["type"], problem["input"]
     if kind == "extra_forbidden":
         return _unknown_key(place, value)
@@ -163,21 +166,21 @@ def _explain(place: _Place, problem: dict[str, Any]) -> UserError:
     )
 
 
-def _location(problem: Any, values: Any) -> Location:
+def _location(problem: ErrorDetails, values: object) -> Location:
     """Return a problem's location in the values, without the union members that pydantic includes."""
     location: list[int | str] = []
     for number, part in enumerate(problem["loc"]):
         last = number == len(problem["loc"]) - 1
-        inside = range(len(values)) if isinstance(values, list | tuple) else values
-        if isinstance(inside, Mapping | range) and part in inside:
-            values = values[part]
+        inside = dict(enumerate(values)) if isinstance(values, list | tuple) else values
+        if isinstance(inside, Mapping) and part in inside:
+            values = inside[part]
         elif not (last and problem["type"] == "missing" and isinstance(values, Mapping)):
             continue
         location.append(part)
     return tuple(location)
 
 
-def _override(location: Location, problem: Any, overrides: Iterable[str]) -> str | None:
+def _override(location: Location, problem: ErrorDetails, overrides: Iterable[str]) -> str | None:
     """Return the last `--set` override that set a value or created an unknown section."""
     setting = ".".join(str(part) for part in location) + "."
     keys = {f"{text.partition('=')[0]}.": text for text in overrides}
@@ -186,7 +189,7 @@ def _override(location: Location, problem: Any, overrides: Iterable[str]) -> str
     return texts[-1] if texts else None
 
 
-def _unknown_key(place: _Place, value: Any) -> UserError:
+def _unknown_key(place: _Place, value: object) -> UserError:
     *parents, key = (str(part) for part in place.location)
     known = _names(place.parent) if place.parent else []
     alias = ALIASES.get(key.lower().replace("-", "_"), key)
@@ -210,7 +213,7 @@ def _unknown_key(place: _Place, value: Any) -> UserError:
     )
 
 
-def _missing_section(place: _Place, section: type[BaseModel], value: Any) -> UserError:
+def _missing_section(place: _Place, section: type[BaseModel], value: object) -> UserError:
     required = [name for name, field in section.model_fields.items() if field.is_required()]
     others = [name for name in _names(section) if name not in required]
     meant = [name for name, field in section.model_fields.items() if value in _allowed(field)[0]]
@@ -228,7 +231,7 @@ def _missing_section(place: _Place, section: type[BaseModel], value: Any) -> Use
     )
 
 
-def _wrong_length(place: _Place, length: int, value: Any) -> UserError:
+def _wrong_length(place: _Place, length: int, value: object) -> UserError:
     given = list(value) if isinstance(value, list | tuple) else [value]
     filled = (given + given[:1] * length)[:length]
     near = f"[{', '.join(map(str, filled))}]" if given and all(isinstance(each, int) for each in filled) else None
@@ -242,7 +245,7 @@ def _wrong_length(place: _Place, length: int, value: Any) -> UserError:
     )
 
 
-def _near(problem: dict[str, Any]) -> str | None:
+def _near(problem: ErrorDetails) -> str | None:
     """Return a similar value that matches the setting's pattern, if there is one."""
     pattern, value = problem.get("ctx", {}).get("pattern"), problem["input"]
     if problem["type"] == "invalid-json-value":
@@ -285,7 +288,7 @@ def _all_names(model: type[BaseModel], before: str = "") -> Iterator[str]:
             yield from _all_names(section, f"{before}{name}.")
 
 
-def _members(field: FieldInfo | None) -> list[Any]:
+def _members(field: FieldInfo | None) -> list[object]:
     """Return a field's type, or the members of its union."""
     annotation = field.annotation if field else None
     flat = [annotation, *get_args(annotation)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import refusal
@@ -15,6 +15,7 @@ from slipway.components.setup_access.difference import Line, difference
 from slipway.components.setup_access.observed import Observed, observe, services
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.doctor.check import NotApplicableError
 from slipway.pipelines.platforms.vertex.access import access_settings
@@ -155,7 +156,7 @@ class Project:
             raise NotApplicableError(why) from None
 
 
-def _by_region(metric: dict[str, Any]) -> dict[str, int]:
+def _by_region(metric: JsonObject) -> dict[str, int]:
     """Return a metric's limits by region; the default has the key ""."""
     limits = {}
     for limit in metric.get("consumerQuotaLimits", ()):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from slipway.core.values import JsonObject
 from slipway.trainer.engines import table
 
 Provisioning = Literal["standard", "spot", "flex"]
@@ -207,7 +207,7 @@ def load() -> Catalogue:
     return build(json.loads(CATALOGUE_FILE.read_text()))
 
 
-def build(values: Mapping[str, Any]) -> Catalogue:
+def build(values: JsonObject) -> Catalogue:
     """Return the catalogue of parsed JSON. Its tests check the types of all values.
 
     Raises:

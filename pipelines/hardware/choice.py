@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from slipway.core.values import JsonObject
 from slipway.pipelines.hardware import catalogue
 from slipway.pipelines.hardware.catalogue import Accelerator, Family, Machine, Provisioning, load
 from slipway.pipelines.hardware.grammar import write_time
@@ -138,12 +138,12 @@ class Hardware:
         }
         return "".join(f"+{key}={value}" for key, value in options.items() if value) + ("+restart" * self.restart)
 
-    def worker_pools(self) -> list[dict[str, Any]]:
+    def worker_pools(self) -> list[JsonObject]:
         """Return Vertex worker pools without a container: the chief in pool 0, the other replicas in pool 1.
 
         A TPU of any size is one pool of one replica.
         """
-        pool: dict[str, Any] = {"replica_count": 1, "machine_spec": self._machine_spec()}
+        pool: JsonObject = {"replica_count": 1, "machine_spec": self._machine_spec()}
         if self.disk_type or self.disk_gb:
             disk = {"boot_disk_type": self.disk_type, "boot_disk_size_gb": self.disk_gb}
             pool["disk_spec"] = {key: value for key, value in disk.items() if value}
@@ -151,8 +151,8 @@ class Hardware:
             return [pool]
         return [pool, {**pool, "machine_spec": self._machine_spec(), "replica_count": self.replicas - 1}]
 
-    def _machine_spec(self) -> dict[str, Any]:
-        spec: dict[str, Any] = {"machine_type": self.machine}
+    def _machine_spec(self) -> JsonObject:
+        spec: JsonObject = {"machine_type": self.machine}
         row = self.accelerator_row
         if self.topology:
             spec["tpu_topology"] = self.topology
@@ -168,18 +168,18 @@ class Hardware:
             }
         return spec
 
-    def scheduling(self) -> dict[str, Any]:
+    def scheduling(self) -> JsonObject:
         """Return Vertex's Scheduling without defaults; CustomTrainingJobOp has arguments with the same names."""
-        told: dict[str, Any] = {}
+        fields: JsonObject = {}
         if self.provisioning != "standard":
-            told["strategy"] = STRATEGIES[self.provisioning]
+            fields["strategy"] = STRATEGIES[self.provisioning]
         if self.timeout is not None:
-            told["timeout"] = f"{self.timeout}s"
+            fields["timeout"] = f"{self.timeout}s"
         if self.wait is not None:
-            told["max_wait_duration"] = f"{self.wait}s"
+            fields["max_wait_duration"] = f"{self.wait}s"
         if self.restart:
-            told["restart_job_on_worker_restart"] = True
-        return told
+            fields["restart_job_on_worker_restart"] = True
+        return fields
 
 
 def base_text(accelerator: Accelerator | None, count: int, topology: str | None) -> str:

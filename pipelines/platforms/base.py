@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterChannel
 
     from slipway.components.prepare_data.settings import DataSettings
-    from slipway.components.register_model.settings import RegisterSettings
+    from slipway.components.register_model.registry import RegisterSettings
     from slipway.pipelines.config.config import RunConfig
 
     # A value that is known when the pipeline is compiled, or only when it runs.

@@ -6,7 +6,8 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import Any
+
+from slipway.core.values import JsonObject
 
 # Error numbers of a full disk and an exceeded quota.
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -44,7 +45,7 @@ def append_line(path: Path | str, line: str) -> None:
         os.close(descriptor)
 
 
-def json_lines(data: bytes) -> list[dict[str, Any]]:
+def json_lines(data: bytes) -> list[JsonObject]:
     """Return the JSON objects in `data`, one per line; lines that cannot be parsed, such as torn ones, are skipped."""
     found = []
     for line in data.splitlines():

@@ -11,16 +11,19 @@ import errno
 import json
 import sys
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, fields
+
+from slipway.core.values import JsonObject
 
 # Prefix of the JSON line from which programs read an error in a log.
 ERROR_PREFIX = "slipway-error: "
 
 
+@dataclass(eq=False, repr=False)
 class UserError(Exception):
     """An error that the user can fix.
 
-    Args:
+    Attributes:
         message: One sentence that states the problem.
         setting: The setting's dotted name in the run configuration, such as ``train.batch_size``.
         value: The setting's value.
@@ -30,25 +33,14 @@ class UserError(Exception):
         traceback: The traceback of the user's code, if that code raised the error.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        setting: str | None = None,
-        value: Any = None,
-        allowed: str | None = None,
-        nearest: str | None = None,
-        fix: str | None = None,
-        traceback: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.setting = setting
-        self.value = value
-        self.allowed = allowed
-        self.nearest = nearest
-        self.fix = fix
-        self.traceback = traceback
+    message: str
+    _: KW_ONLY
+    setting: str | None = None
+    value: object = None
+    allowed: str | None = None
+    nearest: str | None = None
+    fix: str | None = None
+    traceback: str | None = None
 
     def __str__(self) -> str:
         lines = [self.message]
@@ -59,18 +51,10 @@ class UserError(Exception):
                 lines.append(f"  {label + ':':<10}{text}")
         return "\n".join(lines)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return the error as plain values, for a run's record and its event log."""
         value = self.value if isinstance(self.value, str | int | float | bool | None) else str(self.value)
-        return {
-            "message": self.message,
-            "setting": self.setting,
-            "value": value,
-            "allowed": self.allowed,
-            "nearest": self.nearest,
-            "fix": self.fix,
-            "traceback": self.traceback,
-        }
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"value": value}
 
     @classmethod
     def unknown(
@@ -113,9 +97,9 @@ class UserError(Exception):
         )
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> UserError:
+    def from_dict(cls, values: JsonObject) -> UserError:
         """Create an error from the result of `as_dict`."""
-        return cls(**fields)
+        return cls(**values)
 
 
 def _assignment(setting: str, value: str) -> str:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import time
-from typing import Any
 
 from slipway.core.atomic import append_line
 
@@ -18,7 +17,7 @@ EVENTS_VARIABLE = "SLIPWAY_EVENTS"
 STEP_VARIABLE = "SLIPWAY_STEP"
 
 
-def emit(event: str, **fields: Any) -> None:
+def emit(event: str, **fields: object) -> None:
     """Append one event: `event` is started, phase, progress, message, finished, failed or cancelled.
 
     Raises:

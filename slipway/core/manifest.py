@@ -9,6 +9,7 @@ into `classes`), `key` (the example's name in its source), and optional addition
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -112,15 +113,14 @@ def read(folder: Path) -> Manifest:
         raise UserError(f"{path} cannot be read: {error.errors()[0]['msg']}.", fix=fix) from None
 
 
-def verify(folder: Path, manifest: Manifest) -> None:
-    """Check every shard's presence, size and SHA-256.
+def verify(folder: Path, shards: Iterable[Shard]) -> None:
+    """Check the presence, size and SHA-256 of shards in `folder`.
 
     Raises:
         UserError: A shard is missing or damaged; names the first one.
     """
-    for split in manifest.splits.values():
-        for shard in split.shards:
-            verify_shard(folder / shard.file, shard)
+    for shard in shards:
+        verify_shard(folder / shard.file, shard)
 
 
 def verify_shard(path: Path, shard: Shard) -> None:

@@ -10,7 +10,7 @@ from slipway.core.errors import UserError
 
 
 @dataclass(frozen=True)
-class Places:
+class OutputPaths:
     """The job's folders: `model` is written once, at the end; `checkpoints` and `logs` grow."""
 
     model: Path
@@ -40,7 +40,7 @@ def is_mounted(path: Path) -> bool:
     return any(path.is_relative_to(mount) for mount in MOUNTS.values())
 
 
-def places(environment: Mapping[str, str]) -> Places:
+def output_paths(environment: Mapping[str, str]) -> OutputPaths:
     """Return the output folders that the environment variables name.
 
     Raises:
@@ -54,4 +54,4 @@ def places(environment: Mapping[str, str]) -> Places:
             fix=f"set the job's base output directory, or export {missing[0]}=FOLDER",
         )
     model, checkpoints, logs = (local_path(environment[name]) for name in names)
-    return Places(model, checkpoints, logs)
+    return OutputPaths(model, checkpoints, logs)

@@ -26,8 +26,8 @@ class _Limits(yaml.parser.Parser, yaml.composer.Composer):
     _values = 0
     _reached = 0
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         if parent is None:
             self._path: list[str] = []
             self._measured: dict[int, tuple[int, int]] = {}
@@ -51,7 +51,7 @@ class _Limits(yaml.parser.Parser, yaml.composer.Composer):
             self._path.pop()
         return node
 
-    def compose_mapping_node(self, anchor: Any) -> Any:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
@@ -68,19 +68,19 @@ class _Limits(yaml.parser.Parser, yaml.composer.Composer):
             lines[key.tag, key.value] = line
         return node
 
-    def _check(self, depth: int, values: int, event: Any) -> None:
+    def _check(self, depth: int, values: int, event: yaml.Event) -> None:
         if depth > DEEPEST:
             raise self._refused(event, f"it nests more than {DEEPEST} levels deep")
         if values > MOST_VALUES:
             raise self._refused(event, f"it holds more than {MOST_VALUES:,} values, counting each use of an anchor")
 
-    def _refused(self, event: Any, reason: str) -> UserError:
-        place = f"{self.where}, line {event.start_mark.line + 1}"
+    def _refused(self, event: yaml.Event, reason: str) -> UserError:
+        place = f"{self.where}, line {event.start_mark.line + 1 if event.start_mark else 1}"
         return UserError(f"{place}: {reason}.", fix=f"correct {place}")
 
 
 class _Typed(_Limits, yaml.SafeLoader):
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError):  # raised by PyYAML, e.g. for 2026-13-45 or 5,000 digits

@@ -25,6 +25,7 @@ from tests.chaos.chaos import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute on an idle machine
 def test_a_job_killed_a_few_times_ends_with_the_same_weights(tmp_path: Path) -> None:
     seed = int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31))

@@ -5,11 +5,10 @@ import json
 import os
 from pathlib import Path
 
-import keras
-import tensorflow as tf
-
 
 def examples(split, manifest, folder):
+    import tensorflow as tf
+
     def parse(record):
         features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
         example = tf.io.parse_single_example(record, features)
@@ -31,6 +30,10 @@ def main():
     if cluster["task"] != {"type": "workerpool0", "index": 0}:
         print("nothing to do in", cluster["task"]["type"])
         return
+
+    import keras  # not before: a replica without work need not wait for it
+    import tensorflow as tf
+
     folder = Path(os.environ["SLIPWAY_DATA"])
     manifest = json.loads((folder / "manifest.json").read_text())
     shape = [*manifest["image_size"], manifest["channels"]]

@@ -8,27 +8,27 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.end_to_end.workspace import Workspace, steps
+from tests.end_to_end.workspace import FinishedRun, Workspace, steps
 
 
 @pytest.fixture(scope="module")
-def first(workspace: Workspace) -> subprocess.CompletedProcess[str]:
-    temporary = workspace.path / "temporary"
-    temporary.mkdir()
-    return workspace.slipway("run", TMPDIR=str(temporary))
+def workspace(finished: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return finished.copy(tmp_path_factory.mktemp("workspace"))
 
 
 @pytest.fixture(scope="module")
-def second(workspace: Workspace, first) -> subprocess.CompletedProcess[str]:
-    return workspace.slipway("run")
+def second(workspace: Workspace) -> subprocess.CompletedProcess[str]:
+    """A run beside the finished one's data set and champion."""
+    return workspace.slipway("run", "--require-promotion")
 
 
-def test_the_first_run_registers_a_champion(workspace, first):
-    assert first.returncode == 0, first.stdout + first.stderr
-    record = workspace.record(workspace.runs()[0].name)
+def test_the_first_run_registers_a_champion(finished):
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    record = finished.record
     assert record["status"] == "succeeded"
     assert {step["status"] for step in record["steps"]} == {"succeeded"}
     assert not any(step["reused"] for step in record["steps"])
@@ -36,8 +36,8 @@ def test_the_first_run_registers_a_champion(workspace, first):
     assert record["verdict"]["decision"] == "promote"
     assert record["error"] is None
     version = Path(record["model"])
-    assert version == workspace.path / "models" / "digits" / "1"
-    assert (workspace.path / "models" / "digits" / "champion").read_text().strip() == "1"
+    assert version == finished.path / "models" / "digits" / "1"
+    assert (finished.path / "models" / "digits" / "champion").read_text().strip() == "1"
     metadata = json.loads((version / "metadata.json").read_text())
     assert metadata["run_id"] == record["run_id"]
     report = Path(record["report"]).read_text()
@@ -45,23 +45,22 @@ def test_the_first_run_registers_a_champion(workspace, first):
     assert "<script src" not in report
 
 
-def test_every_output_of_every_step_exists(workspace, first):
-    folder = next(path for path in workspace.runs())
+def test_every_output_of_every_step_exists(finished):
     for name in ("config.yaml", "spec.yaml", "run.json", "report.html", "events.jsonl"):
-        assert (folder / name).stat().st_size > 0
-    for step in workspace.record(folder.name)["steps"]:
-        assert (folder / "logs" / f"{step['name']}.log").is_file()
+        assert (finished.folder / name).stat().st_size > 0
+    for step in finished.record["steps"]:
+        assert (finished.folder / "logs" / f"{step['name']}.log").is_file()
         for value in step["outputs"].values():
             if isinstance(value, str) and value.startswith("/"):
                 assert Path(value).exists()
 
 
-def test_no_temporary_files_are_left(workspace, first):
-    assert list((workspace.path / "temporary").iterdir()) == []
+def test_no_temporary_files_are_left(finished):
+    assert finished.left == []
 
 
-def test_one_line_per_step_without_start_up_messages(workspace, first):
-    lines = [line for line in first.stdout.splitlines() if line.startswith("✓")]
+def test_one_line_per_step_without_start_up_messages(finished):
+    lines = [line for line in finished.stdout.splitlines() if line.startswith("✓")]
     assert [line.split()[1] for line in lines] == [
         "prepare_data",
         "plan_training",
@@ -69,15 +68,17 @@ def test_one_line_per_step_without_start_up_messages(workspace, first):
         "evaluate",
         "register_model",
     ]
-    assert first.stderr == ""
-    table = [line for line in first.stdout.splitlines() if line.strip().replace(".", "").replace(" ", "").isdigit()]
-    slow = [line for line in first.stdout.splitlines() if line.startswith("…")]  # what took seconds on a busy machine
-    assert len(first.stdout.splitlines()) - len(table) - len(slow) < 20
+    assert finished.stderr == ""
+    table = [line for line in finished.stdout.splitlines() if line.strip().replace(".", "").replace(" ", "").isdigit()]
+    slow = [
+        line for line in finished.stdout.splitlines() if line.startswith("…")
+    ]  # what took seconds on a busy machine
+    assert len(finished.stdout.splitlines()) - len(table) - len(slow) < 20
     assert 2 <= len(table) <= 12  # of 30 epochs
 
 
-def test_slow_phases_are_announced(workspace, first):
-    events = map(json.loads, (workspace.runs()[0] / "events.jsonl").read_text().splitlines())
+def test_slow_phases_are_announced(finished):
+    events = map(json.loads, (finished.folder / "events.jsonl").read_text().splitlines())
     phases = {(event["step"], event["text"]) for event in events if event["event"] == "phase"}
     assert phases >= {
         ("prepare_data", "listing digits"),
@@ -91,15 +92,21 @@ def test_slow_phases_are_announced(workspace, first):
     }
 
 
-def test_a_second_run_reuses_the_data_and_does_not_replace_the_champion(workspace, first, second):
-    assert second.returncode == 0, second.stdout + second.stderr
+def test_a_second_run_reuses_the_data_and_does_not_replace_the_champion(finished, workspace, second):
+    """`--require-promotion` tells so by the exit code."""
+    assert second.returncode == 3, second.stdout + second.stderr
     record = workspace.record()
+    assert record["status"] == "succeeded"
     assert steps(record)["prepare_data"]["reused"]
     assert "(reused)" in second.stdout
-    assert record["run_id"] != workspace.runs()[0].name or len(workspace.runs()) == 2
+    assert steps(record)["train"]["outputs"]["weights_checksum"] == _weights(finished.record)
     assert record["verdict"]["decision"] == "reject"
     assert steps(record)["register_model"]["status"] == "skipped"
     assert (workspace.path / "models" / "digits" / "champion").read_text().strip() == "1"
+
+
+def _weights(record: dict[str, Any]) -> str:
+    return steps(record)["train"]["outputs"]["weights_checksum"]
 
 
 def test_status_list_logs_and_explain(workspace, second):
@@ -115,12 +122,6 @@ def test_status_list_logs_and_explain(workspace, second):
     assert "weights checksum" in shown
     assert not re.search(r"absl|oneDNN|cuda|cuInit|executor output", shown)
     assert "has not failed" in workspace.slipway("explain").stdout
-
-
-def test_require_promotion_sets_the_exit_code(workspace, second):
-    result = workspace.slipway("run", "--set", "train.steps=5", "--require-promotion")
-    assert result.returncode == 3, result.stdout + result.stderr
-    assert workspace.record()["verdict"]["decision"] == "reject"
 
 
 def test_two_runs_at_once_share_the_data_and_agree_on_one_champion(tmp_path):
@@ -147,7 +148,7 @@ print(json.dumps({"label": answer["label"][0].numpy().decode(), "sum": float(tf.
 """
 
 
-def test_the_registered_model_classifies_a_png_in_plain_tensorflow(workspace, first, tmp_path):
+def test_the_registered_model_classifies_a_png_in_plain_tensorflow(finished, tmp_path):
     from PIL import Image
     from sklearn.datasets import load_digits
 
@@ -155,7 +156,7 @@ def test_the_registered_model_classifies_a_png_in_plain_tensorflow(workspace, fi
     Image.fromarray((digits.images[0] * 255 / 16).astype("uint8"), "L").save(tmp_path / "digit.png")
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     result = subprocess.run(
-        [sys.executable, "-I", "-c", ALONE, str(workspace.path / "models/digits/1"), str(tmp_path / "digit.png")],
+        [sys.executable, "-I", "-c", ALONE, str(finished.path / "models/digits/1"), str(tmp_path / "digit.png")],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

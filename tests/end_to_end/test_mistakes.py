@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.end_to_end.workspace import Workspace, steps
+from tests.end_to_end.workspace import FinishedRun, Workspace, steps
 
 SCREEN = 25
 
@@ -184,20 +184,18 @@ def test_a_batch_size_that_the_replicas_cannot_divide(tmp_path: Path, image_fold
     assert not workspace.runs()
 
 
-def test_a_damaged_shard_is_found_by_its_checksum(tmp_path: Path, image_folder: Path):
-    workspace = Workspace(tmp_path)
-    assert run_on(workspace, image_folder).returncode == 0
+def test_a_damaged_shard_is_found_by_its_checksum(tmp_path: Path, finished: FinishedRun):
+    workspace = finished.copy(tmp_path)
     shard = next((tmp_path / "datasets").rglob("*-train.tfrecord-*"))
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
-    refused(run_on(workspace, image_folder), 1, shard.name, "damaged", "rm -r")
+    refused(workspace.slipway("run"), 1, shard.name, "damaged", "rm -r")
 
 
-def test_a_champion_that_no_longer_loads(tmp_path: Path):
-    workspace = Workspace(tmp_path)
+def test_a_champion_that_no_longer_loads(tmp_path: Path, finished: FinishedRun):
+    workspace = finished.copy(tmp_path)
     few = ("run", "--set", "train.steps=5", "--set", "evaluate.gate.minimum=0")
-    assert workspace.slipway(*few).returncode == 0
     (tmp_path / "models/digits/1/saved_model.pb").write_bytes(b"broken")
     refused(workspace.slipway(*few), 1, "models/digits/1", "evaluate.champion=none")
     failed_in(workspace, "evaluate")

@@ -11,6 +11,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,33 @@ class Workspace:
     def runs(self) -> list[Path]:
         root = self.path / "runs"
         return [path for path in root.iterdir() if not path.is_symlink()] if root.exists() else []
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """The first run in the workspace `path`, which nobody changes: its output, and the temporary files left by it."""
+
+    path: Path
+    returncode: int
+    stdout: str
+    stderr: str
+    left: list[str]
+
+    @property
+    def folder(self) -> Path:
+        (folder,) = [run for run in (self.path / "runs").iterdir() if not run.is_symlink()]
+        return folder
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return json.loads((self.folder / "run.json").read_text())
+
+    def copy(self, path: Path) -> Workspace:
+        """A new workspace at `path` with the run's data set and registered model."""
+        assert self.returncode == 0, self.stdout + self.stderr
+        for name in ("datasets", "models"):
+            shutil.copytree(self.path / name, path / name)
+        return Workspace(path)
 
 
 def steps(record: dict[str, Any]) -> dict[str, dict[str, Any]]:

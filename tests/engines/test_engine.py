@@ -217,7 +217,7 @@ def test_a_steps_operations_are_counted(bench: Bench) -> None:
 
 def test_the_exported_model_is_the_network(bench: Bench, tmp_path: Path) -> None:
     """From encoded images to the same probabilities as the engine's network, to 1e-4."""
-    from slipway.components.evaluate import serving
+    from slipway.components.evaluate import served_model
 
     config = bench.job(builder=BUILDERS[-1])
     engine = bench.engine(config)
@@ -225,7 +225,7 @@ def test_the_exported_model_is_the_network(bench: Bench, tmp_path: Path) -> None
     engine.export(tmp_path, config, bench.manifest)
     description = {"classes": bench.manifest.classes, "image_size": [8, 8], "channels": 1}
     (tmp_path / "model.json").write_text(json.dumps(description))
-    check_agreement(bench, serving.load(tmp_path, bench.manifest), bench.share, "validation")
+    check_agreement(bench, served_model.load(tmp_path, bench.manifest), bench.share, "validation")
 
 
 def check_agreement(bench: Bench, serve: Any, share: Share, split: str) -> None:

@@ -29,7 +29,7 @@ def test_the_digits_are_learnt_and_served(workspace: Workspace) -> None:
 
 def test_the_digits_exported_model_is_the_trained_one(workspace: Workspace, bench: Bench) -> None:
     """The checkpoint in the engine and the registered model agree on the test split to 1e-4."""
-    from slipway.components.evaluate import serving
+    from slipway.components.evaluate import served_model
     from slipway.trainer.checkpoint import store
 
     (data,) = [path.parent for path in workspace.path.glob("datasets/digits/*/manifest.json")]
@@ -42,7 +42,7 @@ def test_the_digits_exported_model_is_the_trained_one(workspace: Workspace, benc
     newest = store.Checkpoints(saved, 3).newest()
     assert newest is not None
     engine.load_state(newest.state)
-    check_agreement(own, serving.load(workspace.path / "models" / "digits" / "1", own.manifest), own.share, "test")
+    check_agreement(own, served_model.load(workspace.path / "models" / "digits" / "1", own.manifest), own.share, "test")
 
 
 def test_two_replicas_end_with_the_same_weights(workspace: Workspace) -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from slipway.core.errors import ERROR_PREFIX
-from slipway.trainer.distributed.signals import PEER_LOST_EXIT_CODE
+from slipway.core.exit_codes import PEER_LOST
 from tests.engines.conftest import ENGINE, HERE, Bench
 
 SAVING = {"checkpoint": {"every_steps": 150, "every_seconds": None}}
@@ -59,7 +59,7 @@ def test_two_replicas_end_with_the_same_weights_also_when_killed(bench: Bench, t
         pair[0].wait_for_checkpoint(150 if victim else 450)
         pair[victim].process.kill()
         lost = pair[survivor].wait()
-        assert lost.status == PEER_LOST_EXIT_CODE, lost
+        assert lost.status == PEER_LOST, lost
         assert "another replica is gone" in lost.output, lost
         assert "Traceback" not in lost.errors
 
@@ -73,7 +73,7 @@ def test_an_error_on_one_replica_is_its_own_only(bench: Bench, tmp_path: Path, w
     assert end.status == 1
     assert "RuntimeError: not on a worker" in end.errors
     end = chief.wait()
-    assert end.status == PEER_LOST_EXIT_CODE, end
+    assert end.status == PEER_LOST, end
     assert "Traceback" not in end.errors
 
 
@@ -132,7 +132,7 @@ def test_the_death_of_a_replica_of_two_devices_ends_them_all(bench: Bench, tmp_p
     devices = [device for one in pair for device in psutil.Process(one.process.pid).children()]
     assert len(devices) == 4
     pair[1].process.kill()
-    assert pair[0].wait().status == PEER_LOST_EXIT_CODE
+    assert pair[0].wait().status == PEER_LOST
     _, alive = psutil.wait_procs(devices, timeout=30)
     assert not alive
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import urllib.parse
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,11 +112,9 @@ class FakeGoogle:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for service in self.http.values():
-            service.stop()
-        self.vertex.stop()
-        self.storage.stop()
-        self.tokens.stop()
+        servers = [*self.http.values(), self.vertex, self.storage, self.tokens]
+        with ThreadPoolExecutor(len(servers)) as pool:  # all at once: each waits until its thread notices
+            list(pool.map(lambda server: server.stop(), servers))
 
 
 def _token(request: Request) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -22,6 +23,7 @@ from PIL import Image
 from slipway.core import manifest as manifests
 from slipway.core.manifest import Manifest, Shard, Split
 from slipway.trainer.config import JobConfig
+from slipway.trainer.data.assignment import Share
 from slipway.trainer.engines.quick_import import import_tensorflow
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +32,7 @@ CLASSES = ["left", "right", "both"]
 DEADLINE = 120.0
 
 
-def picture(label: int, number: int, size: tuple[int, int] = (8, 8)) -> np.ndarray[Any, Any]:
+def class_image(label: int, number: int, size: tuple[int, int] = (8, 8)) -> np.ndarray[Any, Any]:
     """Return a grayscale uint8 image whose bright half shows its class."""
     pixels = np.random.default_rng([label, number]).integers(0, 120, size, np.uint8)
     half = size[1] // 2
@@ -73,7 +75,7 @@ class DataSets:
                 with tf.io.TFRecordWriter(str(path)) as writer:
                     for _ in range(count):
                         label = number % len(CLASSES)
-                        image = encode(picture(label, number, written_size or size), kind)
+                        image = encode(class_image(label, number, written_size or size), kind)
                         writer.write(_example(image, label, f"{name}/{number}"))
                         per_class[CLASSES[label]] += 1
                         number += 1
@@ -250,6 +252,20 @@ def tiny(data_sets: DataSets, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def training_data(tiny: Path) -> Any:
+    """Training data of `tiny` in batches of 8, decoded once for each number of steps per epoch, seed and budget."""
+    from slipway.trainer.data import inputs
+
+    share = Share(tiny, manifests.read(tiny), 0, 1)
+
+    @functools.cache
+    def read(steps_per_epoch: int, seed: int, budget: int = 10**9) -> Any:
+        return inputs.training(share, 8, steps_per_epoch, seed, budget=budget)
+
+    return read
+
+
 @pytest.fixture
 def workers() -> Any:
     workers = Workers()
@@ -269,8 +285,8 @@ def make_job() -> Any:
 
 
 @pytest.fixture
-def make_picture() -> Any:
-    return picture
+def make_image() -> Any:
+    return class_image
 
 
 @pytest.fixture

@@ -212,15 +212,15 @@ print(json.dumps([name for name in sys.modules if name.startswith("slipway")]))
 
 
 def test_plain_tensorflow_serves_the_model_from_an_images_bytes(
-    undisturbed: Any, tmp_path: Path, make_picture: Any, encoded: Any
+    undisturbed: Any, tmp_path: Path, make_image: Any, encoded: Any
 ) -> None:
     place, _ = undisturbed
     contents = {
-        "left.png": encoded(make_picture(0, 7001)),
-        "both.png": encoded(make_picture(2, 7002)),
-        "right_of_another_size.png": encoded(make_picture(1, 7003, (20, 30))),
-        "left.jpg": encoded(make_picture(0, 7004, (16, 16)), "jpeg"),
-        "both_in_colour.png": encoded(np.repeat(make_picture(2, 7005)[:, :, None], 3, axis=2)),
+        "left.png": encoded(make_image(0, 7001)),
+        "both.png": encoded(make_image(2, 7002)),
+        "right_of_another_size.png": encoded(make_image(1, 7003, (20, 30))),
+        "left.jpg": encoded(make_image(0, 7004, (16, 16)), "jpeg"),
+        "both_in_colour.png": encoded(np.repeat(make_image(2, 7005)[:, :, None], 3, axis=2)),
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)

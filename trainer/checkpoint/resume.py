@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from slipway.core.errors import UserError
 from slipway.trainer.checkpoint.best import Selection
@@ -52,10 +52,10 @@ class Progress:
 
 
 # Parts of Progress in a checkpoint's record, besides the step and the run's identity.
-_PARTS: dict[str, Any] = {"interval": Interval, "epoch": Interval, "selection": Selection}
+_PARTS: dict[str, type[Interval] | type[Selection]] = {"interval": Interval, "epoch": Interval, "selection": Selection}
 
 
-def identity(job: JobConfig, data_fingerprint: str) -> dict[str, Any]:
+def identity(job: JobConfig, data_fingerprint: str) -> dict[str, object]:
     """Return the settings, by name, that must be equal for a run and a checkpoint that it resumes from."""
     return {
         "train.engine": job.train.engine,
@@ -71,14 +71,14 @@ def identity(job: JobConfig, data_fingerprint: str) -> dict[str, Any]:
     }
 
 
-def checkpoint_of(progress: Progress, engine: Engine, identity: dict[str, Any]) -> Checkpoint:
+def checkpoint_of(progress: Progress, engine: Engine, identity: Mapping[str, object]) -> Checkpoint:
     """Return a checkpoint of the current state."""
-    record = {"identity": identity, **{name: asdict(getattr(progress, name)) for name in _PARTS}}
+    record = {"identity": dict(identity), **{name: asdict(getattr(progress, name)) for name in _PARTS}}
     return Checkpoint(progress.step, engine.state(), record)
 
 
 def resume(
-    checkpoints: Checkpoints, cluster: Cluster, engine: Engine, identity: dict[str, Any], steps: int
+    checkpoints: Checkpoints, cluster: Cluster, engine: Engine, identity: Mapping[str, object], steps: int
 ) -> Progress:
     """Restore the engine from the newest valid checkpoint; return a fresh Progress if there is none.
 
@@ -100,12 +100,16 @@ def resume(
     _check(checkpoint, identity, steps)
     engine.load_state(checkpoint.state)
     logger.info("resuming from the checkpoint at step %d of %d", step, steps)
-    return Progress(step, **{name: part(**checkpoint.record[name]) for name, part in _PARTS.items()})
+    record = checkpoint.record
+    return Progress(step, Interval(**record["interval"]), Interval(**record["epoch"]), Selection(**record["selection"]))
 
 
-def _check_form(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:
+def _check_form(checkpoint: Checkpoint, identity: Mapping[str, object]) -> None:
     """Raise UserError if the checkpoint's record has other entries than `checkpoint_of` writes."""
-    parts: dict[str, Any] = {"identity": identity, **{name: asdict(part()) for name, part in _PARTS.items()}}
+    parts: dict[str, Mapping[str, object]] = {
+        "identity": identity,
+        **{name: asdict(part()) for name, part in _PARTS.items()},
+    }
     expected = {(name, key) for name, entries in parts.items() for key in entries}
     record = checkpoint.record
     found = {(name, key) for name, entries in record.items() if isinstance(entries, dict) for key in entries}
@@ -120,7 +124,7 @@ def _check_form(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:
         )
 
 
-def _check(checkpoint: Checkpoint, identity: dict[str, Any], steps: int) -> None:
+def _check(checkpoint: Checkpoint, identity: Mapping[str, object], steps: int) -> None:
     saved = checkpoint.record["identity"]
     for setting, value in identity.items():
         if saved[setting] != value:

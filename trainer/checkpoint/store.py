@@ -36,8 +36,8 @@ class Checkpoint:
     """A checkpoint after `step` steps: `state` (arrays by name) and `record` (JSON values)."""
 
     step: int
-    state: dict[str, NDArray[Any]]
-    record: dict[str, Any]
+    state: dict[str, NDArray[np.generic]]
+    record: dict[str, dict[str, Any]]
 
 
 class Checkpoints:

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.core import manifest
 from slipway.core.errors import UserError
-from slipway.core.manifest import Manifest, Shard, verify_shard
+from slipway.core.manifest import Manifest, Shard
 from slipway.trainer.config import TrainSettings
 
 
@@ -50,8 +51,7 @@ def verify(share: Share) -> None:
     """
     refuse_empty(share)
     for split in ("train", "validation"):
-        for shard in share.shards(split) if share.has(split) else []:
-            verify_shard(share.folder / shard.file, shard)
+        manifest.verify(share.folder, share.shards(split) if share.has(split) else [])
 
 
 def refuse_empty(share: Share) -> None:

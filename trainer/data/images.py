@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -19,19 +18,19 @@ from slipway.core.manifest import Manifest
 traced = functools.partial(tf.function, autograph=False)
 
 
-def as_it_is(function: Callable[..., Any]) -> Any:
+def as_it_is(function: Callable[..., object]) -> Callable[..., object]:
     """Wrap a function that tf.data traces, so that AutoGraph does not convert it."""
     return tf.autograph.experimental.do_not_convert(function)
 
 
-def decode_images(encoded: Any, manifest: Manifest) -> Any:
+def decode_images(encoded: tf.Tensor, manifest: Manifest) -> tf.Tensor:
     """Decode PNG or JPEG images, string [n], to pixels uint8 [n, height, width, channels].
 
     Images are resized to `manifest.image_size` (bilinear, antialiased) and converted to `manifest.channels` as needed.
     """
     height, width, channels = manifest.image_shape
 
-    def decode(image: Any) -> Any:
+    def decode(image: tf.Tensor) -> tf.Tensor:
         pixels = _decode(image, channels)
         fits = tf.reduce_all(tf.equal(tf.shape(pixels)[:2], [height, width]))
         pixels = tf.cond(fits, lambda: pixels, lambda: _resize(pixels, height, width))
@@ -40,7 +39,7 @@ def decode_images(encoded: Any, manifest: Manifest) -> Any:
     return tf.map_fn(decode, encoded, fn_output_signature=tf.TensorSpec([height, width, channels], tf.uint8))
 
 
-def decode_prepared(encoded: Any, manifest: Manifest) -> Any:
+def decode_prepared(encoded: tf.Tensor, manifest: Manifest) -> tf.Tensor:
     """Decode images from the data set's shards, string [n] with static n; same result as `decode_images`.
 
     If no image needs resizing, this is one operation per image without a loop, which decodes small images twice as
@@ -52,13 +51,13 @@ def decode_prepared(encoded: Any, manifest: Manifest) -> Any:
     return tf.stack([tf.ensure_shape(pixels, manifest.image_shape) for pixels in images])
 
 
-def _decode(image: Any, channels: int) -> Any:
+def _decode(image: tf.Tensor, channels: int) -> tf.Tensor:
     pixels = tf.io.decode_image(image, channels=channels, expand_animations=False)
     pixels.set_shape([None, None, channels])
     return pixels
 
 
-def _resize(pixels: Any, height: int, width: int) -> Any:
+def _resize(pixels: tf.Tensor, height: int, width: int) -> tf.Tensor:
     """Resize pixels uint8 [any, any, channels], equal to `tf.image.resize(…, antialias=True)` rounded.
 
     The operation is fast on long rows and slow on short ones, so rows are resized as [height, 1, width * channels], and
@@ -73,7 +72,7 @@ def _resize(pixels: Any, height: int, width: int) -> Any:
     return tf.transpose(tf.reshape(rounded, [width, height, channels]), [1, 0, 2])
 
 
-def _resize_first(values: Any, length: int) -> Any:
+def _resize_first(values: tf.Tensor, length: int) -> tf.Tensor:
     """Resize [any, n] to float32 [length, n], bilinear with antialiasing."""
     factor = tf.cast(length, tf.float32) / tf.cast(tf.shape(values)[0], tf.float32)
     resized = tf.raw_ops.ScaleAndTranslate(
@@ -87,6 +86,6 @@ def _resize_first(values: Any, length: int) -> Any:
     return resized[0, :, 0, :]
 
 
-def scale(pixels: Any) -> Any:
+def scale(pixels: tf.Tensor) -> tf.Tensor:
     """Convert uint8 pixels to float32 in [0, 1], the model's input."""
     return tf.cast(pixels, tf.float32) * (1.0 / 255.0)

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -62,7 +61,7 @@ class MemoryTraining:
     seed: int
     rank: int
 
-    def tensors(self) -> tuple[Any, Any]:
+    def tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Return images and labels as CPU tensors; the images share memory with the array."""
         with tf.device("CPU:0"):
             return tf.experimental.dlpack.from_dlpack(self.images.__dlpack__()), tf.constant(self.labels)
@@ -101,7 +100,7 @@ class StreamTraining:
     steps_per_epoch: int
     seed: int
 
-    def batches(self, step: int) -> Any:
+    def batches(self, step: int) -> tf.data.Dataset:
         """Return an infinite tf.data.Dataset of batches starting at `step` (from 0).
 
         Elements are images uint8 [batch, height, width, channels] and labels int32 [batch]. Earlier records of the same
@@ -115,22 +114,22 @@ class StreamTraining:
         if group != self.batch:
             batches = batches.rebatch(self.batch, drop_remainder=True)
 
-        def shaped(images: Any, labels: Any) -> tuple[Any, Any]:
+        def shaped(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return tf.ensure_shape(images, (self.batch, *shape)), tf.ensure_shape(labels, (self.batch,))
 
         return batches.map(as_it_is(shaped)).prefetch(2)
 
-    def _epoch(self, epoch: Any) -> Any:
+    def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
         """Return one epoch's encoded records, exactly as many as its steps need."""
         needed = self.steps_per_epoch * self.batch
         passes = -(-needed // self.share.examples("train"))
 
-        def one_pass(number: Any) -> Any:
+        def one_pass(number: tf.Tensor) -> tf.data.Dataset:
             return self._pass(epoch * passes + number)
 
         return tf.data.Dataset.range(passes).flat_map(as_it_is(one_pass)).take(needed)
 
-    def _pass(self, number: Any) -> Any:
+    def _pass(self, number: tf.Tensor) -> tf.data.Dataset:
         """Return all of the worker's encoded records once, shuffled; `number` counts passes since the run began."""
         paths = self.share.paths("train")
         # Sets the seed of the graph that is being traced, so that the order depends only on the run's seed. It must not
@@ -328,7 +327,7 @@ def _read(share: Share, split: str, batch: int | None = None) -> Iterator[tuple[
             return
 
 
-def _decoded(records: Any, manifest: Manifest, group: int) -> Any:
+def _decoded(records: tf.data.Dataset, manifest: Manifest, group: int) -> tf.data.Dataset:
     """Decode serialized examples, in order, to images uint8 [group, height, width, channels], labels int32 [group]."""
     # One call per core and one in reserve, from the start. AUTOTUNE would use a single call for the first seconds.
     parse = as_it_is(lambda raw: _parse(raw, manifest))
@@ -336,7 +335,7 @@ def _decoded(records: Any, manifest: Manifest, group: int) -> Any:
     return records.batch(group, drop_remainder=True).map(parse, num_parallel_calls=calls, deterministic=True)
 
 
-def _parse(raw: Any, manifest: Manifest) -> tuple[Any, Any]:
+def _parse(raw: tf.Tensor, manifest: Manifest) -> tuple[tf.Tensor, tf.Tensor]:
     """Parse serialized examples, string [n], to images uint8 [n, height, width, channels] and labels int32 [n]."""
     features = tf.io.parse_example(
         raw, {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}

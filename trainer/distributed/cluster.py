@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from slipway.core.errors import UserError
 from slipway.trainer.distributed.accelerators import Accelerators, find
 
-# The order of ranks. `master` is the older name of `chief`.
-_TASK_TYPES = ("chief", "master", "worker")
-_POOL_TYPES = {"workerpool0": "chief", "workerpool1": "worker"}
+# Vertex AI's task types in TF_CONFIG, by worker pool.
+POOL_TASK_TYPES = ("chief", "worker", "ps", "evaluator")
+# The types that take part in synchronous training, in the order of ranks. `master` is the older name of `chief`.
+_TRAINING_TYPES = ("chief", "master", "worker")
 TORCHRUN = "torchrun"
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -68,11 +68,6 @@ class Cluster:
         """
         return self.rank == 0
 
-    @property
-    def peers(self) -> list[Task]:
-        """All other replicas."""
-        return [task for task in self.tasks if task != self.task]
-
     def describe(self) -> str:
         """Return a one-line description for the log."""
         accelerators = self.accelerators.describe()
@@ -83,6 +78,14 @@ class Cluster:
         what = "processes" if self.source == TORCHRUN else "replicas"
         place = f"{self.task.type} {self.task.index}{chief} of {self.world_size} {what}"
         return f"{place}, from {self.source}: {names}; {accelerators}"
+
+
+def pool_name(number: int) -> str:
+    """Return a worker pool's name in CLUSTER_SPEC."""
+    return f"workerpool{number}"
+
+
+_POOL_TYPES = {pool_name(number): kind for number, kind in enumerate(POOL_TASK_TYPES)}
 
 
 def read(environment: Mapping[str, str]) -> Cluster:
@@ -145,7 +148,9 @@ def _parse(source: str, text: str, accelerators: Accelerators) -> Cluster | None
             allowed='JSON like {"cluster": {"chief": ["host:port"], "worker": ["host:port"]}, '
             '"task": {"type": "worker", "index": 0}}',
         ) from None
-    strangers = sorted({*(_POOL_TYPES.get(kind, kind) for kind in cluster if cluster[kind]), own[0]} - {*_TASK_TYPES})
+    strangers = sorted(
+        {*(_POOL_TYPES.get(kind, kind) for kind in cluster if cluster[kind]), own[0]} - {*_TRAINING_TYPES}
+    )
     if strangers:
         raise UserError(
             f"The cluster has replicas of type {', '.join(strangers)}, which synchronous training does not support.",
@@ -164,10 +169,10 @@ def _parse(source: str, text: str, accelerators: Accelerators) -> Cluster | None
     return Cluster(tasks, rank, source, accelerators, hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank]))
 
 
-def _tasks(cluster: dict[str, Any]) -> tuple[Task, ...]:
+def _tasks(cluster: Mapping[str, Iterable[str]]) -> tuple[Task, ...]:
     by_type: dict[str, list[str]] = {}
     for kind, addresses in cluster.items():
         by_type.setdefault(_POOL_TYPES.get(kind, kind), []).extend(str(address) for address in addresses)
     return tuple(
-        Task(kind, index, address) for kind in _TASK_TYPES for index, address in enumerate(by_type.get(kind, []))
+        Task(kind, index, address) for kind in _TRAINING_TYPES for index, address in enumerate(by_type.get(kind, []))
     )

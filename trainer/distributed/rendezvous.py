@@ -21,8 +21,8 @@ import time
 from collections.abc import Iterator, Mapping
 
 from slipway.core.errors import UserError
+from slipway.core.exit_codes import PEER_LOST
 from slipway.trainer.distributed.cluster import Cluster, Task
-from slipway.trainer.distributed.signals import PEER_LOST_EXIT_CODE
 
 PEER_SECONDS_VARIABLE = "SLIPWAY_PEER_SECONDS"
 DEFAULT_PEER_SECONDS = 300.0
@@ -290,7 +290,7 @@ class Watch:
                     end_at = now + LOST_SECONDS
                     self._report(self.lost)
                 elif now >= end_at:  # the engine has not detected the loss itself
-                    os._exit(PEER_LOST_EXIT_CODE)
+                    os._exit(PEER_LOST)
 
     def _all_left(self) -> bool:
         return all(connection.has_left for connection in self._connections.values())

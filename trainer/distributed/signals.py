@@ -12,10 +12,8 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-EXIT_CODE = 128 + signal.SIGTERM
-# Another replica is lost; this one is healthy and the job can be restarted. Kubernetes training operators treat exit
-# codes from 128 on as retryable.
-PEER_LOST_EXIT_CODE = 138
+from slipway.core.exit_codes import STOPPED
+
 # Hard deadline after SIGTERM, in seconds: a call into the engine can take longer.
 DEADLINE_SECONDS = 15.0
 # The same if there is nothing to save and only a library call delays the exit.
@@ -34,7 +32,7 @@ class Stopped(SystemExit):
     """All replicas have saved the same step and exit together."""
 
     def __init__(self) -> None:
-        super().__init__(EXIT_CODE)
+        super().__init__(STOPPED)
 
 
 class StopRequest:
@@ -71,7 +69,7 @@ class StopRequest:
         """Within the context, a stop request ends the process at once even if deferred: nothing would be lost."""
         with self._set(False):
             if self.requested:
-                sys.exit(EXIT_CODE)
+                sys.exit(STOPPED)
             yield
 
     @contextlib.contextmanager
@@ -86,7 +84,7 @@ class StopRequest:
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self.requested = True
         if not self._deferred:
-            sys.exit(EXIT_CODE)
+            sys.exit(STOPPED)
 
     def _enforce_deadline(self) -> None:
         while self._read_end.recv(1)[0] not in (signal.SIGTERM, signal.SIGHUP):
@@ -96,5 +94,5 @@ class StopRequest:
             now = time.monotonic()
             overdue = now - max(asked_at, self._changed_at) > PROMPT_SECONDS and not self._deferred
             if overdue or now - asked_at > DEADLINE_SECONDS:
-                os._exit(EXIT_CODE)
+                os._exit(STOPPED)
             time.sleep(0.1)

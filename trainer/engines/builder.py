@@ -20,8 +20,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from slipway.core.errors import UserError, nearest
+from slipway.core.exit_codes import STOPPED
 from slipway.trainer.config import ModelSettings
-from slipway.trainer.distributed.signals import EXIT_CODE
 from slipway.trainer.engines.quick_import import import_tensorflow
 from slipway.trainer.engines.table import ENGINES
 
@@ -56,7 +56,7 @@ def user_code() -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt, _OsExit) as error:
-        if isinstance(error, SystemExit) and error.code == EXIT_CODE:  # not user code: SIGTERM was received
+        if isinstance(error, SystemExit) and error.code == STOPPED:  # not user code: SIGTERM was received
             raise
         raise EndedProcess(f"os._exit({error})" if isinstance(error, _OsExit) else _named(error)) from error
     finally:

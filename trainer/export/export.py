@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from slipway.core.manifest import Manifest
 from slipway.core.paths import is_mounted
@@ -51,7 +50,8 @@ def export(
     if _read_record(folder) == record:
         logger.info("the model in %s already has these weights", folder)
         return
-    with _new_content(folder) as place:
+    # A temporary folder, whose content replaces that of `folder` on success.
+    with _copied(folder) if is_mounted(folder) else _renamed(folder) as place:
         engine.export(place, job, manifest)
         shutil.copyfile(metrics, place / METRICS_FILE)
         (place / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n")
@@ -70,7 +70,7 @@ def _job_checksum(job: JobConfig) -> str:
     return hashlib.sha256(job.model_dump_json(exclude={"data"}).encode()).hexdigest()
 
 
-def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weights_step: int) -> dict[str, Any]:
+def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weights_step: int) -> dict[str, object]:
     return {
         "classes": manifest.classes,
         "image_size": list(manifest.image_size),
@@ -93,19 +93,12 @@ def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weigh
     }
 
 
-def _read_record(folder: Path) -> dict[str, Any] | None:
+def _read_record(folder: Path) -> dict[str, object] | None:
     try:
-        record: dict[str, Any] = json.loads((folder / RECORD_FILE).read_text())
+        record: dict[str, object] = json.loads((folder / RECORD_FILE).read_text())
     except (OSError, ValueError):
         return None
     return record
-
-
-@contextlib.contextmanager
-def _new_content(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder whose content replaces that of `folder` on success; clean up on errors."""
-    with _copied(folder) if is_mounted(folder) else _renamed(folder) as place:
-        yield place
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -12,7 +11,9 @@ from slipway.core.manifest import Manifest
 from slipway.trainer.data.images import decode_images, scale, traced
 
 
-def write(folder: Path, logits: Callable[[Any], Any], variables: Sequence[Any], manifest: Manifest) -> None:
+def write(
+    folder: Path, logits: Callable[[tf.Tensor], tf.Tensor], variables: Sequence[tf.Variable], manifest: Manifest
+) -> None:
     """Write a SavedModel to `folder`.
 
     The signature `serving_default` accepts `image_bytes`, string [batch] of PNG or JPEG images of any size, and returns
@@ -28,7 +29,7 @@ def write(folder: Path, logits: Callable[[Any], Any], variables: Sequence[Any], 
     module = tf.Module()
     module.weights = list(variables)  # saved because they are attributes of the module
 
-    def serve(image_bytes: Any) -> dict[str, Any]:
+    def serve(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
         names = tf.constant(manifest.classes)
         pixels = scale(decode_images(image_bytes, manifest))
         probabilities = tf.nn.softmax(tf.cast(logits(pixels), tf.float32))

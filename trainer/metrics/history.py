@@ -8,9 +8,12 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from slipway.core.atomic import json_lines
+
+# A record of the history: kind, step, epoch, time and the metrics by name.
+Record: TypeAlias = dict[str, Any]
 
 FILE_NAME = "metrics.jsonl"
 KINDS = ("train", "validation")
@@ -53,7 +56,7 @@ class Metrics:
         """Write the network's graph, a serialized tf.GraphDef, for TensorBoard."""
         self._scalars["train"].graph(serialized)
 
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[Record]:
         """Return all records so far."""
         self.flush()
         return _read(self.path)
@@ -100,7 +103,7 @@ class Scalars:
         self._file = tf.io.TFRecordWriter(str(folder / f"events.out.tfevents.{int(now)}.slipway"))
         self._do(self._file.write, self._event(wall_time=now, file_version="brain.Event:2").SerializeToString())
 
-    def write(self, line: dict[str, Any]) -> None:
+    def write(self, line: Record) -> None:
         """Append a record of the history."""
         values = [
             self._summary.Value(tag=name, simple_value=value)
@@ -132,6 +135,6 @@ class Scalars:
             logger.warning("TensorBoard's log in %s ends here: %s; training continues", self._folder, error.message)
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> list[Record]:
     """Return the records of an existing history."""
     return json_lines(path.read_bytes()) if path.exists() else []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from slipway.trainer.metrics.history import Record
 
 ROWS = 12
 _HEAD = ("epoch", "step", "loss", "accuracy", "validation loss", "validation accuracy", "steps/s", "")
 
 
-def table(history: Sequence[dict[str, Any]], best_step: int | None = None) -> list[str]:
+def table(history: Sequence[Record], best_step: int | None = None) -> list[str]:
     """Return the table's lines, header first: at most `ROWS` epochs, evenly spaced, with the last and the best.
 
     Loss and accuracy are means over the epoch's steps, measured while the weights changed.
@@ -41,7 +42,7 @@ def table(history: Sequence[dict[str, Any]], best_step: int | None = None) -> li
     return ["  ".join(row[number].rjust(widths[number]) for number in kept).rstrip() for row in rows]
 
 
-def _epoch_ends(training: dict[int, dict[str, Any]]) -> list[int]:
+def _epoch_ends(training: dict[int, Record]) -> list[int]:
     """Return the steps at the end of an epoch, and the last step."""
     ends = [step for step, record in training.items() if float(record["epoch"]).is_integer()]
     return sorted({*ends, *list(training)[-1:]})

@@ -20,7 +20,7 @@ from slipway.components.prepare_data.encoding.messages import (
     float_feature,
     integer_feature,
 )
-from slipway.components.prepare_data.encoding.unusable import Unusable
+from slipway.components.prepare_data.sources.source import JsonObject, Unusable
 
 NAMES = ("text", "integer", "number", "image", "bounding_box")
 ALLOWED = ", ".join(NAMES) + "; a list as in text[]; a fixed shape as in number[3]"
@@ -54,7 +54,7 @@ class Kind:
         return cls(found[1], is_list="[" in text and not shape, shape=shape)
 
     @classmethod
-    def of(cls, value: Any) -> Kind:
+    def of(cls, value: object) -> Kind:
         """Infer the kind of a value.
 
         Raises:
@@ -77,14 +77,14 @@ class Kind:
         return self.name + ("[]" if self.is_list else f"[{','.join(map(str, self.shape))}]" if self.shape else "")
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> JsonObject:
         """The kind in the format of `features.json`."""
         one = self._one()
         if not self.is_list:
             return one
         return {"pythonClassName": f"{CLASS}sequence_feature.Sequence", "sequence": {"feature": one, "length": "-1"}}
 
-    def _one(self) -> dict[str, Any]:
+    def _one(self) -> JsonObject:
         if self.name == "text":
             return {"pythonClassName": f"{CLASS}text_feature.Text", "text": {}}
         if self.name == "image":
@@ -117,7 +117,7 @@ class Kind:
             return _in_fours(found, text) if self.is_list else found
         return found if self.is_list or self.shape else found[0] if len(found) == 1 else found
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: object) -> bytes:
         """Encode a value as a tf.train.Feature. An image is passed as encoded bytes.
 
         Raises:
@@ -136,28 +136,28 @@ class Kind:
             _check_boxes(numbers_found, self.is_list, value)
         return float_feature(numbers_found)
 
-    def _bytes(self, value: Any) -> bytes:
+    def _bytes(self, value: object) -> bytes:
         if isinstance(value, bytes):
             return value
         if isinstance(value, str) and self.name == "text":
             return value.encode("utf-8", "surrogateescape")
         raise self._wrong(value)
 
-    def _integer(self, value: Any) -> int:
+    def _integer(self, value: object) -> int:
         if isinstance(value, numbers.Integral) and -LARGEST_INTEGER - 1 <= int(value) <= LARGEST_INTEGER:
             return int(value)
         raise self._wrong(value)
 
-    def _number(self, value: Any) -> float:
+    def _number(self, value: object) -> float:
         if isinstance(value, numbers.Real) and not (LARGEST_FLOAT < abs(float(value)) < math.inf):
             return float(value)
         raise self._wrong(value)
 
-    def _wrong(self, value: Any) -> Unusable:
+    def _wrong(self, value: object) -> Unusable:
         return Unusable(f"{_short(value)} is not a valid {self.name}")
 
 
-def described(description: dict[str, Any]) -> str:
+def described(description: JsonObject) -> str:
     """Describe a feature of `features.json` briefly: as a kind if it is one of ours, else by its class name."""
     name = str(description.get("pythonClassName", "")).rpartition(".")[2]
     if name == "Sequence" and "feature" in description.get("sequence", {}):
@@ -174,12 +174,12 @@ def described(description: dict[str, Any]) -> str:
     return {"Text": "text", "Image": "image", "BBoxFeature": "bounding_box", "ClassLabel": "class"}.get(name, name)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Convert a NumPy array or number to Python objects."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def _flat(value: object) -> Iterator[object]:
     if isinstance(value, list | tuple):
         for part in value:
             yield from _flat(_plain(part))
@@ -193,7 +193,7 @@ def _in_fours(found: list[float], text: str) -> list[list[float]]:
     return [found[start : start + BOX] for start in range(0, len(found), BOX)]
 
 
-def _check_boxes(found: list[float], several: bool, value: Any) -> None:
+def _check_boxes(found: list[float], several: bool, value: object) -> None:
     if len(found) % BOX or (not several and len(found) != BOX):
         raise Unusable(f"{_short(value)} is not a bounding box: a box has four numbers")
     for ymin, xmin, ymax, xmax in zip(*(iter(found),) * BOX, strict=True):
@@ -204,6 +204,6 @@ def _check_boxes(found: list[float], several: bool, value: Any) -> None:
             )
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -8,9 +8,11 @@ records differ only in these lengths, so the bytes around image and key are cach
 
 from __future__ import annotations
 
+import os
+import re
 import struct
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 
@@ -26,8 +28,12 @@ from slipway.components.prepare_data.encoding.messages import (
 
 RECORD_OVERHEAD = 16
 MOST_KEPT = 4096
+SEARCH_BYTES = 1 << 20
 LENGTH = struct.Struct("<Q")
 CHECKSUM = struct.Struct("<I")
+HEADER_BYTES = LENGTH.size + CHECKSUM.size
+# Possible starts of a record: the 8-byte length is below 2**40.
+POSSIBLE_LENGTH = re.compile(rb"(?=.{5}\0\0\0)", re.DOTALL)
 # Tags of the length-delimited fields 1 and 2.
 ONE, TWO = b"\n", b"\x12"
 _crc32c, _extend = google_crc32c.value, google_crc32c.extend
@@ -110,24 +116,68 @@ class RecordEncoder:
         return layout
 
 
-def read_records(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the messages of a TFRecord file, in order.
+def read_records(file: BinaryIO, place: int = 0) -> Iterator[bytes]:
+    """Yield the messages of a TFRecord file from an offset on, in order.
 
     Raises:
         DamagedRecord: The file is truncated or a checksum is wrong.
     """
-    while header := file.read(LENGTH.size + CHECKSUM.size):
-        if len(header) < LENGTH.size + CHECKSUM.size:
-            raise DamagedRecord("the file ends inside a record")
-        if CHECKSUM.unpack(header[LENGTH.size :])[0] != masked_crc32c(header[: LENGTH.size]):
-            raise DamagedRecord("the checksum of a record's length is wrong")
-        (length,) = LENGTH.unpack(header[: LENGTH.size])
+    for found in scan(file, place):
+        if found.reason is not None:
+            raise DamagedRecord(found.reason)
+        yield found.message
+
+
+class Found(NamedTuple):
+    """A record: its offset, its message, and the reason if it cannot be used (the message is then empty)."""
+
+    place: int
+    message: bytes
+    reason: str | None
+
+
+def scan(file: BinaryIO, place: int = 0) -> Iterator[Found]:
+    """Yield all records from an offset on. Damaged bytes are reported and skipped up to the next intact record."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(place)
+    while place < size:
+        header = file.read(HEADER_BYTES)
+        length = record_length(header)
+        if length is None:
+            following = _next_record(file, place + 1, size)
+            many = f"{following - place:,} bytes from byte {place:,} on"
+            yield Found(place, b"", f"{many} are damaged; the records in them are lost")
+            place = following
+            file.seek(place)
+            continue
         message, checksum = file.read(length), file.read(CHECKSUM.size)
-        if len(message) < length or len(checksum) < CHECKSUM.size:
-            raise DamagedRecord("the file ends inside a record")
-        if CHECKSUM.unpack(checksum)[0] != masked_crc32c(message):
-            raise DamagedRecord("the checksum of a record is wrong")
-        yield message
+        if len(checksum) < CHECKSUM.size:
+            yield Found(place, b"", "the file ends inside it")
+            return
+        good = CHECKSUM.unpack(checksum)[0] == masked_crc32c(message)
+        yield Found(place, message if good else b"", None if good else "its checksum is wrong")
+        place += HEADER_BYTES + length + CHECKSUM.size
+
+
+def record_length(header: bytes) -> int | None:
+    """Return the length of the record that starts with `header`, or None if it is not a valid header."""
+    if len(header) < HEADER_BYTES or CHECKSUM.unpack(header[LENGTH.size :])[0] != masked_crc32c(header[: LENGTH.size]):
+        return None
+    return int.from_bytes(header[: LENGTH.size], "little")
+
+
+def _next_record(file: BinaryIO, place: int, size: int) -> int:
+    """Return the offset of the next record at or after `place`, or the file size if there is none."""
+    while place < size:
+        file.seek(place)
+        data = file.read(SEARCH_BYTES + HEADER_BYTES)
+        for match in POSSIBLE_LENGTH.finditer(data):
+            start = match.start()
+            length = record_length(data[start : start + HEADER_BYTES])
+            if length is not None and place + start + HEADER_BYTES + length + CHECKSUM.size <= size:
+                return place + start
+        place += SEARCH_BYTES
+    return size
 
 
 def example_parts(message: bytes) -> tuple[bytes, bytes, int]:

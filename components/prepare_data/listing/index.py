@@ -16,12 +16,12 @@ import struct
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from pydantic import BaseModel
 
 from slipway.components.prepare_data.listing.split import Amount
-from slipway.components.prepare_data.sources.source import Group, Ignored, Source
+from slipway.components.prepare_data.sources.source import Group, Ignored, Part, Source
 
 # A row: hash (8 bytes for the rank in the group, 4 for the order in the shard), size, place, stamp, key length, key.
 ROW = struct.Struct(">QQQI")
@@ -69,7 +69,7 @@ class PartList:
     digest: str
 
 
-def list_part(source: Source, part: Any, seed: int, path: Path, bundle_of: BundleOf | None = None) -> PartList:
+def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: BundleOf | None = None) -> PartList:
     """List one part into the file `path`; the digest does not depend on the order of the entries.
 
     With `bundle_of`, the rank of an example is the hash of its bundle.

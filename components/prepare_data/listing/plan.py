@@ -7,13 +7,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.listing.split import Amount
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import SPLITS, Group, Source
+from slipway.components.prepare_data.sources.source import SPLITS, Group, JsonObject, Source
 from slipway.components.prepare_data.validation.sampling import check_for
 
 # Part of every fingerprint. Increment it if the bytes written for the same source and settings change.
@@ -105,7 +104,7 @@ class Target:
             UserError: A class has no image for one of the splits.
         """
         plan = Plan.of(source, listed.groups, settings, replicas)
-        about: dict[str, Any] = {
+        about: JsonObject = {
             "format": FORMAT,
             "listing": listed.digest,
             "settings": stored_settings(settings, name, plan.examples()),
@@ -118,7 +117,7 @@ class Target:
         return cls(plan, hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest())
 
 
-def stored_settings(settings: DataSettings, name: str, images: int) -> dict[str, Any]:
+def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObject:
     """Return the settings on which the bytes of a data set of `images` images depend."""
     found = settings.model_dump(mode="json", exclude={"source", "store", "workers", "tfds", "module", "beam"})
     found["check"] = check_for(settings, images)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slipway.components.prepare_data.sources.record_layout import class_label
-from slipway.components.prepare_data.sources.source import Source
+from slipway.components.prepare_data.sources.source import JsonObject, Source
 from slipway.core.manifest import Manifest
 
 VERSION = "1.0.0"
@@ -32,7 +31,7 @@ def write_dataset_info(folder: Path, manifest: Manifest, source: Source) -> None
         (folder / f"{name}.labels.txt").write_text("\n".join(classes) + "\n", encoding="utf-8")
 
 
-def _dataset_info(manifest: Manifest) -> dict[str, Any]:
+def _dataset_info(manifest: Manifest) -> JsonObject:
     splits = [
         {
             "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
@@ -45,10 +44,10 @@ def _dataset_info(manifest: Manifest) -> dict[str, Any]:
     return {"fileFormat": "tfrecord", "name": manifest.name, "splits": splits, "version": VERSION}
 
 
-def _features(manifest: Manifest, further: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _features(manifest: Manifest, further: Mapping[str, JsonObject]) -> JsonObject:
     # -1 stands for any size: stored images keep their sizes if they are resized when read.
     height, width = (-1, -1) if manifest.resize else manifest.image_size
-    image: dict[str, Any] = {
+    image: JsonObject = {
         "dtype": "uint8",
         "shape": {"dimensions": [str(height), str(width), str(manifest.channels)]},
     }
@@ -63,5 +62,5 @@ def _features(manifest: Manifest, further: Mapping[str, dict[str, Any]]) -> dict
     return {"pythonClassName": f"{_FEATURES}features_dict.FeaturesDict", "featuresDict": {"features": features}}
 
 
-def _json(value: dict[str, Any]) -> str:
+def _json(value: JsonObject) -> str:
     return json.dumps(value, indent=4, sort_keys=True) + "\n"

@@ -212,7 +212,7 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
 
 
 def _lock(path: Path, wait: bool) -> int | None:
-    told = False
+    reported = False
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)  # a failed run may have just removed it
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -223,9 +223,9 @@ def _lock(path: Path, wait: bool) -> int | None:
                 if not wait:
                     os.close(descriptor)
                     return None
-                if not told:
+                if not reported:
                     events.message("Another run is preparing this data set; waiting for it.")
-                    told = True
+                    reported = True
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             # The previous holder removed the file, and another process may have created a new one.
             with contextlib.suppress(FileNotFoundError):

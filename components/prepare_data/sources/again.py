@@ -6,14 +6,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from types import TracebackType
+import traceback
+from contextlib import suppress
+from typing import NoReturn
 
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.writing.workers import how_it_ended
 from slipway.core.errors import UserError
+from slipway.core.exit_codes import describe, status_of
 
 DIGEST_BYTES = 8
-CALL = "from slipway.components.prepare_data.sources.user_module import main; main()"
+CALL = "from slipway.components.prepare_data.sources.again import main; main()"
 # The exit status of `main` if it printed the reason of its failure.
 FAILED = 1
 
@@ -37,9 +39,7 @@ class Again:
         )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None
@@ -60,7 +60,7 @@ class Again:
         if found == b"" and (code := self._process.wait()) != 0:
             self._errors.seek(0)
             lines = [line for line in self._errors.read().splitlines() if line.strip()]
-            why = lines[-1] if code == FAILED and lines else f"it {how_it_ended(code)}"
+            why = lines[-1] if code == FAILED and lines else f"it {describe(status_of(code))}"
             problem = f"{reference} failed when it was called a second time, in another process: {why}"
         elif found and expected:
             problem = f"{reference} is not deterministic: example {number:,} differs when it is called again."
@@ -74,3 +74,26 @@ class Again:
             allowed="a function that yields the same examples in the same order on every call",
             fix="seed random generators, sort the contents of sets and folders, do not use the time",
         )
+
+
+def main() -> NoReturn:
+    """Write the digests of all examples to stdout, redirect the function's output to stderr, and exit."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    from slipway.components.prepare_data.sources.user_module import ModuleSource
+
+    settings = DataSettings.model_validate_json(sys.argv[1])
+    status = 0
+    try:
+        for found in ModuleSource(settings.source, settings, None).digests():
+            output.write(found)
+    except UserError as error:
+        print(error.message, file=sys.stderr)
+        status = FAILED
+    except Exception:
+        traceback.print_exc()
+        status = FAILED
+    sys.stderr.flush()
+    with suppress(OSError):  # the reader may have stopped early
+        output.close()
+    os._exit(status)  # unlike sys.exit, does not wait for threads that the function left running

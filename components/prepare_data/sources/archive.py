@@ -18,12 +18,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.images import open_images, valid_name
-from slipway.components.prepare_data.sources.layout import groups_of, is_image
-from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader, Reader, Source
-from slipway.components.prepare_data.validation.check import MOST_IMAGE_BYTES
+from slipway.components.prepare_data.sources.images import groups_of, is_image, open_images, valid_name
+from slipway.components.prepare_data.sources.source import (
+    Entry,
+    Group,
+    Ignored,
+    PlainReader,
+    Reader,
+    Source,
+    Unusable,
+)
+from slipway.components.prepare_data.sources.spool import read_at
+from slipway.components.prepare_data.validation.image import MOST_IMAGE_BYTES
 from slipway.core.errors import UserError
 from slipway.core.paths import local_path
 
@@ -39,7 +46,7 @@ WITHOUT_BYTES = {
 DAMAGED = (tarfile.TarError, EOFError, zlib.error, struct.error, OSError)
 
 
-class ArchiveSource(Plain):
+class ArchiveSource(Source):
     """The source `images:FILE.tar`, `.tar.gz`, `.tgz` or `.zip`.
 
     Raises:
@@ -183,9 +190,7 @@ class StretchReader(PlainReader):
     def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
         if place in WITHOUT_BYTES:
             raise Unusable(WITHOUT_BYTES[place])
-        data = os.pread(self._descriptor, size, place)
-        while 0 < len(data) < size and (more := os.pread(self._descriptor, size - len(data), place + len(data))):
-            data += more
+        data = read_at(self._descriptor, place, size)
         if len(data) != size:
             raise Unusable("the archive is truncated inside it")
         return data
@@ -268,15 +273,9 @@ class ZipReader(PlainReader):
                 "it is encrypted" if flags & ENCRYPTED else f"its compression method {method} is not supported"
             )
         start = place + ZIP_LOCAL.size + name_length + extra_length
-        data = self._stored(start, size) if method == STORED else self._inflated(start, size)
+        data = read_at(self._descriptor, start, size) if method == STORED else self._inflated(start, size)
         if len(data) != size or (checksum and zlib.crc32(data) != checksum):
             raise Unusable("it is damaged in the archive")
-        return data
-
-    def _stored(self, place: int, size: int) -> bytes:
-        data = b""
-        while len(data) < size and (piece := os.pread(self._descriptor, size - len(data), place + len(data))):
-            data += piece
         return data
 
     def _inflated(self, place: int, size: int) -> bytes:

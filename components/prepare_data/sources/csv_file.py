@@ -20,16 +20,22 @@ from typing import BinaryIO
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.messages import bytes_feature, values
-from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.remote import RemoteFiles, is_remote
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.columns import further_kinds, stored_name
 from slipway.components.prepare_data.sources.images import FileReader, file_reader, valid_name
-from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
-from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, readable
-from slipway.components.prepare_data.sources.spool import Spool, SpoolReader
-from slipway.components.prepare_data.sources.unique import UniqueKeys
-from slipway.components.prepare_data.validation.check import check_bytes
+from slipway.components.prepare_data.sources.record_layout import further_kinds
+from slipway.components.prepare_data.sources.source import (
+    SPLIT_FOLDERS,
+    Entry,
+    Group,
+    Ignored,
+    Source,
+    Unusable,
+    readable,
+    stored_name,
+)
+from slipway.components.prepare_data.sources.spool import Spool, SpoolReader, UniqueKeys
+from slipway.components.prepare_data.validation.image import check_bytes
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
 
@@ -43,7 +49,7 @@ SPOOL = "columns"
 SLIP = 0.8
 
 
-class ManifestSource:
+class ManifestSource(Source):
     """The source `csv:FILE`. Image paths are absolute, or relative to the folder of the file.
 
     Args:
@@ -73,10 +79,6 @@ class ManifestSource:
             raise self._mistake(f"{self.path} cannot be read: {error.strerror}.") from None
         self._kinds = {name: self._described.get(name, Kind("text")) for name in self._further}
         self.features = {stored_name(name): kind.description for name, kind in self._kinds.items()}
-        self.class_names: dict[str, list[str]] = {}
-
-    def classes(self, found: Iterable[str]) -> list[str]:
-        return sorted(found)
 
     def parts(self) -> list[Path]:
         return [self.path]
@@ -127,9 +129,6 @@ class ManifestSource:
             raise self._mistake(f"{self.path} lists no image in the split train.")
         return {group: group for group in found}
 
-    def stamp(self) -> None:
-        return None
-
     def reader(self, scratch: Path) -> ManifestReader:
         images = [stored_name(name).encode() for name, kind in self._kinds.items() if kind.name == "image"]
         return ManifestReader(self.path.parent, scratch / SPOOL if self._further else None, images)
@@ -160,11 +159,11 @@ class ManifestSource:
         """Return the number of columns, and the indices of our columns and of the additional ones."""
         _, names = next(rows, (1, []))
         names = [name.strip() for name in names]
-        wanted = dict(self._columns_of)
+        requested = dict(self._columns_of)
         if self._group_column is not None:
-            wanted["group"] = (self._group_column,)
+            requested["group"] = (self._group_column,)
         places: dict[str, int] = {}
-        for use, allowed in wanted.items():
+        for use, allowed in requested.items():
             found = [place for place, name in enumerate(names) if name in allowed]
             if len(found) > 1:
                 listed = ", ".join(names[place] for place in found)

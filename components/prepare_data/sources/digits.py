@@ -10,12 +10,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from slipway.components.prepare_data.encoding.png import encode_png
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, Plain, PlainReader
+from slipway.components.prepare_data.sources.source import Entry, Ignored, PlainReader, Source
+from slipway.components.prepare_data.validation.image import encode_png
 from slipway.core.errors import UserError
 
 SIDE = 8
@@ -23,7 +23,7 @@ BRIGHTEST = 16
 FILE = Path("datasets", "data", "digits.csv.gz")
 
 
-class DigitsSource(Plain):
+class DigitsSource(Source):
     """The source `digits`: one part, no predefined splits."""
 
     name = "digits"
@@ -49,12 +49,6 @@ class DigitsSource(Plain):
         for place, line in enumerate(_lines(part)):
             label = line.rpartition(b",")[2].decode()
             yield b"digits/%04d" % place, label, None, len(encode_digit(line)), stamp, place, b""
-
-    def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
-        return {group: group for group in found}
-
-    def stamp(self) -> None:
-        return None
 
     def reader(self, scratch: Path) -> DigitsReader:  # noqa: ARG002
         return DigitsReader(self.path)

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from slipway.components.prepare_data.encoding import features as kinds
 from slipway.components.prepare_data.encoding.features import Kind, described
 from slipway.components.prepare_data.encoding.messages import values
-from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.columns import stored_name
-from slipway.components.prepare_data.sources.source import OWN
+from slipway.components.prepare_data.sources.source import OWN, JsonObject, Unusable, stored_name
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
 from slipway.core.yaml_loader import NotYaml, load_yaml
@@ -26,7 +24,7 @@ FORM = "TFDS's features.json, or YAML with lines NAME: KIND; for a label, NAME: 
 
 NAMES = ".labels.txt"
 
-Descriptions = dict[str, dict[str, Any]]
+Descriptions = dict[str, JsonObject]
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ def read_features(settings: DataSettings, beside: Path | None) -> Features:
     return Features(features, names)
 
 
-def _ours(content: Mapping[str, Any], where: str) -> Features:
+def _ours(content: Mapping[str, object], where: str) -> Features:
     """Return the features of a mapping from names to kinds."""
     descriptions: Descriptions = {}
     names: dict[str, list[str]] = {}
@@ -195,7 +193,7 @@ def _ours(content: Mapping[str, Any], where: str) -> Features:
     return Features(descriptions, names)
 
 
-def class_label(count: int) -> dict[str, Any]:
+def class_label(count: int) -> JsonObject:
     """Return a label of `count` classes in the format of `features.json`."""
     return {
         "pythonClassName": "tensorflow_datasets.core.features.class_label_feature.ClassLabel",
@@ -271,3 +269,35 @@ def _choose(
         nearest=nearest(named, candidates) if named else None,
         fix=f"--set data.{use}={candidates[0]}" if candidates else None,
     )
+
+
+def further_kinds(settings: DataSettings) -> dict[str, Kind]:
+    """Return the kinds in data.features, by name.
+
+    Raises:
+        UserError: data.features is not a mapping of names to kinds.
+    """
+    described = settings.features
+    if described is None:
+        return {}
+    if not isinstance(described, Mapping):
+        raise UserError(
+            f"For the source {settings.source}, data.features must be a mapping from names to kinds.",
+            setting="data.features",
+            value=described,
+            allowed=kinds.ALLOWED,
+            fix="--set 'data.features={age: integer, weight: number}'",
+        )
+    found: dict[str, Kind] = {}
+    for name, text in described.items():
+        try:
+            found[name] = Kind.parse(str(text))
+        except ValueError as error:
+            raise UserError(
+                f"data.features.{name} is invalid: {error}.",
+                setting=f"data.features.{name}",
+                value=text,
+                allowed=kinds.ALLOWED,
+                nearest=nearest(str(text), kinds.NAMES),
+            ) from None
+    return found

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+# An object of JSON or YAML.
+JsonObject = dict[str, Any]
+# A part of a source; each source has its own type.
+Part = Any
 # A source's split (None if it defines none) and class.
 Group = tuple[str | None, str]
 
 SPLITS = ("train", "validation", "test")
+# The names of splits in sources, in lower case.
+SPLIT_FOLDERS = {
+    "train": "train",
+    "validation": "validation",
+    "val": "validation",
+    "valid": "validation",
+    "test": "test",
+}
 # The features that every stored example has.
 OWN = ("image", "label", "key")
 MOST_IGNORED = 20
@@ -23,6 +36,14 @@ MOST_UNUSABLE_NAMED = 100
 # position for the source's reader (unused if the key suffices), and its group in the source (data.group_by). A plain
 # tuple, because there are many.
 Entry = tuple[bytes, str, str | None, int, int, int, bytes]
+
+
+class Unusable(Exception):
+    """An example that cannot be used; the text is the reason. The run skips it or stops (data.skip_corrupt)."""
+
+
+class Undecodable(Unusable):
+    """An image with a valid header that cannot be decoded in full."""
 
 
 @dataclass
@@ -48,7 +69,7 @@ class Ignored:
         self.count += 1
         self.names = sorted((*self.names, readable(key)))[:MOST_IGNORED]
 
-    def leave_out(self, key: bytes, reason: str) -> None:
+    def skip(self, key: bytes, reason: str) -> None:
         """Record an example that cannot be listed."""
         self.unusable_count += 1
         if len(self.unusable) < MOST_UNUSABLE_NAMED:
@@ -68,6 +89,11 @@ def readable(key: bytes) -> str:
     return key.decode("utf-8", "backslashreplace")
 
 
+def stored_name(name: str) -> str:
+    """Return the name under which an additional feature is stored; names that clash with ours get a prefix."""
+    return f"source_{name}" if name in OWN else name
+
+
 class Reader(Protocol):
     """Reads examples in one process."""
 
@@ -85,8 +111,8 @@ class Reader(Protocol):
         ...
 
 
-class Source(Protocol):
-    """A source of examples.
+class Source(ABC):
+    """A source of examples; by default without additional features, with classes sorted by name.
 
     Attributes:
         name: The default name of a data set from this source.
@@ -97,45 +123,39 @@ class Source(Protocol):
 
     name: str
     reference: str
-    features: dict[str, dict[str, Any]]
-    class_names: dict[str, list[str]]
+    features: dict[str, JsonObject] = {}  # noqa: RUF012
+    class_names: dict[str, list[str]] = {}  # noqa: RUF012
 
     def classes(self, found: Iterable[str]) -> list[str]:
         """Return all classes in the order of their labels; `found` are the classes of the listed examples."""
-        ...
+        return sorted(found)
 
-    def parts(self) -> list[Any]:
+    @abstractmethod
+    def parts(self) -> list[Part]:
         """Return the parts, in a fixed order. Each can be pickled and is listed independently, in any process."""
-        ...
 
-    def entries(self, part: Any, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
+    @abstractmethod
+    def entries(self, part: Part, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
         """Yield the examples of one part in any order, without holding all in memory; record others in `ignored`.
 
         Sources that can only be read sequentially spool their content to the folder `scratch` for the readers.
         """
-        ...
 
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
-        """Map the listed groups to their final split and class, which may depend on all listed groups."""
-        ...
+        """Map the listed groups to their final split and class, which may depend on all listed groups.
+
+        Raises:
+            UserError: The splits are invalid.
+        """
+        return {group: group for group in found}
 
     def stamp(self) -> str | None:
         """Return a value that changes with the content of the source, or None if that requires listing it."""
-        ...
+        return None
 
+    @abstractmethod
     def reader(self, scratch: Path) -> Reader:
         """Return a reader for the calling process."""
-        ...
-
-
-class Plain:
-    """Base class of sources with only images and labels; classes are sorted by name."""
-
-    features: dict[str, dict[str, Any]] = {}  # noqa: RUF012
-    class_names: dict[str, list[str]] = {}  # noqa: RUF012
-
-    def classes(self, found: Iterable[str]) -> list[str]:
-        return sorted(found)
 
 
 class PlainReader:

@@ -1,16 +1,26 @@
-"""Spool file for sources that can only be read sequentially: written while listing, read by the shard writers."""
+"""Temporary files of sources that can only be read sequentially.
+
+The spool file is written while the source is listed and read by the shard writers. `UniqueKeys` finds keys that occur
+twice with the listing's external merge sort, so that memory use does not grow with their number.
+"""
 
 from __future__ import annotations
 
+import itertools
 import marshal
 import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
+from typing import BinaryIO
+
+from slipway.components.prepare_data.listing import index
+from slipway.components.prepare_data.listing.index import Run, append_run, merge_runs
 
 LENGTH = struct.Struct("<I")
 BUFFER_BYTES = 1 << 20
+# The number of a key's line, and the length of the key.
+NUMBER = struct.Struct(">Q")
 
 
 class Spool:
@@ -24,9 +34,7 @@ class Spool:
         self._file = self._path.open("wb", buffering=BUFFER_BYTES)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def add(self, data: bytes, further: Iterable[tuple[bytes, bytes]] | None = None) -> int:
@@ -47,10 +55,55 @@ class SpoolReader:
 
     def data(self, place: int, size: int) -> bytes:
         """Return the bytes of an example."""
-        return os.pread(self._descriptor, size, place)
+        return read_at(self._descriptor, place, size)
 
     def further(self, place: int) -> list[tuple[bytes, bytes]]:
         """Return the additional features at offset `place`, after the example's bytes."""
         (length,) = LENGTH.unpack(os.pread(self._descriptor, LENGTH.size, place))
         found: list[tuple[bytes, bytes]] = marshal.loads(os.pread(self._descriptor, length, place + LENGTH.size))
         return found
+
+
+def read_at(descriptor: int, place: int, size: int) -> bytes:
+    """Return `size` bytes at offset `place` of an open file, or fewer at its end."""
+    data = os.pread(descriptor, size, place)
+    while 0 < len(data) < size and (more := os.pread(descriptor, size - len(data), place + len(data))):
+        data += more
+    return data
+
+
+class UniqueKeys:
+    """Keys and their line numbers, stored in the temporary file `path`, which is deleted at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: list[bytes] = []
+        self._runs: list[Run] = []
+
+    def __enter__(self) -> UniqueKeys:
+        self._file: BinaryIO = self._path.open("w+b")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+        self._path.unlink()
+
+    def add(self, key: bytes, line: int) -> None:
+        """Add a key and its line number."""
+        self._rows.append(NUMBER.pack(len(key)) + key + NUMBER.pack(line))
+        if len(self._rows) == index.MOST_ROWS_LISTED:
+            self._write_run()
+
+    def twice(self) -> tuple[bytes, int, int] | None:
+        """Return the first of the shortest duplicate keys, with its first two lines, or None."""
+        self._write_run()
+        key = slice(NUMBER.size, -NUMBER.size)
+        for one, other in itertools.pairwise(merge_runs(self._file, self._runs)):
+            if one[key] == other[key]:
+                lines = (NUMBER.unpack(row[-NUMBER.size :])[0] for row in (one, other))
+                return one[key], *lines
+        return None
+
+    def _write_run(self) -> None:
+        self._runs.append(append_run(self._file, sorted(self._rows)))
+        self._rows.clear()

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import valid_name
-from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
 from slipway.components.prepare_data.sources.record_layout import read_features, record_layout
+from slipway.components.prepare_data.sources.source import SPLIT_FOLDERS, Ignored, JsonObject, readable
 from slipway.components.prepare_data.sources.tfrecord import RecordFile, TfrecordSource
 from slipway.core import events
 from slipway.core.errors import ERROR_PREFIX, UserError, nearest
@@ -111,7 +111,7 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
     command = [sys.executable, "-m", "slipway.components.prepare_data.sources.tfds_prepare", reference, root]
     command += ["--try-gcs"] if settings.tfds.try_gcs else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    told, last = "", ""
+    reported, last = "", ""
     with (
         tempfile.TemporaryFile("w+") as output,
         subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment) as process,
@@ -124,7 +124,7 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
                     continue
                 line = line.removeprefix(CURSOR_UP).strip()
                 if line.startswith(ERROR_PREFIX):
-                    told = line
+                    reported = line
                 elif line:
                     print(line, file=sys.stderr, flush=True)
                     last = line
@@ -134,8 +134,8 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
         if process.wait() == 0:
             output.seek(0)
             return output.read().splitlines()[-1]
-    if told:
-        raise UserError.from_dict(json.loads(told.removeprefix(ERROR_PREFIX)))
+    if reported:
+        raise UserError.from_dict(json.loads(reported.removeprefix(ERROR_PREFIX)))
     raise UserError(
         f"TensorFlow Datasets could not prepare {reference}: {last or f'exit code {process.returncode}'}",
         setting="data.source",
@@ -145,7 +145,7 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
     )
 
 
-def _files(folder: Path, info: dict[str, Any], settings: DataSettings) -> Iterator[RecordFile]:
+def _files(folder: Path, info: JsonObject, settings: DataSettings) -> Iterator[RecordFile]:
     """Yield the files of the requested splits."""
     if info.get("fileFormat", "tfrecord") != "tfrecord":
         raise UserError(
@@ -156,9 +156,9 @@ def _files(folder: Path, info: dict[str, Any], settings: DataSettings) -> Iterat
             fix="prepare it with tfds.builder(…, file_format='tfrecord') in another folder, and set data.tfds.data_dir "
             "to that folder",
         )
-    wanted = _wanted_splits([split["name"] for split in info["splits"]], settings)
+    requested = _requested_splits([split["name"] for split in info["splits"]], settings)
     for split in info["splits"]:
-        if split["name"] not in wanted:
+        if split["name"] not in requested:
             continue
         lengths = [int(length) for length in split["shardLengths"]]
         for number, length in enumerate(lengths):
@@ -179,10 +179,10 @@ def _files(folder: Path, info: dict[str, Any], settings: DataSettings) -> Iterat
                     value=settings.source,
                     fix=f"rm -r {folder}, then run again; TensorFlow Datasets prepares it again",
                 )
-            yield RecordFile(folder / name, f"{split['name']}/{number:05d}", wanted[split["name"]], length)
+            yield RecordFile(folder / name, f"{split['name']}/{number:05d}", requested[split["name"]], length)
 
 
-def _wanted_splits(there: list[str], settings: DataSettings) -> dict[str, str]:
+def _requested_splits(there: list[str], settings: DataSettings) -> dict[str, str]:
     """Map the data set's requested splits to train, validation and test."""
     if settings.tfds.splits is not None:
         for name in settings.tfds.splits:
@@ -206,3 +206,52 @@ def _wanted_splits(there: list[str], settings: DataSettings) -> dict[str, str]:
             fix=f"--set 'data.tfds.splits={{{known or f'{strange[0]}: train'}}}'",
         )
     return {name: SPLIT_FOLDERS[name] for name in there}
+
+
+def save_images(settings: DataSettings, folder: Path) -> int:
+    """Write the images of the TFDS data set named by `settings` to `folder`, unchanged; return their number.
+
+    The folder appears under its name only when it is complete.
+
+    Raises:
+        UserError: The folder exists, the data set is unavailable, or an example or a class cannot be saved in a folder.
+    """
+    if folder.exists():
+        raise UserError(
+            f"{folder} exists already.",
+            setting="FOLDER",
+            value=str(folder),
+            fix=f"slipway run --set data.source=images:{folder}, or choose another folder",
+        )
+    reference = settings.source.removeprefix("tfds:")
+    source = open_tfds(reference, settings, None)
+    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    count = 0
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.absolute().parent) as scratch:
+        ignored, reader, root = Ignored(), source.reader(Path(scratch)), Path(scratch) / "images"
+        for part in source.parts():
+            for key, label, split, size, _, place, _ in source.entries(part, ignored, Path(scratch)):
+                if "/" in label or label.startswith("."):
+                    raise _unsuitable(settings, f"the class {label!r} is not a valid folder name")
+                image = reader.read(key, place, size)
+                ending = "png" if image.startswith(b"\x89PNG") else "jpg"
+                path = root / str(split) / label / f"{count:07d}.{ending}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(image)
+                count += 1
+        if ignored.unusable_count:
+            key, reason = ignored.unusable[0]
+            raise _unsuitable(
+                settings, f"{ignored.unusable_count:,} examples cannot be used: {readable(key)}, {reason}"
+            )
+        shutil.move(root, folder)
+    return count
+
+
+def _unsuitable(settings: DataSettings, reason: str) -> UserError:
+    return UserError(
+        f"{settings.source} cannot be saved as a folder of images: {reason}.",
+        setting="data.source",
+        value=settings.source,
+        fix=f"--set data.source={settings.source}",
+    )

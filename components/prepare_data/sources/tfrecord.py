@@ -6,26 +6,36 @@ import glob
 import hashlib
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from slipway.components.prepare_data.encoding.messages import features_of, values
-from slipway.components.prepare_data.encoding.unusable import Unusable
+from slipway.components.prepare_data.encoding.records import CHECKSUM, HEADER_BYTES, masked_crc32c, record_length, scan
+from slipway.components.prepare_data.remote import is_remote, open_remote
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import valid_name
-from slipway.components.prepare_data.sources.layout import SPLIT_FOLDERS
-from slipway.components.prepare_data.sources.record_files import RecordFiles, scan
 from slipway.components.prepare_data.sources.record_layout import RecordLayout, read_features, record_layout
-from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, readable
-from slipway.components.prepare_data.sources.unique import UniqueKeys
+from slipway.components.prepare_data.sources.source import (
+    SPLIT_FOLDERS,
+    Entry,
+    Group,
+    Ignored,
+    Source,
+    Unusable,
+    readable,
+)
+from slipway.components.prepare_data.sources.spool import UniqueKeys
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
 
 # A split's name in a file's name, as in flowers-train.tfrecord-00000-of-00002 or train/part-1.tfrecord.
 SPLIT_TOKEN = re.compile(r"(?:^|[-_.])(train|validation|valid|val|test)(?=[-_.]|$)", re.IGNORECASE)
 PLACE_BITS = 44
+MOST_OPEN = 64
 GZIP_START = b"\x1f\x8b"
 
 
@@ -39,7 +49,7 @@ class RecordFile:
     records: int | None = None
 
 
-class TfrecordSource:
+class TfrecordSource(Source):
     """Examples in TFRecord files.
 
     Args:
@@ -98,24 +108,25 @@ class TfrecordSource:
 
     def _of_file(self, number: int, ignored: Ignored) -> Iterator[Entry]:
         file, count = self._files[number], 0
-        for place, message, reason in scan(file.path):
-            key = f"{file.prefix}/{count}".encode()
-            count += 1
-            if reason is not None:
-                ignored.leave_out(key, reason)
-                continue
-            try:
-                features = features_of(message)
-                key = self._layout.key_of(features) or key
-                label = self._layout.label_of(features)
-                value = self._group_value(features)
-            except Unusable as error:
-                ignored.leave_out(key, str(error))
-                continue
-            stamp = int.from_bytes(hashlib.blake2b(message, digest_size=8).digest())
-            yield key, label, file.split, len(message), stamp, number << PLACE_BITS | place, value
+        with file.path.open("rb") as opened:
+            for place, message, reason in scan(opened):
+                key = f"{file.prefix}/{count}".encode()
+                count += 1
+                if reason is not None:
+                    ignored.skip(key, reason)
+                    continue
+                try:
+                    features = features_of(message)
+                    key = self._layout.key_of(features) or key
+                    label = self._layout.label_of(features)
+                    value = self._group_value(features)
+                except Unusable as error:
+                    ignored.skip(key, str(error))
+                    continue
+                stamp = int.from_bytes(hashlib.blake2b(message, digest_size=8).digest())
+                yield key, label, file.split, len(message), stamp, number << PLACE_BITS | place, value
         for missing in range(count, file.records or 0):
-            ignored.leave_out(f"{file.prefix}/{missing}".encode(), "it is missing from its file")
+            ignored.skip(f"{file.prefix}/{missing}".encode(), "it is missing from its file")
 
     def _group_value(self, features: dict[bytes, bytes]) -> bytes:
         if self._group is None:
@@ -152,6 +163,43 @@ class TfrecordSource:
 
     def reader(self, scratch: Path) -> TfrecordReader:  # noqa: ARG002
         return TfrecordReader([file.path for file in self._files], self._layout)
+
+
+class RecordFiles:
+    """Reads records by file number and offset; keeps a limited number of files open."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._open: OrderedDict[int, BinaryIO] = OrderedDict()
+
+    def read(self, number: int, place: int, size: int) -> bytes:
+        """Return the message, `size` bytes long, of the record at offset `place` in file `number`.
+
+        Raises:
+            UserError: The file changed since it was listed.
+        """
+        file = self._file(number)
+        file.seek(place)
+        data = file.read(HEADER_BYTES + size + CHECKSUM.size)
+        message = data[HEADER_BYTES : HEADER_BYTES + size]
+        checksum = CHECKSUM.pack(masked_crc32c(message))
+        if record_length(data[:HEADER_BYTES]) != size or data[HEADER_BYTES + size :] != checksum:
+            raise UserError(
+                f"{self._paths[number]} changed while the data set was prepared.",
+                setting="data.source",
+                fix="run again when no other process writes to the source",
+            )
+        return message
+
+    def _file(self, number: int) -> BinaryIO:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        if len(self._open) == MOST_OPEN:
+            self._open.popitem(last=False)[1].close()
+        path = self._paths[number]
+        self._open[number] = open_remote(path) if is_remote(path) else path.open("rb", buffering=0)
+        return self._open[number]
 
 
 class TfrecordReader:

@@ -7,38 +7,40 @@ function that is not deterministic cannot be reproduced, and an interrupted run 
 
 from __future__ import annotations
 
+import hashlib
+import marshal
 import os
 import re
-import sys
+import stat
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.messages import values
-from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import closest, forms
-from slipway.components.prepare_data.sources.again import FAILED, Again
-from slipway.components.prepare_data.sources.columns import further_kinds, stored_name
+from slipway.components.prepare_data.sources.again import DIGEST_BYTES, Again
 from slipway.components.prepare_data.sources.images import valid_name
-from slipway.components.prepare_data.sources.record_layout import Descriptions
-from slipway.components.prepare_data.sources.source import Entry, Group, Ignored, readable
-from slipway.components.prepare_data.sources.spool import Spool, SpoolReader
-from slipway.components.prepare_data.sources.tfrecord import require_feature
-from slipway.components.prepare_data.sources.unique import UniqueKeys
-from slipway.components.prepare_data.sources.user_example import (
-    Taken,
-    digest,
-    encoded_feature,
-    encoded_image,
-    label_of,
-    split_of,
+from slipway.components.prepare_data.sources.record_layout import Descriptions, further_kinds
+from slipway.components.prepare_data.sources.source import (
+    SPLIT_FOLDERS,
+    Entry,
+    Group,
+    Ignored,
+    Source,
+    Unusable,
+    readable,
+    stored_name,
 )
+from slipway.components.prepare_data.sources.spool import Spool, SpoolReader, UniqueKeys
+from slipway.components.prepare_data.sources.tfrecord import require_feature
+from slipway.components.prepare_data.validation.image import COLORS, check_bytes, check_pixels, encode_png
 from slipway.components.prepare_data.writing.workers import Tick, Workers
 from slipway.core.errors import UserError, nearest
+from slipway.core.paths import local_path
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.builder import load, origin, user_code, what_happened
 
@@ -52,7 +54,7 @@ END = object()
 WHOLE_NUMBER = re.compile(r"^-?\d+$")
 
 
-class ModuleSource:
+class ModuleSource(Source):
     """The source `module:function`.
 
     Raises:
@@ -70,7 +72,6 @@ class ModuleSource:
         with Workers(self._find_kinds, 1) as workers:
             ((_, self._kinds),) = workers.run([reference])
         self.features: Descriptions = {stored_name(name): kind.description for name, kind in self._kinds.items()}
-        self.class_names: dict[str, list[str]] = {}
         self._group = require_feature(group_column, self._kinds)
 
     def classes(self, found: Iterable[str]) -> list[str]:
@@ -86,19 +87,19 @@ class ModuleSource:
         with Spool(scratch / SPOOL) as spool, UniqueKeys(scratch / "keys") as keys, second as again:
             for number, example in enumerate(self._examples()):
                 try:
-                    taken = self._take(example, number)
+                    stored = self._convert(example, number)
                 except Unusable as reason:
                     if again:
                         again.compare(number, digest(None))
-                    ignored.leave_out(b"example %d" % number, str(reason))
+                    ignored.skip(b"example %d" % number, str(reason))
                     continue
-                same = digest(taken)
+                same = digest(stored)
                 if again:
                     again.compare(number, same)
-                keys.add(taken.key, number)
-                place = spool.add(taken.image, taken.further if self._kinds else None)
-                group = self._group_value(taken)
-                yield taken.key, taken.label, taken.split, len(taken.image), int.from_bytes(same), place, group
+                keys.add(stored.key, number)
+                place = spool.add(stored.image, stored.further if self._kinds else None)
+                group = self._group_value(stored)
+                yield stored.key, stored.label, stored.split, len(stored.image), int.from_bytes(same), place, group
             if again:
                 again.compare(number + 1, b"")
             if twice := keys.twice():
@@ -111,7 +112,7 @@ class ModuleSource:
         """Yield the digest of each example, in order."""
         for number, example in enumerate(self._examples()):
             try:
-                yield digest(self._take(example, number))
+                yield digest(self._convert(example, number))
             except Unusable:
                 yield digest(None)
 
@@ -126,13 +127,10 @@ class ModuleSource:
             raise self._mistake(f"{self.reference} yields no example of the split train.")
         return {group: group for group in found}
 
-    def stamp(self) -> None:
-        return None
-
     def reader(self, scratch: Path) -> ModuleReader:
         return ModuleReader(scratch / SPOOL)
 
-    def _examples(self) -> Iterator[Any]:
+    def _examples(self) -> Iterator[object]:
         """Yield the function's examples; convert its exceptions to a UserError with the line in the user's file."""
         function = self._function()
         try:
@@ -151,7 +149,7 @@ class ModuleSource:
                 f"{self.reference} {what_happened(error)} ({Path(where.filename).name}, line {where.lineno})."
             ) from None
 
-    def _function(self) -> Any:
+    def _function(self) -> Callable[[], Iterable[object]]:
         try:
             return load(self.reference)
         except UserError as error:
@@ -168,8 +166,8 @@ class ModuleSource:
         if first is None:
             raise self._mistake(f"{self.reference} yields no examples.")
         if not isinstance(first, Mapping) or self._image not in first or self._label not in first:
-            has = isinstance(first, Mapping)
-            found = f"has {', '.join(map(str, first))}" if has else f"is a {type(first).__name__}"
+            names = ", ".join(map(str, first)) if isinstance(first, Mapping) else ""
+            found = f"has {names}" if isinstance(first, Mapping) else f"is a {type(first).__name__}"
             raise self._mistake(
                 f"The first example of {self.reference} is not a dict with {self._image} and {self._label}; "
                 f"it {found}.",
@@ -196,7 +194,7 @@ class ModuleSource:
             )
         return found_kinds
 
-    def _take(self, example: Any, number: int) -> Taken:
+    def _convert(self, example: object, number: int) -> StoredExample:
         """Convert an example to its stored form.
 
         Raises:
@@ -211,7 +209,7 @@ class ModuleSource:
         if further.keys() != self._kinds.keys():
             odd = sorted(further.keys() ^ self._kinds.keys(), key=str)
             raise Unusable(f"unlike the first example, it has {'no ' if odd[0] in self._kinds else ''}{odd[0]}")
-        return Taken(
+        return StoredExample(
             key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key,
             label_of(example.get(self._label)),
             split_of(example.get("split")),
@@ -222,10 +220,10 @@ class ModuleSource:
             ],
         )
 
-    def _group_value(self, taken: Taken) -> bytes:
+    def _group_value(self, stored: StoredExample) -> bytes:
         if self._group is None:
             return b""
-        (feature,) = (feature for name, feature in taken.further if name.decode() == stored_name(self._group or ""))
+        (feature,) = (feature for name, feature in stored.further if name.decode() == stored_name(self._group or ""))
         found = values(feature)
         return found[0] if len(found) == 1 and isinstance(found[0], bytes) else repr(found).encode()
 
@@ -263,22 +261,95 @@ class ModuleReader:
         return self._spool.further(place + self._size)
 
 
-def main() -> NoReturn:
-    """Write the digests of all examples to stdout, redirect the function's output to stderr, and exit."""
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    settings = DataSettings.model_validate_json(sys.argv[1])
-    status = 0
+@runtime_checkable
+class Pixels(Protocol):
+    """An array, such as NumPy's."""
+
+    dtype: object
+    shape: tuple[int, ...]
+
+    def tobytes(self) -> bytes:
+        """Return the content."""
+
+
+class StoredExample(NamedTuple):
+    """An example in its stored form: key, class, split, encoded image and additional features."""
+
+    key: bytes
+    label: str
+    split: str | None
+    image: bytes
+    further: list[tuple[bytes, bytes]]
+
+
+def digest(stored: StoredExample | None) -> bytes:
+    """Return a digest of an example."""
+    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    if stored is not None:
+        hashed.update(marshal.dumps((stored.key, stored.label, stored.split, len(stored.image), stored.further), 2))
+        hashed.update(stored.image)
+    return hashed.digest()
+
+
+def encoded_image(value: object) -> bytes:
+    """Return the encoded bytes of a user's image, which are validated when they are written.
+
+    Raises:
+        Unusable: It is not an image, is too large, or its file cannot be read.
+    """
+    if isinstance(value, bytes):
+        check_bytes(len(value))
+        return value
+    if isinstance(value, str | os.PathLike):
+        return _content(os.fspath(value))
+    value = value.numpy() if hasattr(value, "numpy") else value
+    if not isinstance(value, Pixels):
+        raise Unusable(f"its image is a {type(value).__name__}, not encoded bytes, a path or an array")
+    shape = tuple(value.shape)
+    if str(value.dtype) != "uint8" or len(shape) not in (2, 3) or 0 in shape or (*shape, 1)[2] not in COLORS:
+        raise Unusable(f"its image is an array {value.dtype} {list(shape)}, not uint8 [height, width(, channels)]")
+    check_pixels(*shape[:2])
+    return encode_png(value.tobytes(), *shape)
+
+
+def _content(path: str) -> bytes:
+    file = local_path(path).expanduser()
     try:
-        for found in ModuleSource(settings.source, settings, None).digests():
-            output.write(found)
-    except UserError as error:
-        print(error.message, file=sys.stderr)
-        status = FAILED
-    except Exception:
-        traceback.print_exc()
-        status = FAILED
-    sys.stderr.flush()
-    with suppress(OSError):  # the reader may have stopped early
-        output.close()
-    os._exit(status)  # unlike sys.exit, does not wait for threads that the function left running
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise Unusable(f"its image {path} is not a file")
+        check_bytes(status.st_size)
+        return file.read_bytes()
+    except OSError as error:
+        raise Unusable(f"its image {path} cannot be read: {error.strerror}") from None
+
+
+def label_of(value: object) -> str:
+    value = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Unusable("it has no label" if value is None else f"its label {value!r} is neither text nor an integer")
+    text = str(value)
+    if not text or not text.isprintable():
+        raise Unusable(f"its label {text!r} is empty or unprintable")
+    return text
+
+
+def split_of(value: object) -> str | None:
+    if value is None:
+        return None
+    found = SPLIT_FOLDERS.get(value.lower()) if isinstance(value, str) else None
+    if found is None:
+        raise Unusable(f"its split {value!r} is not train, validation or test")
+    return found
+
+
+def encoded_feature(name: str, kind: Kind, value: object) -> bytes:
+    try:
+        if kind.name == "image":
+            if kind.is_list and isinstance(value, Iterable):
+                value = [encoded_image(part) for part in value]
+            else:
+                value = encoded_image(value)
+        return kind.encode(value)
+    except Unusable as reason:
+        raise Unusable(f"its {name}: {reason}") from None

@@ -90,8 +90,7 @@ class HashedShard:
     def digest(self, row: bytes) -> bytes:
         """Return the SHA-256 of a row's image."""
         with self._shard.open("rb") as file:
-            file.seek(ROW.unpack_from(row)[2])
-            image, _, _ = example_parts(next(read_records(file)))
+            image, _, _ = example_parts(next(read_records(file, ROW.unpack_from(row)[2])))
         return hashlib.sha256(image).digest()
 
 

@@ -18,7 +18,7 @@ from slipway.core.errors import UserError
 MOST_NAMED = 5
 
 
-class LeftOutImages:
+class SkippedImages:
     """Keys of skipped images and reasons, stored in a file so that a resumed run skips the same images.
 
     Attributes:

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.components.prepare_data.encoding.unusable import Undecodable, Unusable
-from slipway.components.prepare_data.sources.source import readable
-from slipway.components.prepare_data.validation.check import Look
+from slipway.components.prepare_data.sources.source import Undecodable, Unusable, readable
+from slipway.components.prepare_data.validation.image import ImageInfo
 from slipway.core.errors import UserError
 
 MOST_SIZES = 32
@@ -79,7 +78,7 @@ class TallyCounter:
         self._most_left_out = most_left_out
         self._source = source
         self._classes: dict[int, int] = {}
-        self._looks: dict[Look, int] = {}
+        self._infos: dict[ImageInfo, int] = {}
         self._sizes: dict[tuple[int, int], Size] = {}
         self._left_out: list[tuple[bytes, str]] = []
         self._left_out_count = 0
@@ -87,7 +86,7 @@ class TallyCounter:
         self._undecodable = 0
         self._other = Tally()
 
-    def add(self, key: bytes, label: int, look: Look, *, decoded: bool) -> None:
+    def add(self, key: bytes, label: int, info: ImageInfo, *, decoded: bool) -> None:
         """Count one image, and whether it was decoded in full.
 
         Raises:
@@ -95,47 +94,47 @@ class TallyCounter:
         """
         self._classes[label] = self._classes.get(label, 0) + 1
         self._decoded += decoded
-        if look in self._looks:
-            self._looks[look] += 1
+        if info in self._infos:
+            self._infos[info] += 1
         else:
-            self._add_new(key, look)
+            self._add_new(key, info)
 
-    def leave_out(self, key: bytes, reason: Unusable) -> None:
+    def skip(self, key: bytes, reason: Unusable) -> None:
         """Count an unusable image."""
         self._left_out_count += 1
         self._undecodable += isinstance(reason, Undecodable)
         if len(self._left_out) < self._most_left_out:
             self._left_out.append((key, str(reason)))
 
-    def _add_new(self, key: bytes, look: Look) -> None:
-        size = Size(height=look.height, width=look.width, count=0, first=key)
-        if self._one_size and self._sizes and (look.height, look.width) not in self._sizes:
+    def _add_new(self, key: bytes, info: ImageInfo) -> None:
+        size = Size(height=info.height, width=info.width, count=0, first=key)
+        if self._one_size and self._sizes and (info.height, info.width) not in self._sizes:
             raise sizes_differ(next(iter(self._sizes.values())), size, self._source)
-        if len(self._looks) < MOST_SIZES:
-            self._looks[look] = 1
-            self._sizes.setdefault((look.height, look.width), size)
+        if len(self._infos) < MOST_SIZES:
+            self._infos[info] = 1
+            self._sizes.setdefault((info.height, info.width), size)
             return
         other = self._other
         other.other_sizes += 1
-        other.encodings[look.encoding] = other.encodings.get(look.encoding, 0) + 1
-        other.gray += look.gray
-        other.turned += look.turned
-        pair = (look.height, look.width)
+        other.encodings[info.encoding] = other.encodings.get(info.encoding, 0) + 1
+        other.gray += info.gray
+        other.turned += info.turned
+        pair = (info.height, info.width)
         other.smallest = min(other.smallest or pair, pair, key=_pixels)
         other.largest = max(other.largest or pair, pair, key=_pixels)
 
     def tally(self) -> Tally:
         """Return the counts."""
         encodings = Counter(self._other.encodings)
-        for look, count in self._looks.items():
-            encodings[look.encoding] += count
-            self._sizes[look.height, look.width].count += count
+        for info, count in self._infos.items():
+            encodings[info.encoding] += count
+            self._sizes[info.height, info.width].count += count
         ends = [pair for pair in (self._other.smallest, self._other.largest) if pair] + list(self._sizes)
         return Tally(
             classes=dict(sorted(self._classes.items())),
             encodings=dict(sorted(encodings.items())),
-            gray=self._other.gray + sum(count for look, count in self._looks.items() if look.gray),
-            turned=self._other.turned + sum(count for look, count in self._looks.items() if look.turned),
+            gray=self._other.gray + sum(count for info, count in self._infos.items() if info.gray),
+            turned=self._other.turned + sum(count for info, count in self._infos.items() if info.turned),
             sizes=list(self._sizes.values()),
             other_sizes=self._other.other_sizes,
             smallest=min(ends, key=_pixels, default=None),

@@ -30,7 +30,7 @@ from slipway.core.errors import UserError, nearest
 # Runners whose workers see this machine's files.
 LOCAL_RUNNERS = ("DirectRunner", "BundleBasedDirectRunner", "FnApiRunner", "PrismRunner")
 BUCKET = "gs://"
-SECONDS_BETWEEN_LOOKS = 5.0
+SECONDS_BETWEEN_POLLS = 5.0
 
 
 def beam_for(settings: DataSettings, source: Source, size: int) -> BeamSettings | None:
@@ -158,7 +158,7 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
         )
         remote.fetch(task.examples, here.examples)
         try:
-            writer(here, _untold)
+            writer(here, _ignore_progress)
         except UserError as error:
             # Beam would wrap it in another exception.
             here.result.write_text(json.dumps(error.as_dict()))
@@ -171,7 +171,7 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
         remote.store(here.result, task.result)
 
 
-def _untold(count: int) -> None:
+def _ignore_progress(count: int) -> None:
     """Ignore progress, which Beam workers do not report."""
 
 
@@ -190,7 +190,7 @@ def _watch(running: Any) -> None:
     from apache_beam.runners.runner import PipelineState
 
     while not PipelineState.is_terminal(running.state):
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(SECONDS_BETWEEN_POLLS)
     running.wait_until_finish()
 
 

@@ -28,7 +28,7 @@ from slipway.components.prepare_data.validation.duplicates import (
     refuse_copies,
 )
 from slipway.components.prepare_data.validation.sampling import check_for, decoded_below, sentence
-from slipway.components.prepare_data.validation.skipped import LeftOutImages, refuse_too_many
+from slipway.components.prepare_data.validation.skipped import SkippedImages, refuse_too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, notes
 from slipway.components.prepare_data.writing.beam import is_elsewhere, share_lists, write_by_beam, written_by
 from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask, ShardWriter
@@ -49,13 +49,13 @@ class Progress:
     total: int
     done: int = 0
     started: float = field(default_factory=time.monotonic)
-    told: float = 0.0
+    reported: float = 0.0
 
     def advance(self, count: int) -> None:
         self.done += count
         now = time.monotonic()
-        if now - self.told >= SECONDS_BETWEEN_EVENTS or self.done == self.total:
-            self.told = now
+        if now - self.reported >= SECONDS_BETWEEN_EVENTS or self.done == self.total:
+            self.reported = now
             rate = self.done / max(now - self.started, 1e-3)
             events.progress(self.done, self.total, "images", images_per_second=rate)
 
@@ -104,7 +104,7 @@ class SetWriter:
         self._validated = work / self.VALIDATED
         self._bundles: Bundles | None = None
         self._buckets = bucket_count(plan.examples())
-        self._left_out = LeftOutImages(work / "left_out.json")
+        self._left_out = SkippedImages(work / "left_out.json")
 
     def write(self, name: str, fingerprint: str) -> Manifest:
         """Write the data set; return its manifest.
@@ -184,7 +184,7 @@ class SetWriter:
         Raises:
             UserError: There are copies, and data.duplicates is `refuse`.
         """
-        if not self._looks_for_copies:
+        if not self._finds_copies:
             return []
         shards = {
             split: [
@@ -201,7 +201,7 @@ class SetWriter:
         return list(copies)
 
     @property
-    def _looks_for_copies(self) -> bool:
+    def _finds_copies(self) -> bool:
         """Whether to search for copies; False once copies were dropped, because none remain."""
         return self._settings.duplicates != "keep" and not self._left_out.copies
 
@@ -283,7 +283,7 @@ class SetWriter:
             images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
             most_left_out=int(self._settings.skip_corrupt * self._plan.examples()) + MOST_LEFT_OUT_LISTED,
             source=self._settings.source,
-            hashes=self._hashes / f"{file}.hashes" if self._looks_for_copies else None,
+            hashes=self._hashes / f"{file}.hashes" if self._finds_copies else None,
             buckets=self._buckets,
         )
 

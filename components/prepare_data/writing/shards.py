@@ -15,11 +15,10 @@ from pydantic import BaseModel
 
 from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.encoding.records import RecordEncoder
-from slipway.components.prepare_data.encoding.unusable import Unusable
 from slipway.components.prepare_data.listing.index import read_list
-from slipway.components.prepare_data.sources.source import Reader, Source
-from slipway.components.prepare_data.validation.check import Inspector, Look, check_bytes
+from slipway.components.prepare_data.sources.source import Reader, Source, Unusable
 from slipway.components.prepare_data.validation.duplicates import hash_row, write_hashes
+from slipway.components.prepare_data.validation.image import ImageInfo, Inspector, check_bytes
 from slipway.components.prepare_data.validation.sampling import is_decoded
 from slipway.components.prepare_data.validation.tally import Tally, TallyCounter
 from slipway.components.prepare_data.writing.workers import Tick
@@ -114,30 +113,30 @@ class ShardWriter:
         if self._reader is None:
             self._reader = self._source.reader(self._scratch)
         reader, read, below = self._reader, self._reader.read, task.decoded_below
-        look_at_header, look_at_all = Inspector(whole=False).look, Inspector(whole=True).look
+        inspect_header, inspect_all = Inspector(whole=False).inspect, Inspector(whole=True).inspect
         count = counter.add
         has_further, further = bool(self._source.features), []
-        done, told, last = 0, 0, time.monotonic()
+        done, reported, last = 0, 0, time.monotonic()
         for key, label, listed_size, place in read_list(task.examples):
             done += 1
             if done % EXAMPLES_BETWEEN_TICKS == 0 and time.monotonic() - last > SECONDS_BETWEEN_TICKS:
-                tick(done - told)
-                told, last = done, time.monotonic()
+                tick(done - reported)
+                reported, last = done, time.monotonic()
             try:
                 check_bytes(listed_size)
                 image = read(key, place, listed_size)
                 decoded = is_decoded(key, below)
-                look = look_at_all if decoded else look_at_header
-                seen = look(image)
+                inspect = inspect_all if decoded else inspect_header
+                seen = inspect(image)
                 if has_further:
                     further = list(reader.further(place))
-                    look_at_further(further, task.images, look)
+                    inspect_further(further, task.images, inspect)
                 count(key, label, seen, decoded=decoded)
             except Unusable as reason:
-                counter.leave_out(key, reason)
+                counter.skip(key, reason)
                 continue
             yield image, key, label, further
-        tick(done - told)
+        tick(done - reported)
 
     def _write_records(self, path: Path, examples: Iterable[Usable], hashed: list[bytes] | None) -> tuple[int, str]:
         """Write the records to `path`; return their size and SHA-256. Appends the images' hash rows to `hashed`."""
@@ -162,7 +161,9 @@ class ShardWriter:
         return size, digest.hexdigest()
 
 
-def look_at_further(further: list[tuple[bytes, bytes]], images: list[bytes], look: Callable[[bytes], Look]) -> None:
+def inspect_further(
+    further: list[tuple[bytes, bytes]], images: list[bytes], inspect: Callable[[bytes], ImageInfo]
+) -> None:
     """Validate the images among an example's additional features.
 
     Raises:
@@ -172,7 +173,7 @@ def look_at_further(further: list[tuple[bytes, bytes]], images: list[bytes], loo
         if name in images:
             for image in values(feature):
                 try:
-                    look(image if isinstance(image, bytes) else b"")
+                    inspect(image if isinstance(image, bytes) else b"")
                 except Unusable as reason:
                     raise type(reason)(f"its {name.decode()}: {reason}") from None
 

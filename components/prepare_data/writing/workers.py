@@ -13,17 +13,21 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
+from multiprocessing.context import DefaultContext, ForkContext
+from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
+from slipway.core.exit_codes import describe, status_of
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Tick = Callable[[int], None]
+# A worker's message: "tick", "done" or "failed", and its content.
+Message = tuple[str, Any]
 
-SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_POLLS = 0.5
 SECONDS_TO_END = 5.0
 # Signals that workers handle differently from their parent.
 OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -37,25 +41,20 @@ class WorkerDied(UserError):
 
     def __init__(self, code: int) -> None:
         super().__init__(
-            f"A process that prepares the data {how_it_ended(code)}.",
+            f"A process that prepares the data {describe(status_of(code))}.",
             fix="check the log; if the machine ran out of memory, use fewer processes: --set data.workers=1"
             if code < 0
             else "check the log, and your code for calls of os._exit",
         )
 
 
-def how_it_ended(code: int) -> str:
-    """Describe how a process ended by its exit code, which is negative if a signal ended it."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-
-
 class WorkerFailed(Exception):
     """A task raised an exception that is not a user error; the text is the worker's traceback."""
 
 
-def worker_count(wanted: int | None) -> int:
-    """Return the number of worker processes: `wanted`, or by default one per core."""
-    return wanted or available_cores()
+def worker_count(requested: int | None) -> int:
+    """Return the number of worker processes: `requested`, or by default one per core."""
+    return requested or available_cores()
 
 
 class Workers(Generic[Task, Result]):
@@ -68,17 +67,17 @@ class Workers(Generic[Task, Result]):
 
     def __init__(self, work: Callable[[Task, Tick], Result], count: int) -> None:
         # Forked processes start in milliseconds without imports; other platforms use their default start method.
-        self._context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+        self._context: ForkContext | DefaultContext = multiprocessing.get_context(
+            "fork" if sys.platform == "linux" else None
+        )
         self._work = work
         self._count = count
-        self._processes: dict[Connection, Any] = {}
+        self._processes: dict[Connection, BaseProcess] = {}
 
     def __enter__(self) -> Workers[Task, Result]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def run(self, tasks: Sequence[Task], tick: Tick | None = None) -> Iterator[tuple[int, Result]]:
@@ -139,17 +138,17 @@ class Workers(Generic[Task, Result]):
         connection.send((index, tasks[index]))
         return True
 
-    def _receive(self, connection: Connection) -> tuple[str, Any]:
+    def _receive(self, connection: Connection) -> Message:
         try:
-            message: tuple[str, Any] = connection.recv()
+            message: Message = connection.recv()
         except (EOFError, ConnectionResetError):
             process = self._processes[connection]
             process.join(SECONDS_TO_END)
-            raise WorkerDied(process.exitcode) from None
+            raise WorkerDied(process.exitcode or 0) from None
         return message
 
 
-def _serve(connection: Connection, work: Callable[[Any, Tick], Any], parent: int) -> None:
+def _serve(connection: Connection, work: Callable[[Task, Tick], Result], parent: int) -> None:
     """Run tasks until the parent terminates the worker or has died."""
     # The parent handles Ctrl-C, SIGTERM and SIGHUP, and terminates its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -163,7 +162,7 @@ def _serve(connection: Connection, work: Callable[[Any, Tick], Any], parent: int
 
     try:
         while True:
-            while not connection.poll(SECONDS_BETWEEN_LOOKS):
+            while not connection.poll(SECONDS_BETWEEN_POLLS):
                 _leave_with(parent)
             index, task = connection.recv()
             try:

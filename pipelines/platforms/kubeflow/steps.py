@@ -9,7 +9,7 @@ from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterC
 
 from slipway import steps
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.register_model.settings import RegisterSettings
+from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.kubeflow import KubeflowSettings

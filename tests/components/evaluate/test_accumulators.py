@@ -14,8 +14,8 @@ from slipway.components.evaluate.accumulators import (
     Measures,
     PrecisionRecall,
     Predictions,
-    TopAccuracy,
     WrongExample,
+    top_hits,
     wilson,
 )
 
@@ -73,9 +73,7 @@ def test_figures_are_those_of_scikit_learn(classes: int, sharpness: float) -> No
         assert metrics["loss"] == pytest.approx(reference.log_loss(batch.labels, rows, labels=range(classes)), rel=1e-5)
     five = {"k": 5, "labels": range(classes)}
     top = 1.0 if classes <= 5 else reference.top_k_accuracy_score(batch.labels, batch.probabilities, **five)
-    measures.top = TopAccuracy()
-    measures.top.update(batch)
-    assert measures.top.correct / measures.top.examples == pytest.approx(top)
+    assert top_hits(batch) / 900 == pytest.approx(top)
     for name, value in (("macro_precision", precision), ("macro_recall", recall), ("macro_f1", f1)):
         assert metrics[name] == pytest.approx(value.mean())
     assert metrics["examples"] == 900
@@ -110,9 +108,11 @@ def test_the_precision_at_a_recall_is_the_best_from_there_on() -> None:
 
 
 def test_of_equal_probabilities_the_first_classes_are_the_top() -> None:
-    top = TopAccuracy()
-    top.update(predictions(np.arange(20), np.full((20, 20), 0.05)))
-    assert (top.correct, top.examples) == (5, 20)
+    batch = predictions(np.arange(20), np.full((20, 20), 0.05))
+    assert top_hits(batch) == 5
+    assert measured([batch], 20).metrics()["top_5_accuracy"] == 0.25
+    fewer = predictions(np.arange(19), np.full((19, 19), 1 / 19))
+    assert "top_5_accuracy" not in measured([fewer], 19).metrics()
 
 
 def test_auc_tells_scores_near_one_apart() -> None:
@@ -178,7 +178,7 @@ def test_a_class_of_another_data_set_counts_as_wrong() -> None:
 
 def test_a_probability_of_zero_gives_a_finite_loss() -> None:
     batch = predictions(np.array([1]), np.array([[1.0, 0.0]], np.float32))
-    assert measured([batch], 2).loss.mean == pytest.approx(-np.log(np.finfo(np.float32).eps))
+    assert measured([batch], 2).metrics()["loss"] == pytest.approx(-np.log(np.finfo(np.float32).eps))
 
 
 def test_calibration_of_known_bins() -> None:

@@ -14,7 +14,7 @@ import pytest
 from sklearn import metrics as reference
 
 from slipway.components.evaluate.evaluation import evaluate
-from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
+from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.core.errors import UserError
 from slipway.trainer.engines.table import ENGINES
 

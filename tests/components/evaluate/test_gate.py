@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipway.components.evaluate.gate import Opponent, Verdict, decide
-from slipway.components.evaluate.settings import GateSettings
+from slipway.components.evaluate.gate import GateSettings, Opponent, Verdict, decide
 
 NONE_YET = "There is no champion yet."
 

@@ -17,10 +17,10 @@ import pytest
 from PIL import Image
 
 from slipway.components.evaluate.accumulators import wilson
+from slipway.components.evaluate.charts import POINTS, read_history
 from slipway.components.evaluate.evaluation import Evaluation, evaluate
-from slipway.components.evaluate.history import POINTS, read_history
+from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.components.evaluate.report import _data_uri, render
-from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 
 
 class Page(HTMLParser):

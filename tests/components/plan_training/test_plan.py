@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.components.plan_training.fitting import example_bytes
-from slipway.components.plan_training.plan import plan_training
+from slipway.components.plan_training.plan import ELEMENT_BYTES, plan_training
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Shard, Split
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
+from slipway.trainer.engines.builder import example_elements
 
 MODEL = ModelSettings(builder="a.b:c", arguments={"width": 3, "rate": 0.5})
 
@@ -109,7 +109,7 @@ CONVOLUTION = ModelSettings(builder="slipway.trainer.models.digits:build")
 
 def test_a_rehearsals_batch_is_the_largest_that_fits_and_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events"))
-    each = example_bytes("tensorflow", CONVOLUTION, (8, 8, 1), 1)
+    each = example_elements("tensorflow", CONVOLUTION, (8, 8, 1), 1) * ELEMENT_BYTES
     fitted = plan(
         replicas=2, devices=2, batch_size=512, model=CONVOLUTION, memory=int(each * 103.5), steps=3, epochs=None
     )

@@ -33,7 +33,7 @@ def encoded() -> Callable[..., bytes]:
 def make_folder(tmp_path: Path) -> Callable[..., Path]:
     """Creates a source folder with the given number of images in each subfolder."""
 
-    def make(folders: Mapping[str, int], name: str = "pictures", **image: object) -> Path:
+    def make(folders: Mapping[str, int], name: str = "image_folder", **image: object) -> Path:
         root = tmp_path / name
         for place, (folder, count) in enumerate(folders.items()):
             (root / folder).mkdir(parents=True, exist_ok=True)

@@ -70,7 +70,7 @@ def test_what_the_user_should_know_of_a_set_is_said_each_time(
     for _ in range(2):
         _, statistics = run(make_settings(folder), tmp_path)
     told = [event["text"] for event in map(json.loads, events.read_text().splitlines()) if event["event"] == "message"]
-    notes = manifest.read(next((tmp_path / "store" / "pictures").glob("*/manifest.json")).parent).notes
+    notes = manifest.read(next((tmp_path / "store" / "image_folder").glob("*/manifest.json")).parent).notes
     assert [text for text in told if text in notes] == notes * 2
     cases, unicode_forms, turned = notes
     assert "'CAT', 'Cat', 'cat '." in cases

@@ -19,6 +19,8 @@ import pytest
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 # How often one run is killed.
 KILLS = int(os.environ.get("SLIPWAY_KILLS", "6"))
@@ -31,8 +33,8 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.step import step
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by default if the tests run in the background
-look, pause = shards.Inspector.look, float(sys.argv[2])
-shards.Inspector.look = lambda self, data: (time.sleep(pause), look(self, data))[1]
+inspect, pause = shards.Inspector.inspect, float(sys.argv[2])
+shards.Inspector.inspect = lambda self, data: (time.sleep(pause), inspect(self, data))[1]
 with step("prepare_data"):
     prepared = prepare(DataSettings.model_validate_json(sys.argv[1]), 4)
     print("reused" if prepared.reused else "written")
@@ -100,7 +102,7 @@ def test_a_run_that_is_killed_is_resumed(
     workers = psutil.Process(run.pid).children()
     run.kill()
     wait_for(lambda: gone(workers), 10)
-    kept = {path: path.stat().st_mtime_ns for path in Path(settings.store).glob("*/.*.work/set/pictures-*")}
+    kept = {path: path.stat().st_mtime_ns for path in Path(settings.store).glob("*/.*.work/set/image_folder-*")}
     results = list(Path(settings.store).glob("*/.*.work/results/*.json"))
     assert len(results) >= 3
     prepared = prepare(settings, 4)
@@ -193,7 +195,7 @@ def test_two_runs_of_the_same_set_end_with_one(
     assert [out.strip() for out, _ in said] == ["written", "reused"], said
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     assert any("waiting for it" in event.get("text", "") for event in events)
-    (prepared,) = (Path(settings.store) / "pictures").iterdir()
+    (prepared,) = (Path(settings.store) / "image_folder").iterdir()
     assert (prepared / "manifest.json").exists()
 
 

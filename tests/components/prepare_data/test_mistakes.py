@@ -44,13 +44,13 @@ def test_an_unknown_source_names_the_nearest(make_settings: MakeSettings, source
 
 
 def test_a_bare_path_is_told_how_it_is_written(make_settings: MakeSettings) -> None:
-    assert "images:./pictures" in (refused(make_settings("./pictures")).fix or "")
+    assert "images:./image_folder" in (refused(make_settings("./image_folder")).fix or "")
 
 
 def test_a_folder_that_is_missing_names_the_nearest(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
     root = make_folder({"a": 3})
-    error = refused(make_settings(root.with_name("picture")))
-    assert error.message == f"There is no folder {root.with_name('picture')}."
+    error = refused(make_settings(root.with_name("image_folde")))
+    assert error.message == f"There is no folder {root.with_name('image_folde')}."
     assert error.nearest == f"images:{root}"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from slipway.components.cloud.connection import Connection
+from slipway.components.register_model import model_registry
 from slipway.components.register_model.component import find_champion, register_version
 from slipway.components.register_model.model_registry import Candidate, ModelRegistry, label
 from slipway.components.register_model.registration import register_in_model_registry
@@ -32,9 +33,14 @@ def candidate(run: int) -> Candidate:
     )
 
 
+@pytest.fixture(autouse=True)
+def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_registry, "POLL_SECONDS", 0.01)
+
+
 @pytest.fixture
 def registry(ready_google: FakeGoogle) -> ModelRegistry:
-    return ModelRegistry(Connection(PROJECT, REGION, ready_google.endpoints), poll_seconds=0.01)
+    return ModelRegistry(Connection(PROJECT, REGION, ready_google.endpoints))
 
 
 def versions(google: FakeGoogle) -> list[Any]:

@@ -16,8 +16,7 @@ import pytest
 
 from slipway.components.register_model import registry as registry_module
 from slipway.components.register_model.registration import register
-from slipway.components.register_model.registry import Registry, git_commit
-from slipway.components.register_model.settings import RegisterSettings
+from slipway.components.register_model.registry import RegisterSettings, Registry, git_commit
 from slipway.core.errors import UserError
 
 

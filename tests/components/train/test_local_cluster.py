@@ -18,7 +18,7 @@ import pytest
 
 from slipway.components.step import WorkFailed
 from slipway.components.train.local_cluster import run_local_cluster
-from slipway.components.train.replica import cluster_environment, replicas_of
+from slipway.components.worker_pools import cluster_environment, replicas_of
 from slipway.core.errors import UserError
 from slipway.trainer.config import RestartSettings
 
@@ -124,6 +124,7 @@ def test_replicas_that_end_with_different_weights_have_failed(tmp_path):
 STOPS = 12
 
 
+@pytest.mark.slow
 def test_a_stop_at_any_moment_ends_the_step(tmp_path):
     seed = random.randrange(2**31)
     print(f"seed {seed}")
@@ -147,9 +148,9 @@ PARENT = """
 import sys, textwrap
 from pathlib import Path
 from slipway.components.step import step
-from slipway.components.train import local_cluster
 from slipway.components.train.local_cluster import run_local_cluster
-local_cluster.GRACE_SECONDS = 2
+from slipway.core import supervision
+supervision.GRACE_SECONDS = 2
 code = "import time, signal; %s; print('ready', flush=True); time.sleep(60)"
 spec = {"machine_spec": {}, "container_spec": {"command": ["python", "-c", code]}}
 with step("train"):

@@ -12,30 +12,29 @@ import textwrap
 import time
 from collections import deque
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from slipway.components.step import WorkFailed
 from slipway.components.train.local_cluster import run_local_cluster
-from slipway.components.train.replica import Replica
 from slipway.components.train.restarts import Restarts
-from slipway.components.train.worker import Worker
 from slipway.core.errors import ERROR_PREFIX, UserError
+from slipway.core.exit_codes import PEER_LOST, STOPPED, status_of
+from slipway.core.supervision import Child
 from slipway.trainer.config import RestartSettings
 
-KILLED, STOPPED, PEER_LOST = -signal.SIGKILL, 143, 138
+KILLED = 128 + signal.SIGKILL
 TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "KeyError: 'lost'")
 
 
-class EndedWorker(Worker):
-    """A worker as it is when all is over."""
+class EndedWorker(Child):
+    """A replica as it is when all is over."""
+
+    status = 0
 
     def __init__(self, index: int, code: int, *lines: str) -> None:
-        self.replica = Replica(1, index, (), 0)
-        self.tail = deque(lines)
-        self.process = SimpleNamespace(returncode=code, poll=lambda: code)  # type: ignore[assignment]
+        self.name, self.status, self.tail = f"workerpool1-{index}", status_of(code), deque(lines)
 
 
 def restarts(folder: Path, at_most: int = 5, backoff_seconds: float = 1.0) -> Restarts:
@@ -51,6 +50,7 @@ def restarts(folder: Path, at_most: int = 5, backoff_seconds: float = 1.0) -> Re
         ([(0, PEER_LOST), (2, STOPPED)], 2, "was stopped by SIGTERM"),
         ([(0, PEER_LOST)], 0, "failed with exit code 138"),
         ([(0, -signal.SIGABRT)], 0, "was killed by SIGABRT"),
+        ([(0, STOPPED), (1, PEER_LOST), (2, KILLED)], 2, "was killed by SIGKILL"),  # a device of replica 2 was
         (
             [(0, STOPPED, "another replica was asked to stop: ended at step 7"), (1, STOPPED, "asked to stop: ended")],
             1,
@@ -145,7 +145,7 @@ def test_all_start_again_until_they_end_well_and_what_happened_is_said(
     )
     assert starts(tmp_path) == [4, 4]
     reasons = [(restart.replica, restart.reason, restart.step) for restart in done]
-    killed, stopped = "was killed by SIGKILL", "was killed by SIGTERM"  # without a handler it is the signal's doing
+    killed, stopped = "was killed by SIGKILL", "was stopped by SIGTERM"
     assert reasons == [("workerpool1-0", reason, 30) for reason in (killed, stopped, killed)]
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     messages = [event["text"] for event in events if event["event"] == "message"]

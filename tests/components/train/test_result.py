@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from slipway.components.step import WorkFailed
-from slipway.components.train.result import trained_model
+from slipway.components.train.result import publish
 
 
 def write(folder: Path, weights_step: int) -> None:
@@ -19,16 +20,23 @@ def write(folder: Path, weights_step: int) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
 
 
+def published(output: Path) -> tuple[SimpleNamespace, dict[str, float], dict]:
+    """The model artifact, the logged metrics and the step's outputs."""
+    model, logged = SimpleNamespace(uri="", metadata={}), {}
+    return model, logged, publish(str(output), model, SimpleNamespace(log_metric=logged.__setitem__))
+
+
 def test_its_figures_are_those_of_the_weights_that_were_exported(tmp_path: Path) -> None:
     write(tmp_path / "model", 20)
-    found = trained_model(tmp_path)
-    assert found.validation == {"loss": 0.05, "accuracy": 0.2}
-    assert found.metadata == {"engine": "jax", "weights_step": 20}
+    model, logged, outputs = published(tmp_path)
+    assert logged == {"loss": 0.05, "accuracy": 0.2}
+    assert (model.uri, model.metadata) == (f"{tmp_path}/model", {"engine": "jax", "weights_step": 20})
+    assert outputs == {"model": model.uri, **model.metadata, "validation": logged}
 
 
 def test_a_saved_model_is_enough_and_nothing_is_not(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with pytest.raises(WorkFailed, match="AIP_MODEL_DIR"):
-        trained_model(tmp_path)
+        published(tmp_path)
     (tmp_path / "model" / "saved_model.pb").write_bytes(b"")
-    assert trained_model(tmp_path).metadata == {}
+    assert published(tmp_path)[0].metadata == {}

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from google.cloud import aiplatform_v1 as vertex
 
-from slipway.core.paths import places
+from slipway.core.paths import output_paths
 from slipway.trainer.distributed.cluster import read
 from tests.fakes.containers import End
 from tests.fakes.vertex.containers import Containers
@@ -50,7 +50,7 @@ def test_only_several_replicas_get_tf_config_and_an_evaluator_is_not_in_it():
 def test_folders_are_named_where_there_is_an_output_directory():
     made = job(1)
     told = environment_of(made, replicas_of(made)[0], replicas_of(made))
-    assert str(places(told).checkpoints) == "/gcs/bucket/runs/one/checkpoints"
+    assert str(output_paths(told).checkpoints) == "/gcs/bucket/runs/one/checkpoints"
     bare = job(1, output="")
     assert not [
         name for name in environment_of(bare, replicas_of(bare)[0], replicas_of(bare)) if name.startswith("AIP")

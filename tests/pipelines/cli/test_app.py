@@ -187,6 +187,18 @@ def test_a_run_that_succeeded_continues_only_with_a_change(failed: RunFolder, re
     assert len(resumed) == 1
 
 
+@pytest.mark.parametrize(("options", "code"), [((), 0), (("--require-promotion",), 3)])
+def test_a_rejected_model_fails_the_command_only_where_asked(
+    failed: RunFolder, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], code: int
+):
+    def run(folder, config, record, watcher):
+        record.status, record.verdict = "succeeded", {"decision": "reject", "reasons": ["too low"]}
+        return record
+
+    monkeypatch.setattr(launch, "run", run)
+    assert invoke("run", "--resume", "latest", *options).exit_code == code
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -13,6 +13,7 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.pipelines.cli.app import app
 
 
+@pytest.mark.slow
 def test_a_data_set_is_saved_as_a_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepare(DataSettings(source="digits", store=str(tmp_path / "store")), 1)
     shutil.copytree(prepared.folder, tmp_path / "sets/digits/1.0.0")  # what Slipway writes, TFDS reads

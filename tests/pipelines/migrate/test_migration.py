@@ -111,6 +111,7 @@ def test_every_example_of_the_guides(example):
         assert said(migration.dropped, "3 parameter servers", "all-reduce")
 
 
+@pytest.mark.slow
 def test_a_migrated_configuration_passes_the_doctor(tmp_path):
     from slipway.pipelines.config.config import load
     from slipway.pipelines.doctor import CHECKS, Context, examine
@@ -512,6 +513,7 @@ inputs = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(values=st.one_of(inputs, inputs.map(lambda values: {"trainingInput": values})), as_json=st.booleans())
 def test_no_job_crashes_the_migration(values, as_json):

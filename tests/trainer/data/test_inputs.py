@@ -30,7 +30,7 @@ def take(dataset: Any, count: int) -> list[list[bytes]]:
     return [names(images) for images, _ in dataset.take(count).as_numpy_iterator()]
 
 
-def test_decoded_examples_are_what_was_written(tiny: Path, make_picture: Any) -> None:
+def test_decoded_examples_are_what_was_written(tiny: Path, make_image: Any) -> None:
     from slipway.trainer.data import inputs
 
     training = inputs.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=0)
@@ -38,7 +38,7 @@ def test_decoded_examples_are_what_was_written(tiny: Path, make_picture: Any) ->
     assert training.images.shape == (600, 8, 8, 1)
     assert training.images.dtype == np.uint8
     for number in (0, 149, 150, 599):
-        np.testing.assert_array_equal(training.images[number, :, :, 0], make_picture(number % 3, number))
+        np.testing.assert_array_equal(training.images[number, :, :, 0], make_image(number % 3, number))
         assert training.labels[number] == number % 3
 
 

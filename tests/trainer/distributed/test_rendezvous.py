@@ -103,7 +103,7 @@ def test_a_worker_names_the_one_that_the_chief_misses() -> None:
 
     def wait(rank: int) -> None:
         with pytest.raises(UserError) as caught:
-            rendezvous.meet(cluster(addresses, rank), 3.0 if rank else 6.0)
+            rendezvous.meet(cluster(addresses, rank), 1.5 if rank else 3.0)
         errors.append(caught.value)
 
     threads = [threading.Thread(target=wait, args=(rank,)) for rank in (0, 1)]

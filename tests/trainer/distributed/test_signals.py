@@ -14,7 +14,7 @@ from slipway.trainer.distributed.signals import StopRequest
 PROGRAM = """
 import os, signal, sys, time
 from slipway.trainer.distributed import signals as stopping
-stopping.DEADLINE_SECONDS, stopping.PROMPT_SECONDS = 5.0, 0.5
+stopping.DEADLINE_SECONDS, stopping.PROMPT_SECONDS = 2.0, 0.5
 stop = stopping.StopRequest()
 stop.install()
 {body}
@@ -51,7 +51,7 @@ with {}:
 @pytest.mark.parametrize(
     ("name", "where", "at_least"),
     [
-        ("SIGTERM", "stop.deferred()", 5),
+        ("SIGTERM", "stop.deferred()", 2),
         ("SIGHUP", "contextlib.nullcontext()", 0.5),
         ("SIGTERM", "stop.deferred(), stop.at_once()", 0.5),
     ],

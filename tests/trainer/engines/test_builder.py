@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
+from slipway.core.exit_codes import STOPPED
 from slipway.trainer.config import ModelSettings
-from slipway.trainer.distributed.signals import EXIT_CODE
 from slipway.trainer.engines import builder
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
@@ -52,6 +52,7 @@ def test_a_good_one_is_called_with_its_arguments() -> None:
         ("sample_networks:returns_nothing", "returned NoneType instead of a keras.Model", None),
         ("sample_networks:too_few_outputs", r"returns \[batch, 2\]; the data set has 3 classes", None),
         ("sample_networks:probabilities", "ends in a softmax", None),
+        ("sample_networks:built_in_batch", "has a fixed batch size of 64", None),
         ("sample_networks:other_size", "cannot process images of 8 x 8 x 1", None),
     ],
 )
@@ -90,7 +91,7 @@ def test_batch_normalization_is_refused_on_several_devices_only() -> None:
 
 def test_a_stop_while_the_builder_runs_is_no_mistake_of_it() -> None:
     with pytest.raises(SystemExit), builder.user_code():
-        sys.exit(EXIT_CODE)
+        sys.exit(STOPPED)
 
 
 def test_processes_and_threads_of_user_code_end_as_they_ask_for() -> None:

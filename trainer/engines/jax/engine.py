@@ -15,7 +15,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from jax.experimental import jax2tf
-from jax.sharding import NamedSharding
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.core.manifest import Manifest
@@ -82,8 +81,8 @@ class JaxEngine:
         self._step = Step(
             model=self._model,
             optimizer=self._optimizer,
-            rate=_place(inner._learning_rate, self._optimizer.variables),
-            loss_scale=_place(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
+            rate=_index(inner._learning_rate, self._optimizer.variables),
+            loss_scale=_index(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
             batch=job.train.batch_size,
             accumulation=job.train.accumulation,
             class_weights=class_weights(job.train, manifest),
@@ -140,7 +139,10 @@ class JaxEngine:
         # Float64 is disabled on the devices: exchange the values as raw bytes.
         parts = np.tile(own.view(np.uint32)[np.newaxis], (len(self._devices.local), 1))
         with errors_named(self._devices.cluster):
-            everywhere = np.asarray(_gathered(self._devices.split(parts), self._devices.whole_layout))
+            # All-gather. A new function for each call: with one that was kept, JAX did not report the loss of another
+            # process as a JaxRuntimeError.
+            gather = jax.jit(lambda same: same, out_shardings=self._devices.whole_layout)
+            everywhere = np.asarray(gather(self._devices.split(parts)))
         return [float(value) for value in everywhere.view(np.float64).max(axis=0)]
 
     def state(self) -> State:
@@ -220,10 +222,5 @@ class JaxEngine:
                 variable.assign(np.asarray(array))
 
 
-def _place(wanted: keras.Variable, variables: Sequence[keras.Variable]) -> int:
+def _index(wanted: keras.Variable, variables: Sequence[keras.Variable]) -> int:
     return next(number for number, variable in enumerate(variables) if variable is wanted)
-
-
-def _gathered(array: jax.Array, layout: NamedSharding) -> jax.Array:
-    """Replicate `array` on every device (all-gather)."""
-    return jax.jit(lambda same: same, out_shardings=layout)(array)

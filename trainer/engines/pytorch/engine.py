@@ -175,7 +175,7 @@ class PyTorchEngine:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 if name == "optimizer/loss_scale":
-                    load_loss_scale(self._step.scaler, state[name])
+                    load_loss_scale(self._step.scaler, np.asarray(state[name], np.float32))
                 else:
                     tensor.copy_(torch.from_numpy(np.array(state[name])))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
@@ -29,7 +28,7 @@ def devices() -> list[str]:
     return [f"GPU:{number}" for number in range(len(accelerators))] or ["CPU:0"]
 
 
-def multi_worker_strategy(cluster: Cluster, names: Sequence[str]) -> Any:
+def multi_worker_strategy(cluster: Cluster, names: Sequence[str]) -> tf.distribute.Strategy:
     # The cluster is passed in because TensorFlow's own resolver does not know `master`, which Vertex AI may use.
     tasks: dict[str, list[str]] = {}
     for task in cluster.tasks:
@@ -62,7 +61,7 @@ def _several_processors(names: Sequence[str]) -> Iterator[None]:
     """Make the strategy use all virtual CPU devices; by default it uses only the first."""
     original = CollectiveAllReduceExtended._initialize_local_devices
 
-    def initialize(_self: Any, _resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+    def initialize(_self: object, _resolver: object, worker_device: str) -> tuple[tuple[str, ...], str]:
         return tuple(f"{worker_device}/device:{device}" for device in names), "CPU"
 
     CollectiveAllReduceExtended._initialize_local_devices = initialize
@@ -85,9 +84,9 @@ def maker_name(names: Sequence[str]) -> str:
 def capability(names: Sequence[str]) -> tuple[int, int] | None:
     """Return a GPU's compute capability, None for other devices."""
     found = _details(names).get("compute_capability")
-    return (int(found[0]), int(found[1])) if found else None
+    return (int(found[0]), int(found[1])) if isinstance(found, tuple) else None
 
 
-def _details(names: Sequence[str]) -> dict[str, Any]:
+def _details(names: Sequence[str]) -> dict[str, object]:
     physical = tf.config.list_physical_devices("GPU")
     return dict(tf.config.experimental.get_device_details(physical[0])) if kind(names) == "GPU" and physical else {}

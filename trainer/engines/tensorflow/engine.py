@@ -11,7 +11,6 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -58,20 +57,23 @@ def make() -> Engine:
 class TensorFlowEngine:
     """See `slipway.trainer.engines.base.Engine`."""
 
+    # Set by `open`.
+    _strategy: tf.distribute.Strategy
+    # Set by `build`.
+    _model: keras.Model
+    _optimizer: keras.optimizers.Optimizer
+    _step: TrainingStep
+    _train: TrainSettings
+    _loop: StepLoop
+
     def __init__(self) -> None:
-        self._strategy: Any = None
         self._world_size = 1
         self._names: list[str] = []
-        self._model: Any = None
-        self._optimizer: Any = None
         self._image_shape = (0, 0, 0)
         self._batch = 0  # this process's examples per step
-        self._train: TrainSettings | None = None
         self._precision: Precision = "float32"
-        self._step: TrainingStep | None = None
-        self._loop: StepLoop | None = None
         self._call: Call | None = None
-        self._measures: dict[Any, Callable[..., Any]] = {}
+        self._measures: dict[tuple[int, tuple[int, int, int]], Callable[..., tf.Tensor]] = {}
 
     @property
     def _local_devices(self) -> int:
@@ -148,7 +150,6 @@ class TensorFlowEngine:
                 )
 
     def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
-        assert self._loop is not None
         with self._errors():
             if self._call is None:
                 self._call = self._loop.on(data, step)
@@ -221,11 +222,11 @@ class TensorFlowEngine:
 
     # Measuring
 
-    def _measuring_function(self, data: Evaluation) -> Callable[..., Any]:
+    def _measuring_function(self, data: Evaluation) -> Callable[..., tf.Tensor]:
         share = data.batch // self._local_devices
         shape = data.share.manifest.image_shape
 
-        def device_sums(images: Any, labels: Any, weights: Any) -> Any:
+        def device_sums(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
             start = share * (tf.distribute.get_replica_context().replica_id_in_sync_group % self._local_devices)
             with tf.device("CPU:0"):
                 images, labels, weights = (part[start : start + share] for part in (images, labels, weights))
@@ -247,7 +248,7 @@ class TensorFlowEngine:
                 tf.TensorSpec([data.batch], tf.float32),
             ]
         )
-        def measure(images: Any, labels: Any, weights: Any) -> Any:
+        def measure(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
             by_device = self._strategy.run(device_sums, args=(images, labels, weights))
             return tf.add_n(self._strategy.experimental_local_results(by_device))
 
@@ -255,12 +256,12 @@ class TensorFlowEngine:
 
     # Between processes
 
-    def _over_processes(self, values: Any, how: str) -> list[float]:
+    def _over_processes(self, values: Sequence[float] | NDArray[np.float64], how: str) -> list[float]:
         with _peers():
             return [float(value) for value in self._reduce(tf.constant(values, tf.float64), how)]
 
     @traced(reduce_retracing=True)
-    def _reduce(self, values: Any, how: str) -> Any:
+    def _reduce(self, values: tf.Tensor, how: str) -> tf.Tensor:
         """Return the sum or maximum of `values` (a vector or matrix) over all processes."""
         if self._world_size == 1:
             return values
@@ -269,16 +270,15 @@ class TensorFlowEngine:
             own = tf.one_hot(self._strategy.extended._id_in_cluster, self._world_size, dtype=values.dtype)
             return tf.reduce_max(self._reduce(own[:, tf.newaxis] * values[tf.newaxis, :], "SUM"), axis=0)
 
-        def everywhere() -> Any:
+        def everywhere() -> tf.Tensor:
             return tf.distribute.get_replica_context().all_reduce(
                 tf.distribute.ReduceOp.SUM, values / self._local_devices
             )
 
         return self._strategy.experimental_local_results(self._strategy.run(everywhere))[0]
 
-    def _variables(self) -> dict[str, Any]:
+    def _variables(self) -> dict[str, keras.Variable]:
         """Return all variables by a name that contains their position, identical for every build of a network."""
-        assert self._step is not None
         groups = {"model": self._model.variables, "optimizer": self._optimizer.variables, "loss": self._step.variables}
         return {
             f"{group}/{number:04d}/{variable.name.removesuffix(':0')}": variable
@@ -293,8 +293,7 @@ class TensorFlowEngine:
             with _peers():
                 yield
         except tf.errors.ResourceExhaustedError as error:
-            assert self._step is not None
-            share = self._batch // self._local_devices // (self._train.accumulation if self._train else 1)
+            share = self._batch // self._local_devices // self._train.accumulation
             fits = network.most_that_fit(self._step.part, self._image_shape, share)
             cause = re.search(r"(OOM|[Oo]ut of memory).*", error.message)
             raise OutOfMemory(cause[0] if cause else error.message.partition("\n")[0], fits) from error

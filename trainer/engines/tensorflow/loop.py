@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
+import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
@@ -21,9 +22,11 @@ from slipway.trainer.data.inputs import MemoryTraining, StreamTraining, Training
 from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite, augmented
 
 Rates = NDArray[np.float32]
+Batch = tuple[tf.Tensor, tf.Tensor]  # images and labels
+Number = TypeVar("Number", bound=np.generic)
 # Function (first step's number, learning rates) -> (float32 [steps, 2], seconds spent on input): each step's loss and
 # accuracy, this process's contribution to them.
-Call = Callable[[int, Rates], tuple[Any, float]]
+Call = Callable[[int, Rates], tuple[tf.Tensor, float]]
 
 # Limits on the batches passed to a compiled loop at once: bytes of pixels, and for a stream the number of batches that
 # its reader prefetches, so that it does not pause while they are trained on.
@@ -35,7 +38,7 @@ _HANDED_OF_STREAM = 2
 class Layout:
     """How a batch is split: this process has `local_devices` of the job's `devices`, with `share` examples each."""
 
-    strategy: Any
+    strategy: tf.distribute.Strategy
     local_devices: int
     devices: int
     share: int
@@ -61,7 +64,7 @@ class StepLoop:
     def __init__(
         self,
         step: TrainingStep,
-        optimizer: Any,
+        optimizer: keras.optimizers.Optimizer,
         layout: Layout,
         train: TrainSettings,
         *,
@@ -84,16 +87,16 @@ class StepLoop:
         images, labels = data.tensors()
         shape = [self._layout.local_devices, self._layout.share]
 
-        def batch(device: Any, indices: Any) -> tuple[Any, Any]:
+        def batch(device: tf.Tensor, indices: tf.Tensor) -> Batch:
             return tf.gather(images, indices[device]), tf.gather(labels, indices[device])
 
         order_type = tf.TensorSpec([None, *shape], tf.int32)
 
         @traced(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32), order_type])
-        def steps(first: Any, rates: Any, order: Any) -> Any:
+        def steps(first: tf.Tensor, rates: tf.Tensor, order: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return self._loop(first, rates, lambda number: ((order[number],), 0.0), batch)
 
-        def call(step: int, rates: Rates) -> tuple[Any, float]:
+        def call(step: int, rates: Rates) -> tuple[tf.Tensor, float]:
             started = time.perf_counter()
             order = data.order(step, len(rates)).reshape(len(rates), *shape)
             waited = time.perf_counter() - started
@@ -105,28 +108,34 @@ class StepLoop:
         iterator = iter(data.batches(first))
         share = self._layout.share
 
-        def fetch(_number: Any) -> Any:
+        def fetch(_number: tf.Tensor) -> tuple[Batch, tf.Tensor]:
             started = _now()
             with tf.control_dependencies([started]):
                 batch = next(iterator)
             with tf.control_dependencies(batch):
                 return batch, _now() - started
 
-        def batch(device: Any, images: Any, labels: Any) -> tuple[Any, Any]:
+        def batch(device: tf.Tensor, images: tf.Tensor, labels: tf.Tensor) -> Batch:
             start = device * share
             return images[start : start + share], labels[start : start + share]
 
         @traced(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32)])
-        def steps(first: Any, rates: Any) -> Any:
+        def steps(first: tf.Tensor, rates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return self._loop(first, rates, fetch, batch)
 
-        def call(step: int, rates: Rates) -> tuple[Any, float]:
+        def call(step: int, rates: Rates) -> tuple[tf.Tensor, float]:
             figures, waited = steps(step, rates)
             return figures, float(waited)
 
         return call
 
-    def _loop(self, first: Any, rates: Any, fetch: Callable[[Any], Any], batch: Callable[..., Any]) -> Any:
+    def _loop(
+        self,
+        first: tf.Tensor,
+        rates: tf.Tensor,
+        fetch: Callable[[tf.Tensor], tuple[tuple[tf.Tensor, ...], tf.Tensor]],
+        batch: Callable[..., Batch],
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Run steps in the graph; return their figures, float32 [steps, 2], and the seconds spent in `fetch`.
 
         Args:
@@ -136,7 +145,7 @@ class StepLoop:
             batch: Function (device's number on this process, result of `fetch`) -> (images, labels).
         """
 
-        def on_device(step: Any, *fetched: Any) -> Any:
+        def on_device(step: tf.Tensor, *fetched: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
             context = tf.distribute.get_replica_context()
             device = context.replica_id_in_sync_group
             with tf.device("CPU:0"):
@@ -149,7 +158,9 @@ class StepLoop:
             self._step.update(gradients)
             return figures, []
 
-        def one(number: Any, figures: Any, waited: Any) -> tuple[Any, Any, Any]:
+        def one(
+            number: tf.Tensor, figures: tf.TensorArray, waited: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.TensorArray, tf.Tensor]:
             self._optimizer.learning_rate.assign(rates[number])
             fetched, seconds = fetch(number)
             by_device, gradients = self._layout.strategy.run(on_device, args=(first + number, *fetched))
@@ -164,14 +175,14 @@ class StepLoop:
         )
         return figures.stack(), waited
 
-    def _update_if_finite(self, gradients: Any) -> None:
+    def _update_if_finite(self, gradients: list[tf.Tensor]) -> None:
         """Apply the gradients of a step with loss scaling, in cross-replica context; skips non-finite gradients."""
         if self._step.loss_scale is None:
             return
         strategy = self._layout.strategy
         finite = all_finite([strategy.experimental_local_results(gradient)[0] for gradient in gradients])
 
-        def update() -> Any:
+        def update() -> bool:
             strategy.run(self._step.update, args=(gradients,))
             return True
 
@@ -186,7 +197,7 @@ class StepLoop:
             with tf.device(self._resident):
                 images, labels = tf.identity(images), tf.identity(labels)
 
-        def gather(order: Any) -> tuple[Any, Any]:
+        def gather(order: tf.Tensor) -> Batch:
             return tf.gather(images, order), tf.gather(labels, order)
 
         ahead = traced(gather, reduce_retracing=True)
@@ -194,7 +205,7 @@ class StepLoop:
         rows = min(rows, self._train.steps_per_call)
         steps = self._compiled_steps(rows, gather if self._resident else lambda *batch: batch)
 
-        def fetch(step: int, count: int) -> tuple[Any, ...]:
+        def fetch(step: int, count: int) -> tuple[tf.Tensor, ...]:
             order = _padded(data.order(step, count), rows)
             return (tf.constant(order),) if self._resident else ahead(order)
 
@@ -204,7 +215,7 @@ class StepLoop:
         iterator = iter(data.batches(first))
         rows = min(_HANDED_OF_STREAM, self._train.steps_per_call, self._rows(data))
 
-        def fetch(_step: int, count: int) -> tuple[Any, ...]:
+        def fetch(_step: int, count: int) -> tuple[tf.Tensor, ...]:
             batches = [next(iterator) for _ in range(count)]
             images, labels = zip(*[*batches, *batches[:1] * (rows - count)], strict=True)
             return tf.stack(images), tf.stack(labels)
@@ -215,13 +226,19 @@ class StepLoop:
         shape = data.images.shape[1:] if isinstance(data, MemoryTraining) else data.share.manifest.image_shape
         return max(1, _HANDED_BYTES // int(np.prod(shape) * self._layout.batch))
 
-    def _compiled_steps(self, rows: int, batch: Callable[..., Any]) -> Callable[..., Any]:
+    def _compiled_steps(self, rows: int, batch: Callable[..., Batch]) -> Callable[..., tf.Tensor]:
         """Return a function (first, count, rates [rows], *handed), compiled by XLA, that runs `count` <= `rows` steps.
 
         `handed` has a row for each step, from which `batch` makes its images and labels. The result has `rows` rows.
         """
 
-        def one(number: Any, figures: Any, first: Any, rates: Any, handed: Any) -> Any:
+        def one(
+            number: tf.Tensor,
+            figures: tf.TensorArray,
+            first: tf.Tensor,
+            rates: tf.Tensor,
+            handed: tuple[tf.Tensor, ...],
+        ) -> tuple[tf.Tensor, tf.TensorArray]:
             self._optimizer.learning_rate.assign(rates[number])
             images, labels = batch(*(part[number] for part in handed))
             figure, gradients = self._step.gradients(self._images(images, first + number, 0), labels)
@@ -232,7 +249,7 @@ class StepLoop:
             return number + 1, figures.write(number, figure)
 
         @traced(jit_compile=True)
-        def steps(first: Any, count: Any, rates: Any, *handed: Any) -> Any:
+        def steps(first: tf.Tensor, count: tf.Tensor, rates: tf.Tensor, *handed: tf.Tensor) -> tf.Tensor:
             figures = tf.TensorArray(tf.float32, size=rows, element_shape=[2])
             _, figures = tf.while_loop(
                 lambda number, _: number < count,
@@ -243,16 +260,16 @@ class StepLoop:
 
         return steps
 
-    def _images(self, pixels: Any, step: Any, device: Any) -> Any:
+    def _images(self, pixels: tf.Tensor, step: tf.Tensor, device: tf.Tensor) -> tf.Tensor:
         """Convert a device's uint8 pixels to the network's input, with augmentation."""
         images = scale(pixels)
         return augmented(images, self._train, step, device) if self._train.augment.is_on else images
 
 
-def _in_parts(rows: int, fetch: Callable[[int, int], tuple[Any, ...]], steps: Callable[..., Any]) -> Call:
+def _in_parts(rows: int, fetch: Callable[[int, int], tuple[tf.Tensor, ...]], steps: Callable[..., tf.Tensor]) -> Call:
     """Return a call that runs its steps in chunks of `rows`."""
 
-    def call(step: int, rates: Rates) -> tuple[Any, float]:
+    def call(step: int, rates: Rates) -> tuple[tf.Tensor, float]:
         waited, parts = 0.0, []
         for start in range(0, len(rates), rows):
             count = min(rows, len(rates) - start)
@@ -272,7 +289,7 @@ def _in_order(call: Call, first: int) -> Call:
     """Wrap `call` to check that each call continues where the previous one ended."""
     position = first
 
-    def checked(step: int, rates: Rates) -> tuple[Any, float]:
+    def checked(step: int, rates: Rates) -> tuple[tf.Tensor, float]:
         nonlocal position
         if step != position:
             raise ValueError(f"the stream is at step {position}, not {step}")
@@ -282,11 +299,11 @@ def _in_order(call: Call, first: int) -> Call:
     return checked
 
 
-def _now() -> Any:
+def _now() -> tf.Tensor:
     """Return the current time in seconds, a float64 scalar; deterministic runs do not allow tf.timestamp."""
     return tf.ensure_shape(tf.numpy_function(lambda: np.float64(time.perf_counter()), [], tf.float64), [])
 
 
-def _padded(values: NDArray[Any], rows: int) -> NDArray[Any]:
+def _padded(values: NDArray[Number], rows: int) -> NDArray[Number]:
     """Pad `values` with zeros to `rows` rows."""
     return np.concatenate([values, np.zeros((rows - len(values), *values.shape[1:]), values.dtype)])

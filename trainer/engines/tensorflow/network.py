@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -26,7 +25,7 @@ _CONVOLUTIONAL = (
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"}
 
 
-def compiles(train: TrainSettings, model: Any, kind: str, devices: int) -> bool:
+def compiles(train: TrainSettings, model: keras.Model, kind: str, devices: int) -> bool:
     """Whether to compile; "auto" compiles on a single device if all layers are known to benefit.
 
     Depends only on the settings, the network and the device kind, so a resumed run decides the same.
@@ -40,12 +39,12 @@ def compiles(train: TrainSettings, model: Any, kind: str, devices: int) -> bool:
     return devices == 1 and all(type(layer).__name__ in known and _is_keras(layer) for layer in layers)
 
 
-def _is_keras(layer: Any) -> bool:
+def _is_keras(layer: keras.Layer) -> bool:
     """Whether the layer's class is from Keras, not a custom one of the same name."""
     return type(layer).__module__.split(".")[0] == "keras"
 
 
-def example_flops(model: Any, image_shape: tuple[int, int, int]) -> float | None:
+def example_flops(model: keras.Model, image_shape: tuple[int, int, int]) -> float | None:
     """Return the FLOPs of training on one example: the loss and all gradients.
 
     Uses TensorFlow's statistics of each operation in the traced graph (matrix products, convolutions and their
@@ -53,7 +52,7 @@ def example_flops(model: Any, image_shape: tuple[int, int, int]) -> float | None
     function calls, which these statistics do not cover.
     """
 
-    def gradients(images: Any, labels: Any) -> Any:
+    def gradients(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
             logits = tf.cast(model(images, training=True), tf.float32)
             loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
@@ -68,18 +67,20 @@ def example_flops(model: Any, image_shape: tuple[int, int, int]) -> float | None
     return float(tf.compat.v1.profiler.profile(graph, options=options).total_float_ops)
 
 
-def graph(model: Any, image_shape: tuple[int, int, int]) -> bytes:
+def graph(model: keras.Model, image_shape: tuple[int, int, int]) -> bytes:
     """Return the network's graph from images to logits, as a serialized tf.GraphDef."""
     specification = tf.TensorSpec([None, *image_shape], tf.float32, name="images")
 
-    def logits(images: Any) -> Any:
+    def logits(images: tf.Tensor) -> tf.Tensor:
         return model(images, training=False)
 
     concrete = traced(logits).get_concrete_function(specification)
     return bytes(concrete.graph.as_graph_def(add_shapes=True).SerializeToString())
 
 
-def most_that_fit(gradients: Callable[[Any, Any], Any], image_shape: tuple[int, int, int], below: int) -> int:
+def most_that_fit(
+    gradients: Callable[[tf.Tensor, tf.Tensor], object], image_shape: tuple[int, int, int], below: int
+) -> int:
     """Return the largest batch below `below` that fits in a device's memory, found by bisection on the device.
 
     Args:

@@ -6,8 +6,6 @@ long as the fused operation for a network with four million weights.
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
@@ -18,7 +16,9 @@ from slipway.trainer.engines.keras import optimizer as keras_optimizer
 class _FusedAdam:
     """The fused update step of Adam and AdamW."""
 
-    def update_step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self: keras.optimizers.Adam, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor
+    ) -> None:
         index = self._get_variable_index(variable)
         number = tf.cast(self.iterations + 1, variable.dtype)
         tf.raw_ops.ResourceApplyAdam(
@@ -44,7 +44,7 @@ class _AdamW(_FusedAdam, keras.optimizers.AdamW):
 
 
 class _SGD(keras.optimizers.SGD):
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         gradient, rate = tf.cast(gradient, variable.dtype), tf.cast(learning_rate, variable.dtype)
         if not self.momentum:
             tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
@@ -62,7 +62,7 @@ class _SGD(keras.optimizers.SGD):
 _FUSED = {"adam": _Adam, "adamw": _AdamW, "sgd": _SGD}
 
 
-def make(train: TrainSettings, variables: list[Any]) -> Any:
+def make(train: TrainSettings, variables: list[keras.Variable]) -> keras.optimizers.Optimizer:
     """Return the configured Keras optimizer, built for `variables`; it expects gradients that are already summed."""
     made = keras_optimizer.make(train, variables, _FUSED)
     # Keras would sum the gradients over the devices itself, but clipping and loss scaling need the sum earlier.

@@ -5,8 +5,6 @@ Gradients are summed over all devices before clipping and loss scaling, which th
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -33,11 +31,11 @@ class LossScale:
         self.finite_steps = tf.Variable(0, name="finite_steps", dtype=tf.int64, **options)
 
     @property
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[tf.Variable]:
         """Its state."""
         return [self.scale, self.finite_steps]
 
-    def update(self, finite: Any) -> None:
+    def update(self, finite: tf.Tensor) -> None:
         """Update the scale after a step; `finite` is a boolean scalar. Call in cross-replica context."""
         steps = tf.where(finite, self.finite_steps + 1, 0)
         grows = steps >= STEPS_BEFORE_GROWTH
@@ -62,8 +60,8 @@ class TrainingStep:
 
     def __init__(
         self,
-        model: Any,
-        optimizer: Any,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
         train: TrainSettings,
         class_weights: NDArray[np.float32] | None,
         devices: int,
@@ -77,11 +75,11 @@ class TrainingStep:
         self.part = traced(self._of_part, jit_compile=True) if compiled else self._of_part
 
     @property
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[tf.Variable]:
         """State variables other than the network's and the optimizer's."""
         return self.loss_scale.variables if self.loss_scale else []
 
-    def gradients(self, images: Any, labels: Any) -> tuple[Any, list[Any]]:
+    def gradients(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return a device's contribution to the global batch's loss and accuracy, float32 [2], and to the gradients.
 
         Args:
@@ -96,7 +94,9 @@ class TrainingStep:
         # Sequentially, so that only one micro-batch's activations are in memory at a time.
         zeros = [tf.zeros_like(variable.value) for variable in self._variables]
 
-        def add(number: Any, figures: Any, sums: list[Any]) -> Any:
+        def add(
+            number: tf.Tensor, figures: tf.Tensor, sums: list[tf.Tensor]
+        ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
             more, gradients = self.part(images[number], labels[number])
             return number + 1, figures + more, [one + other for one, other in zip(sums, gradients, strict=True)]
 
@@ -106,7 +106,7 @@ class TrainingStep:
         )
         return figures, sums
 
-    def update(self, gradients: list[Any]) -> None:
+    def update(self, gradients: list[tf.Tensor]) -> None:
         """Apply the global batch's gradients; call in replica context, the same on every device."""
         if self.loss_scale:
             gradients = [gradient / self.loss_scale.scale for gradient in gradients]
@@ -116,7 +116,7 @@ class TrainingStep:
             gradients = [gradient * factor for gradient in gradients]
         self._optimizer.apply(gradients, self._variables)
 
-    def _of_part(self, images: Any, labels: Any) -> tuple[Any, list[Any]]:
+    def _of_part(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         # All per-device batches have the same size, and so have all micro-batches.
         examples = images.shape[0] * self._train.accumulation * self._devices
         with tf.GradientTape() as tape:
@@ -134,7 +134,7 @@ class TrainingStep:
         return tf.stack([loss, accuracy]), [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
-def augmented(images: Any, train: TrainSettings, step: Any, device: Any) -> Any:
+def augmented(images: tf.Tensor, train: TrainSettings, step: tf.Tensor, device: tf.Tensor) -> tf.Tensor:
     """Augment each image independently: float32 in [0, 1], [batch, height, width, channels], to the same.
 
     Args:
@@ -146,21 +146,21 @@ def augmented(images: Any, train: TrainSettings, step: Any, device: Any) -> Any:
     seed = tf.stack([tf.constant(train.seed, tf.int32), tf.cast(step, tf.int32)])
     seeds = tf.unstack(tf.random.split(tf.random.fold_in(seed, tf.cast(device, tf.int32)), 4))
 
-    def uniform(transformation: int, shape: tuple[int, ...], low: float, high: float) -> Any:
+    def uniform(transformation: int, shape: tuple[int, ...], low: float, high: float) -> tf.Tensor:
         return tf.random.stateless_uniform(shape, seeds[transformation], low, high)
 
-    def integers(transformation: int, shape: tuple[int, ...], low: int, high: int) -> Any:
+    def integers(transformation: int, shape: tuple[int, ...], low: int, high: int) -> tf.Tensor:
         return tf.random.stateless_uniform(shape, seeds[transformation], low, high, tf.int32)
 
     draws = augment.draw(train.augment, images.shape[0], uniform, integers)
     return augment.change(images, train.augment, draws)
 
 
-def correct(logits: Any, labels: Any) -> Any:
+def correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Return 1.0 where the most probable class is the label, else 0.0: float32 [batch]."""
     return tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels), tf.float32)
 
 
-def all_finite(gradients: list[Any]) -> Any:
+def all_finite(gradients: list[tf.Tensor]) -> tf.Tensor:
     """Whether all elements are finite, a boolean scalar."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])

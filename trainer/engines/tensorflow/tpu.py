@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from typing import Any
 
 import tensorflow as tf
 
@@ -33,7 +32,7 @@ _TEMPORARY = (
 )
 
 
-def tpu_strategy(cluster: Cluster) -> Any:
+def tpu_strategy(cluster: Cluster) -> tf.distribute.TPUStrategy:
     """Return a TPUStrategy over all cores of this machine's TPU; waits until the TPU responds.
 
     Raises:
@@ -52,10 +51,10 @@ def tpu_strategy(cluster: Cluster) -> Any:
     return tf.distribute.TPUStrategy(_connected(cluster.accelerators, seconds))
 
 
-def _connected(accelerators: Accelerators, seconds: float) -> Any:
+def _connected(accelerators: Accelerators, seconds: float) -> tf.distribute.cluster_resolver.TPUClusterResolver:
     """Return the resolver of the initialised TPU."""
 
-    def connect() -> Any:
+    def connect() -> tf.distribute.cluster_resolver.TPUClusterResolver:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return resolver

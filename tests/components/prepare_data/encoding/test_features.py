@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slipway.components.prepare_data.encoding import messages
 from slipway.components.prepare_data.encoding.features import Kind, described
 from slipway.components.prepare_data.encoding.records import RecordEncoder, read_records
-from slipway.components.prepare_data.encoding.unusable import Unusable
+from slipway.components.prepare_data.sources.source import Unusable
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,7 @@ def theirs(tfds: Any) -> dict[str, tuple[Any, Any]]:
     }
 
 
+@pytest.mark.slow
 def test_features_are_those_of_tensorflow_datasets(tfds: Any) -> None:
     import tensorflow as tf
     from tensorflow_datasets.core import example_serializer

@@ -100,6 +100,7 @@ def test_no_bundle_is_in_two_splits(tmp_path_factory, bundles: list[dict[str, in
     )
 
 
+@pytest.mark.slow
 @given(
     bundles=st.lists(st.dictionaries(st.sampled_from("ab"), st.integers(1, 5), min_size=1), min_size=150, max_size=200)
 )
@@ -144,6 +145,7 @@ def patients(make_folder: MakeFolder, folders: dict[str, range]) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_set_has_each_group_in_one_split(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
     root = patients(make_folder, {"a": range(40), "b": range(30, 60)})
     (root / "a" / "p7_2.png").write_bytes(b"")  # skipped; all shards are written again

@@ -14,9 +14,9 @@ import pytest
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import archive
-from slipway.components.prepare_data.sources.layout import groups_of
+from slipway.components.prepare_data.sources.images import groups_of
 from slipway.components.prepare_data.sources.source import Ignored
-from slipway.components.prepare_data.validation import check
+from slipway.components.prepare_data.validation import image as image_module
 from slipway.core.errors import UserError
 
 KINDS = ("tar", "tar.gz", "tgz", "zip", "stored.zip")
@@ -57,7 +57,7 @@ def test_an_archive_gives_the_set_that_its_folder_gives(
     folder: Path, make_settings: Callable[..., DataSettings], kind: str, inside: str
 ) -> None:
     expected = prepare(make_settings(folder), 2)
-    settings = make_settings(pack(folder, kind, inside), name="pictures")
+    settings = make_settings(pack(folder, kind, inside), name="image_folder")
     prepared = prepare(settings, 2)
     assert prepared.manifest.splits.keys() == expected.manifest.splits.keys()
     if inside != "around it/and more":  # with longer keys
@@ -86,7 +86,7 @@ def test_an_archive_that_was_prepared_is_not_listed_again(
 
 
 def test_an_archive_is_named_without_its_ending(folder: Path, make_settings: Callable[..., DataSettings]) -> None:
-    assert prepare(make_settings(pack(folder, "tar.gz")), 1).manifest.name == "pictures"
+    assert prepare(make_settings(pack(folder, "tar.gz")), 1).manifest.name == "image_folder"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -177,7 +177,7 @@ def test_a_member_that_is_too_large_is_named_and_not_kept(
     folder: Path, make_settings: Callable[..., DataSettings], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "train" / "cat" / "large.png").write_bytes(bytes(5000))
-    for module in (archive, check):
+    for module in (archive, image_module):
         monkeypatch.setattr(module, "MOST_IMAGE_BYTES", 4000)
     source = archive.ArchiveSource(str(pack(folder, kind)), "images:it")
     listed = list(source.entries(source.path, Ignored(), folder))
@@ -188,6 +188,7 @@ def test_a_member_that_is_too_large_is_named_and_not_kept(
         prepare(make_settings(source.path), 1)
 
 
+@pytest.mark.slow
 def test_a_zip_of_more_than_the_old_format_holds(
     make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings], tmp_path: Path
 ) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from slipway.components.prepare_data.encoding.records import example_parts, read_records
+from slipway.components.prepare_data.listing import index
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import statistics
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources import unique
-from slipway.components.prepare_data.sources.unique import UniqueKeys
+from slipway.components.prepare_data.sources.spool import UniqueKeys
 from slipway.core.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
@@ -243,8 +243,8 @@ def test_a_missing_list_and_a_missing_column_are_named(images: Path, make_settin
 
 
 def test_a_key_that_is_there_twice_is_found_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unique, "MOST_ROWS", 7)
-    monkeypatch.setattr(unique, "PIECE_ROWS", 2)
+    monkeypatch.setattr(index, "MOST_ROWS_LISTED", 7)
+    monkeypatch.setattr(index, "PIECE_ROWS", 2)
     with UniqueKeys(tmp_path / "keys") as keys:
         for number in range(100):
             keys.add(b"%d" % (number * 37 % 100), number)

@@ -21,6 +21,8 @@ from slipway.components.prepare_data.writing.set_writer import SetWriter
 from slipway.components.prepare_data.writing.shards import ShardWriter
 from slipway.core.errors import UserError
 
+pytestmark = pytest.mark.slow  # each example function runs in processes of its own
+
 MakeSettings = Callable[..., DataSettings]
 NAMES = itertools.count()
 START = """
@@ -263,7 +265,7 @@ def test_the_function_is_called_twice_only_on_request(
         ("for n in range(30): yield {'image': image(n), 'label': 'a', 'key': str(n) if n < 20 else os._exit(7)}",
          r"^own_data_\d+:examples called os\._exit\(7\) \(own_data_\d+\.py, line 8\)"),
         ("yield 5", "is not a dict with image and label; it is a int"),
-        ("yield {'picture': image(1), 'label': 'a'}", "is not a dict with image and label; it has picture, label"),
+        ("yield {'photo': image(1), 'label': 'a'}", "is not a dict with image and label; it has photo, label"),
         ("yield {'image': image(1), 'label': 'a', 'x': None}", "Cannot infer the kind of the feature x"),
         ("for n in range(9): yield {'image': image(n), 'label': 'a', 'key': str(n % 8)}",
          "yields the key 0 twice: examples 0 and 8"),
@@ -286,7 +288,7 @@ def test_mistakes_are_named(write: Callable[[str], str], make_settings: MakeSett
 @pytest.mark.parametrize(
     ("end", "message"),
     [
-        ("thread = threading.Thread(target=os._exit, args=(3,))", "exited with status 3"),
+        ("thread = threading.Thread(target=os._exit, args=(3,))", "failed with exit code 3"),
         ("thread = threading.Thread(target=os.kill, args=(os.getpid(), 9))", "was killed by SIGKILL"),
     ],
 )

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.components.prepare_data import image_folders
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import check_source, tfds_prepare, tfds_set
@@ -91,6 +90,7 @@ def raw(tfds: Any, builder: Any, split: str, image: str) -> Iterator[dict[str, A
 TAKEN = {"train": "train", "test": "test", "extra": "train"}
 
 
+@pytest.mark.slow
 def test_a_set_passes_through_unchanged(tfds: Any, data_dir: Path, make_settings: MakeSettings) -> None:
     settings = make_settings(
         "tfds:mock_flowers:1.2.0", tfds={"data_dir": str(data_dir), "splits": TAKEN}, image_size=[8, 8]
@@ -123,6 +123,7 @@ def test_a_set_passes_through_unchanged(tfds: Any, data_dir: Path, make_settings
     assert not found
 
 
+@pytest.mark.slow
 def test_what_we_wrote_is_a_source_too(
     tfds: Any, make_folder: Callable[..., Path], make_settings: MakeSettings, tmp_path: Path
 ) -> None:
@@ -192,6 +193,7 @@ def test_the_folder_that_is_meant_is_found(tmp_path: Path) -> None:
     assert found(tmp_path / "none", None, None) is None
 
 
+@pytest.mark.slow
 def test_a_set_that_is_not_there_is_asked_of_tensorflow_datasets(
     tfds: Any, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
@@ -242,7 +244,7 @@ def test_a_set_is_saved_as_a_folder_of_its_images(
 ) -> None:
     settings = make_settings("tfds:mock_flowers", tfds={"data_dir": str(data_dir), "splits": TAKEN})
     folder = tmp_path / "saved" / "flowers"
-    assert image_folders.save_images(settings, folder) == 61
+    assert tfds_set.save_images(settings, folder) == 61
     builder = tfds.builder("mock_flowers", data_dir=str(data_dir))
     images = {
         (TAKEN[split], CLASSES[one["kind"]], one["photo"])
@@ -254,7 +256,7 @@ def test_a_set_is_saved_as_a_folder_of_its_images(
     prepared = prepare(make_settings(folder, image_size=[8, 8]), 1)
     assert prepared.manifest.splits["test"].classes == {"daisy": 4, "tulip": 5}
     with pytest.raises(UserError, match="exists already"):
-        image_folders.save_images(settings, folder)
+        tfds_set.save_images(settings, folder)
 
 
 def test_the_public_bucket_is_asked_where_that_is_set(tfds: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,9 @@ import pytest
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.messages import example, features_of, values
-from slipway.components.prepare_data.encoding.records import CHECKSUM, LENGTH, masked_crc32c, read_records
+from slipway.components.prepare_data.encoding.records import CHECKSUM, LENGTH, masked_crc32c, read_records, scan
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.record_files import scan
 from slipway.core.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]
@@ -120,7 +119,8 @@ def test_splits_stand_in_the_names_of_files_or_folders(write: Callable[..., Path
 def damaged(path: Path) -> dict[str, str]:
     """Damage four of a file's records; return their keys with the expected reasons."""
     data = bytearray(path.read_bytes())
-    places = [found.place for found in scan(path)]
+    with path.open("rb") as file:
+        places = [found.place for found in scan(file)]
     data[places[3] + 40] ^= 1  # a record's content
     data[places[8]] ^= 4  # a record's length
     path.write_bytes(data[:-3])

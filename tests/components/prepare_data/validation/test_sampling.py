@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from slipway.components.prepare_data.encoding.messages import bytes_feature
-from slipway.components.prepare_data.encoding.unusable import Undecodable, Unusable
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.validation.check import Look
+from slipway.components.prepare_data.sources.source import Undecodable, Unusable
+from slipway.components.prepare_data.validation.image import ImageInfo
 from slipway.components.prepare_data.validation.sampling import ALL, decoded_below, is_decoded, sentence
 from slipway.components.prepare_data.writing import set_writer
-from slipway.components.prepare_data.writing.shards import look_at_further
+from slipway.components.prepare_data.writing.shards import inspect_further
 from slipway.core.errors import UserError
 from slipway.core.manifest import Checked
 
@@ -80,6 +80,7 @@ def test_the_sample_has_about_the_wanted_size_and_grows_by_more_images_only(want
     assert all(is_decoded(key, ALL) for key in keys)
 
 
+@pytest.mark.slow
 def test_a_sample_is_decoded_and_said_so(
     root: Path, make_settings: MakeSettings, told: Callable[[], list[str]], tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_sample_is_decoded_and_said_so(
         prepare(make_settings(root, check="decode", **SAMPLE), 3)
 
 
+@pytest.mark.slow
 def test_what_is_bad_in_the_sample_says_that_more_may_be(
     root: Path, make_settings: MakeSettings, told: Callable[[], list[str]]
 ) -> None:
@@ -126,6 +128,7 @@ def test_what_is_bad_in_the_sample_says_that_more_may_be(
     assert shards(clean) == shards(prepared)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_reports_the_same(
     root: Path,
     make_settings: MakeSettings,
@@ -163,6 +166,7 @@ def test_a_resumed_run_reports_the_same(
         assert told() == said
 
 
+@pytest.mark.slow
 def test_as_many_as_the_sample_are_all_decoded(
     root: Path, make_settings: MakeSettings, told: Callable[[], list[str]]
 ) -> None:
@@ -184,14 +188,15 @@ def test_as_many_as_the_sample_are_all_decoded(
 
 @pytest.mark.parametrize("reason", [Unusable, Undecodable])
 def test_a_further_image_is_found_bad_as_the_first_is(reason: type[Unusable]) -> None:
-    def look(data: bytes) -> Look:
+    def look(data: bytes) -> ImageInfo:
         raise reason("it is damaged")
 
     with pytest.raises(Unusable, match="its mask: it is damaged") as error:
-        look_at_further([(b"mask", bytes_feature([b"image"]))], [b"mask"], look)
+        inspect_further([(b"mask", bytes_feature([b"image"]))], [b"mask"], look)
     assert error.type is reason
 
 
+@pytest.mark.slow
 def test_beam_decodes_the_same_sample(root: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
     damage(root / keys_of(root, decoded=True)[0])
     damage(root / keys_of(root, decoded=False)[0])

@@ -18,6 +18,8 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.validation import duplicates
 from slipway.components.prepare_data.writing import set_writer
 
+pytestmark = pytest.mark.slow
+
 # A list of all examples would need 300 bytes each (the key alone has 192): 5.4 MB more for many than for few.
 FEW, MANY = 2_000, 20_000
 MOST_MORE = 3_000_000

@@ -145,6 +145,7 @@ pipeline(config)(**parameters_of(config.kubeflow, sys.argv[3]))
 """
 
 
+@pytest.mark.slow
 def test_the_steps_run_and_store_their_outputs_on_the_volume(tmp_path: Path) -> None:
     config = configuration(folder=str(tmp_path / "volume"), cpu="1", memory="2Gi")
     brief = {"train": config.train.model_copy(update={"epochs": 1}), "evaluate": _no_minimum(config)}
@@ -161,6 +162,7 @@ def test_the_steps_run_and_store_their_outputs_on_the_volume(tmp_path: Path) -> 
     assert champion_folder(str(volume / "models"), "letters") == ""
 
 
+@pytest.mark.slow
 def test_without_a_volume_the_steps_store_artifacts(tmp_path: Path) -> None:
     config = configuration(pipeline_root="minio://mlpipeline/slipway")
     brief = {"train": config.train.model_copy(update={"epochs": 1}), "evaluate": _no_minimum(config)}

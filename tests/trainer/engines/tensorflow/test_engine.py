@@ -25,19 +25,19 @@ def engine_for(config: JobConfig) -> Any:
     return engine
 
 
-def training(config: JobConfig, budget: int = 10**9) -> Any:
-    from slipway.trainer.data import inputs
+@pytest.fixture
+def training(training_data: Any) -> Any:
+    def training(config: JobConfig, budget: int = 10**9) -> Any:
+        return training_data(config.plan.steps_per_epoch, config.train.seed, budget)
 
-    share = Share(Path(config.data), manifests.read(Path(config.data)), 0, 1)
-    plan = config.plan
-    return inputs.training(share, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed, budget=budget)
+    return training
 
 
 def rates(count: int, rate: float = 0.01) -> Any:
     return np.full(count, rate, np.float32)
 
 
-def test_a_step_is_the_optimizers_step_on_the_mean_loss(tiny: Path, make_job: Any) -> None:
+def test_a_step_is_the_optimizers_step_on_the_mean_loss(tiny: Path, make_job: Any, training: Any) -> None:
     """Against a manually computed gradient, for a network without hidden layers and plain gradient descent."""
     config = make_job(
         tiny, steps=10, steps_per_epoch=75, builder="sample_networks:linear", optimizer="sgd", learning_rate=0.5
@@ -64,7 +64,7 @@ def test_a_step_is_the_optimizers_step_on_the_mean_loss(tiny: Path, make_job: An
 
 
 def test_a_network_without_trainable_weights_is_trained_unchanged_with_a_warning(
-    tiny: Path, make_job: Any, caplog: pytest.LogCaptureFixture
+    tiny: Path, make_job: Any, training: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     from slipway.trainer.__main__ import _warn_untrainable
 
@@ -78,7 +78,7 @@ def test_a_network_without_trainable_weights_is_trained_unchanged_with_a_warning
     assert "sample_networks:frozen has no trainable weights" in caplog.text
 
 
-def test_one_call_of_many_steps_is_many_calls_of_one(tiny: Path, make_job: Any) -> None:
+def test_one_call_of_many_steps_is_many_calls_of_one(tiny: Path, make_job: Any, training: Any) -> None:
     config = make_job(tiny, steps=100, steps_per_epoch=75, builder="sample_networks:dropout")
     data = training(config)
     many, single = engine_for(config), None
@@ -94,7 +94,9 @@ def test_one_call_of_many_steps_is_many_calls_of_one(tiny: Path, make_job: Any) 
 
 @pytest.mark.parametrize("augment", [{}, {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2}])
 @pytest.mark.parametrize("budget", [0, 10**9])
-def test_restored_it_goes_on_bit_by_bit(tiny: Path, make_job: Any, budget: int, augment: dict[str, Any]) -> None:
+def test_restored_it_goes_on_bit_by_bit(
+    tiny: Path, make_job: Any, training: Any, budget: int, augment: dict[str, Any]
+) -> None:
     config = make_job(tiny, steps=100, steps_per_epoch=75, builder="sample_networks:dropout", augment=augment)
     whole = engine_for(config)
     whole.run(training(config, budget), 0, rates(40))
@@ -124,7 +126,9 @@ def test_another_networks_state_is_refused(tiny: Path, make_job: Any) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 7, 50, 64])
-def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(tiny: Path, make_job: Any, batch: int) -> None:
+def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(
+    tiny: Path, make_job: Any, training: Any, batch: int
+) -> None:
     from slipway.trainer.data import inputs
 
     config = make_job(tiny, steps=3, steps_per_epoch=75)
@@ -142,7 +146,7 @@ def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(tiny: Path,
     assert engine.evaluate(inputs.evaluation(share, "validation", batch)) == measured
 
 
-def test_regularization_is_part_of_the_loss(tiny: Path, make_job: Any) -> None:
+def test_regularization_is_part_of_the_loss(tiny: Path, make_job: Any, training: Any) -> None:
     config = make_job(tiny, steps=1, steps_per_epoch=75, builder="sample_networks:linear")
     plain = engine_for(config).run(training(config), 0, rates(1)).losses[0]
     config = make_job(
@@ -154,7 +158,9 @@ def test_regularization_is_part_of_the_loss(tiny: Path, make_job: Any) -> None:
     assert regularized == pytest.approx(plain + 0.1 * (kernel**2).sum(), rel=1e-5)
 
 
-def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(tiny: Path, make_job: Any) -> None:
+def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(
+    tiny: Path, make_job: Any, training: Any
+) -> None:
     from slipway.trainer.data import inputs
     from slipway.trainer.engines.tensorflow.step import augmented
 
@@ -192,7 +198,7 @@ def test_agreeing_alone_changes_nothing(tiny: Path, make_job: Any) -> None:
     assert engine.agree([0.0, -1.0, 123456789.0]) == [0.0, -1.0, 123456789.0]
 
 
-def test_an_exploding_loss_is_found_at_its_very_step(tiny: Path, make_job: Any) -> None:
+def test_an_exploding_loss_is_found_at_its_very_step(tiny: Path, make_job: Any, training: Any) -> None:
     from slipway.trainer import failures
 
     config = make_job(tiny, steps=50, steps_per_epoch=75, optimizer="sgd", learning_rate=1e30)

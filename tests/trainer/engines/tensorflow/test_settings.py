@@ -10,7 +10,6 @@ import pytest
 
 from slipway.core import manifest as manifests
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.assignment import Share
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.engines import base
 
@@ -18,12 +17,10 @@ pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
 
 @pytest.fixture
-def start(tiny: Path, make_job: Any) -> Any:
+def start(tiny: Path, make_job: Any, training_data: Any) -> Any:
     """An engine and its data for given settings; plain gradient descent on a network without hidden layers."""
 
     def start(budget: int = 10**9, builder: str = "sample_networks:linear", **settings: Any) -> tuple[Any, Any]:
-        from slipway.trainer.data import inputs
-
         settings = {"optimizer": "sgd", "learning_rate": 0.5} | settings
         arguments = settings.pop("arguments", None)
         config: JobConfig = make_job(
@@ -32,8 +29,7 @@ def start(tiny: Path, make_job: Any) -> Any:
         engine = base.load("tensorflow")
         engine.open(clusters.read({}))
         engine.build(config, manifests.read(tiny))
-        share = Share(tiny, manifests.read(tiny), 0, 1)
-        return engine, inputs.training(share, 8, 75, config.train.seed, budget=budget)
+        return engine, training_data(75, config.train.seed, budget)
 
     return start
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from slipway.components.prepare_data.encoding.unusable import Unusable
-from slipway.components.prepare_data.validation.check import Inspector, Look
+from slipway.components.prepare_data.sources.source import Unusable
+from slipway.components.prepare_data.validation.image import ImageInfo, Inspector
 
 
 def saved(image: Image.Image, encoding: str, **options: object) -> bytes:
@@ -53,22 +53,22 @@ GOOD = {
 @pytest.mark.parametrize("name", GOOD)
 def test_good_images_are_accepted_as_what_they_are(name: str, whole: bool) -> None:
     data = GOOD[name]
-    look = Inspector(whole=whole).look(data)
+    info = Inspector(whole=whole).inspect(data)
     with Image.open(io.BytesIO(data)) as image:
-        assert (look.encoding.upper(), look.width, look.height) == (image.format, *image.size)
-        assert look.gray == (image.mode in ("1", "L", "LA", "I;16"))
+        assert (info.encoding.upper(), info.width, info.height) == (image.format, *image.size)
+        assert info.gray == (image.mode in ("1", "L", "LA", "I;16"))
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_an_image_that_is_cut_short_is_refused(name: str) -> None:
     data = GOOD[name].removesuffix(b"what a camera appends").removesuffix(b"what a tool appends")
     inspector = Inspector(whole=True)
-    inspector.look(data)
+    inspector.inspect(data)
     for end in [*range(0, len(data), max(len(data) // 50, 1)), len(data) - 1]:
         with pytest.raises(Unusable):
-            inspector.look(data[:end])
+            inspector.inspect(data[:end])
         with pytest.raises(Unusable):
-            Inspector(whole=False).look(data[:end])
+            Inspector(whole=False).inspect(data[:end])
 
 
 @pytest.mark.parametrize("name", [name for name in GOOD if name.startswith("png") and name != "png and more"])
@@ -84,7 +84,7 @@ def test_a_flipped_bit_in_a_png_is_found(name: str) -> None:
         flipped = bytearray(data)
         flipped[place] ^= 1 << generator.randrange(8)
         with pytest.raises(Unusable):
-            inspector.look(bytes(flipped))
+            inspector.inspect(bytes(flipped))
 
 
 BAD = {
@@ -106,20 +106,20 @@ BAD = {
 def test_bad_images_are_refused_with_the_reason(name: str) -> None:
     data, reason = BAD[name]
     with pytest.raises(Unusable, match=reason):
-        Inspector(whole=True).look(data)
+        Inspector(whole=True).inspect(data)
 
 
 def test_a_bomb_is_refused_by_its_header() -> None:
     with pytest.raises(Unusable, match="pixels"):
-        Inspector(whole=False).look(BAD["bomb"][0])
+        Inspector(whole=False).inspect(BAD["bomb"][0])
 
 
 def test_an_equal_header_does_not_hide_damage() -> None:
     inspector = Inspector(whole=True)
     good = GOOD["png L"]
-    inspector.look(good)
+    inspector.inspect(good)
     with pytest.raises(Unusable):
-        inspector.look(good[:-20])
+        inspector.inspect(good[:-20])
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -133,19 +133,19 @@ def test_an_exif_orientation_is_found_and_changes_nothing_else(order: str, orien
     if orientation is not None:
         exif[0x0112] = orientation
     data = saved(noise("RGB", (23, 17)), "JPEG", exif=exif)
-    look = Inspector(whole=True).look(data)
-    assert look == Look("jpeg", 17, 23, False, turned=orientation in (3, 6, 8))
+    info = Inspector(whole=True).inspect(data)
+    assert info == ImageInfo("jpeg", 17, 23, False, turned=orientation in (3, 6, 8))
     # The decoder of training and of the exported model does not apply the orientation.
     assert tensorflow.io.decode_image(data, channels=3).shape == (17, 23, 3)
     start = data.index(b"Exif") + 6
     for place in range(start, start + len(exif.tobytes()) - 10):  # decoders ignore damage there
-        Inspector(whole=False).look(data[:place] + b"\xff" * 4 + data[place + 4 :])
+        Inspector(whole=False).inspect(data[:place] + b"\xff" * 4 + data[place + 4 :])
 
 
 def photograph(**options: object) -> bytes:
     """A smooth image of 96x96 pixels as a JPEG file."""
-    picture = noise("RGB", (6, 6)).resize((96, 96), Image.Resampling.BICUBIC)
-    return saved(picture.convert(str(options.pop("mode", "RGB"))), "JPEG", **options)
+    pixels = noise("RGB", (6, 6)).resize((96, 96), Image.Resampling.BICUBIC)
+    return saved(pixels.convert(str(options.pop("mode", "RGB"))), "JPEG", **options)
 
 
 JPEGS = {
@@ -174,7 +174,7 @@ def refused_by_tensorflow() -> Callable[[bytes], bool]:
 
 def refused(data: bytes) -> bool:
     try:
-        Inspector(whole=True).look(data)
+        Inspector(whole=True).inspect(data)
     except Unusable:
         return True
     return False

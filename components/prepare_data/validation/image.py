@@ -16,7 +16,7 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from slipway.components.prepare_data.encoding.unusable import Undecodable, Unusable
+from slipway.components.prepare_data.sources.source import Undecodable, Unusable
 
 # Pillow's limit, above which it assumes a decompression bomb.
 MOST_PIXELS = 89_478_485
@@ -44,7 +44,7 @@ JPEG_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])", re.DOTALL)
 MOST_KEPT = 4096
 
 
-class Look(NamedTuple):
+class ImageInfo(NamedTuple):
     """Properties of an image: encoding (png, jpeg), stored size, grayscale or not, and whether EXIF rotates it."""
 
     encoding: str
@@ -79,9 +79,9 @@ class Inspector:
 
     def __init__(self, *, whole: bool) -> None:
         self._whole = whole
-        self._png_headers: dict[bytes, Look] = {}
+        self._png_headers: dict[bytes, ImageInfo] = {}
 
-    def look(self, data: bytes) -> Look:
+    def inspect(self, data: bytes) -> ImageInfo:
         """Validate the image and return its properties.
 
         Raises:
@@ -100,23 +100,23 @@ class Inspector:
                 raise Undecodable(str(reason)) from None
         return known
 
-    def _read_header(self, data: bytes) -> Look:
+    def _read_header(self, data: bytes) -> ImageInfo:
         if data.startswith(PNG_SIGNATURE):
-            look = png_header(data)
+            info = png_header(data)
         elif data.startswith(JPEG_START):
-            look = jpeg_header(data)
+            info = jpeg_header(data)
         else:
             raise Unusable("it is empty" if not data else "it is neither PNG nor JPEG")
-        check_pixels(look.height, look.width)
-        if look.encoding == "png":
+        check_pixels(info.height, info.width)
+        if info.encoding == "png":
             # Most PNG files of a data set start with the same bytes.
             if len(self._png_headers) >= MOST_KEPT:
                 self._png_headers.clear()
-            self._png_headers[data[:PNG_HEADER_END]] = look
-        return look
+            self._png_headers[data[:PNG_HEADER_END]] = info
+        return info
 
 
-def png_header(data: bytes) -> Look:
+def png_header(data: bytes) -> ImageInfo:
     """Read the first chunk of a PNG.
 
     Raises:
@@ -129,10 +129,10 @@ def png_header(data: bytes) -> Look:
     width, height, depth, color, compression, filtering, interlace = PNG_HEADER.unpack_from(data, 16)
     if depth not in PNG_DEPTHS.get(color, ()) or compression or filtering or interlace > 1 or not width or not height:
         raise Unusable("its PNG header is not valid")
-    return Look("png", height, width, color in (0, 4))
+    return ImageInfo("png", height, width, color in (0, 4))
 
 
-def jpeg_header(data: bytes) -> Look:
+def jpeg_header(data: bytes) -> ImageInfo:
     """Read the frame header of a JPEG.
 
     Raises:
@@ -153,7 +153,7 @@ def jpeg_header(data: bytes) -> Look:
             depth, height, width, samples = struct.unpack_from(">BHHB", data, position + 4)
             if depth != 8 or samples not in (1, 3, 4) or not height or not width:
                 raise Unusable(f"it is an unsupported kind of JPEG ({depth} bits, {samples} components)")
-            return Look("jpeg", height, width, samples == 1, turned)
+            return ImageInfo("jpeg", height, width, samples == 1, turned)
         if marker in (0xD9, 0xDA) or length < 2:
             raise Unusable("its JPEG header is damaged")
         if marker == JPEG_APP1 and data.startswith(EXIF, position + 4):
@@ -179,21 +179,21 @@ def _is_turned(exif: bytes) -> bool:
     return False
 
 
-def decode(data: bytes, look: Look) -> None:
+def decode(data: bytes, info: ImageInfo) -> None:
     """Decode the image.
 
     Raises:
         Unusable: It cannot be decoded.
     """
-    if look.encoding == "jpeg":
+    if info.encoding == "jpeg":
         _follow_segments(data)
-        _decode_with_pillow(data, look)
+        _decode_with_pillow(data, info)
         return
     pixels = _png_pixels(data)
     if data[PNG_INTERLACE]:
-        _decode_with_pillow(data, look)
+        _decode_with_pillow(data, info)
     else:
-        _check_rows(pixels, (look.width * PNG_SAMPLES[data[25]] * data[24] + 7) // 8 + 1, look.height)
+        _check_rows(pixels, (info.width * PNG_SAMPLES[data[25]] * data[24] + 7) // 8 + 1, info.height)
 
 
 def _follow_segments(data: bytes) -> None:
@@ -255,14 +255,32 @@ def _check_rows(compressed: bytes | memoryview, row: int, height: int) -> None:
         raise Unusable("its pixels are damaged")
 
 
-def _decode_with_pillow(data: bytes, look: Look) -> None:
+def _decode_with_pillow(data: bytes, info: ImageInfo) -> None:
     from PIL import JpegImagePlugin, PngImagePlugin
 
-    reader = JpegImagePlugin.JpegImageFile if look.encoding == "jpeg" else PngImagePlugin.PngImageFile
+    reader = JpegImagePlugin.JpegImageFile if info.encoding == "jpeg" else PngImagePlugin.PngImageFile
     try:
         with reader(io.BytesIO(data)) as image:
-            if look.encoding == "jpeg":
-                image.draft("L", (max(look.width // 8, 1), max(look.height // 8, 1)))
+            if info.encoding == "jpeg":
+                image.draft("L", (max(info.width // 8, 1), max(info.height // 8, 1)))
             image.load()
     except Exception as error:  # Pillow raises nearly anything on damaged images
         raise Unusable(f"it cannot be decoded: {error}") from None
+
+
+# PNG color type by number of channels.
+COLORS = {1: 0, 2: 4, 3: 2, 4: 6}
+
+
+def encode_png(pixels: bytes, height: int, width: int, channels: int = 1, *, level: int = 6) -> bytes:
+    """Encode `pixels` [height, width, channels] as an 8-bit PNG; `level` is zlib's, where 0 does not compress."""
+    row = width * channels
+    rows = b"".join(b"\0" + pixels[start : start + row] for start in range(0, height * row, row))
+    header = struct.pack(">IIBBBBB", width, height, 8, COLORS[channels], 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        (_chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(rows, level)), _chunk(b"IEND", b""))
+    )
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -1,0 +1,181 @@
+"""Child processes of one job that succeed or fail together, and the ports at which they meet."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from slipway.core.exit_codes import status_of
+
+# Grace period between SIGTERM and SIGKILL, in seconds: a process may be writing a checkpoint.
+GRACE_SECONDS = 15.0
+# A failing process often makes others fail too: the cause is searched among those that fail within this time.
+BLAME_SECONDS = 1.0
+POLL_SECONDS = 0.05
+KEPT_LINES = 400
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+
+class Child:
+    """A child process with the end of its output in `tail`. On Linux, the kernel kills it when its parent dies.
+
+    Args:
+        name: Its name in messages.
+        command: The program and its arguments.
+        environment: All of its environment variables.
+        output: Receives each line of its output, in a thread. None: the output is this process's own, and `tail` is
+            empty.
+        own_group: Whether it leads a process group, which then receives its signals.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: Callable[[str], object] | None,
+        *,
+        own_group: bool = False,
+    ) -> None:
+        self.name = name
+        self.tail: deque[str] = deque(maxlen=KEPT_LINES)
+        self._own_group = own_group
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if output else None,
+            stderr=subprocess.STDOUT if output else None,
+            text=True,
+            errors="replace",
+            process_group=0 if own_group else None,
+            preexec_fn=_die_with_parent(),
+        )
+        self._reader = threading.Thread(target=self._read, args=(output,), daemon=True)
+        self._reader.start()
+
+    def _read(self, output: Callable[[str], object]) -> None:
+        for line in self._process.stdout or ():
+            self.tail.append(line.rstrip("\n"))
+            # Keep reading even if the disk is full: the process blocks once its pipe is full.
+            with contextlib.suppress(OSError):
+                output(self.tail[-1])
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def status(self) -> int:
+        """The exit status (see `exit_codes`); waits for the end."""
+        return status_of(self._process.wait())
+
+    def signal(self, number: int) -> None:
+        """Send a signal to a running process, or to its group."""
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if self._own_group else os.kill)(self._process.pid, number)
+
+    def finish(self) -> None:
+        """Wait until the process has ended and its output was read."""
+        self._process.wait()
+        self._reader.join(timeout=5)
+
+
+class Children:
+    """The processes of one job; those still running at the end of the context are stopped."""
+
+    def __init__(self) -> None:
+        self.all: list[Child] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def wait(self, stop_requested: Callable[[], bool]) -> list[Child]:
+        """Wait until all have succeeded, or until shortly after one has failed; after a stop request, stop all.
+
+        Args:
+            stop_requested: Called at every poll; whether this process was asked to stop.
+
+        Returns:
+            Those that failed, earliest first.
+        """
+        failed: list[Child] = []
+        deadline: float | None = None
+        while True:
+            if stop_requested():
+                self.stop()
+            ended = [child for child in self.all if not child.is_running]
+            failed += [child for child in ended if child.status and child not in failed]
+            if len(ended) == len(self.all):
+                break
+            if failed and deadline is None:
+                deadline = time.monotonic() + BLAME_SECONDS
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS)
+        for child in failed:
+            child.finish()
+        return failed
+
+    def stop(self) -> None:
+        """Stop those still running: SIGTERM first, SIGKILL after the grace period."""
+        for child in self.all:
+            child.signal(signal.SIGTERM)
+            child.signal(signal.SIGCONT)  # a stopped process handles SIGTERM only once it continues
+        deadline = time.monotonic() + GRACE_SECONDS
+        while any(child.is_running for child in self.all) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        for child in self.all:
+            child.signal(signal.SIGKILL)
+            child.finish()
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Return a `preexec_fn` that kills the child when its parent dies; None except on Linux."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
+
+    def ask() -> None:
+        library.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+    return ask
+
+
+class Ports:
+    """Reserved free ports on loopback, until the end of the context.
+
+    Each is held by a bound, non-listening socket with SO_REUSEPORT: a server of the same user can listen on the port,
+    but the kernel assigns it to no other program.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._sockets = [socket.socket() for _ in range(count)]
+        for held in self._sockets:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind(("127.0.0.1", 0))
+        self.numbers: list[int] = [held.getsockname()[1] for held in self._sockets]
+
+    def __enter__(self) -> list[int]:
+        return self.numbers
+
+    def __exit__(self, *_: object) -> None:
+        for held in self._sockets:
+            held.close()
