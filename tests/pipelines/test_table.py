@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,15 @@ def row(step: Step) -> str:
     machines = "yes" if step.starts_machines else "no"
     outputs = ", ".join(f"`{name}`" for name in step.outputs) or "none"
     return f"| `{step.name}` | {step.label} | {outputs} | {', '.join(step.tasks)} | {cached} | {retried} | {machines} |"
+
+
+def test_the_files_of_the_usual_changes_exist() -> None:
+    """The table of docs/architecture.md: none of the changes touches more than four files."""
+    section = Path("docs/architecture.md").read_text().partition("## Files that a change touches")[2]
+    table = section.partition("\n## ")[0]
+    changes = [line.split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(changes) == 12
+    for _, change, _, now, files, _ in changes:
+        assert int(now) <= 4, change
+        for path in re.findall(r"`([a-z_]+/[\w/]+\.\w+)`", files):
+            assert "NAME" in path or Path(path).is_file(), path
