@@ -20,6 +20,9 @@ TRITON := triton==3.7.1; sys_platform == 'linux'
 pinned = $(shell sed -n 's/.*"\($(1)==[^"]*\)".*/\1/p' pyproject.toml)
 options = -c $(CONFIG) $(if $(HARDWARE),--hardware '$(HARDWARE)')
 
+# Runs and tests start many interpreters: let them cache their bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help
 help: ## List the make targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '  %-14s %s\n' "$$name" "$$text"; done

@@ -110,6 +110,8 @@ def test_a_replica_ends_with_the_status_of_the_process_that_failed(
     program.write_text(DEVICE.format(body=body, seconds=60 if status else 0))
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
+    # Other tests may have left a handler that writes to their own, closed output.
+    monkeypatch.setattr(logging.getLogger(), "handlers", [caplog.handler])
     with caplog.at_level(logging.ERROR):
         assert processes.run("{}", a_job(1), read(VIRTUAL), 4, StopRequest()) == status
     passed_through, failed = capfd.readouterr()
