@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def render(template: Path, **content: object) -> str:
     """Render a template that extends `page.html`."""
+    return _environment(template.parent).get_template(template.name).render(**content)
+
+
+@functools.cache
+def _environment(folder: Path) -> Environment:
+    """Return the environment of the templates in `folder`; it keeps compiled templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader([template.parent, Path(__file__).parent]),
+        loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -28,7 +39,7 @@ def render(template: Path, **content: object) -> str:
         breakable=_breakable,
         counted=_counted,
     )
-    return environment.get_template(template.name).render(**content)
+    return environment
 
 
 def _figure(value: float | None, decimals: int = 4) -> str:

@@ -73,6 +73,8 @@ class HttpService:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # One packet per answer: the client would delay its acknowledgement of a first one by 40 ms.
+            wbufsize = -1
 
             def __getattr__(self, name: str) -> Any:
                 if name.startswith("do_"):
