@@ -69,7 +69,8 @@ def service_account_file(folder: Path, project: str, email: str, token_uri: str)
 
 @functools.cache
 def _private_key() -> str:
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    # It protects nothing: a short key, because loading a key checks it, and every client loads it.
+    key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
