@@ -34,6 +34,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_step_of_the_users_decides_about_the_training(example: Path) -> None:
     trained = json.loads(next(example.glob("local_outputs/*/train/model/model.json")).read_text())
     assert trained["planned_steps"] == 112  # 5 x 1,438 examples in batches of 64
@@ -42,6 +43,7 @@ def test_a_step_of_the_users_decides_about_the_training(example: Path) -> None:
     assert version["metrics"]["accuracy"] >= 0.5
 
 
+@pytest.mark.slow
 def test_every_task_of_the_example_has_its_image(example: Path) -> None:
     specification = yaml.safe_load((example / "my_pipeline.yaml").read_text())
     executors = specification["deploymentSpec"]["executors"]
