@@ -10,6 +10,8 @@ from slipway.pipelines.hardware.catalogue import Accelerator, Family, Machine, P
 from slipway.pipelines.hardware.grammar import write_time
 
 STRATEGIES = {"standard": "STANDARD", "spot": "SPOT", "flex": "FLEX_START"}
+# Vertex AI's ReservationAffinity.Type for the words that are not names of reservations.
+RESERVATION_TYPES = {"any": "ANY_RESERVATION", "none": "NO_RESERVATION"}
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 
 
@@ -158,8 +160,8 @@ class Hardware:
             spec["tpu_topology"] = self.topology
         elif row is not None:
             spec |= {"accelerator_type": row.type, "accelerator_count": self.count}
-        if self.reservation in (("any",), ("none",)):
-            spec["reservation_affinity"] = {"reservation_affinity_type": f"{self.reservation[0].upper()}_RESERVATION"}
+        if self.reservation and self.reservation[0] in RESERVATION_TYPES:
+            spec["reservation_affinity"] = {"reservation_affinity_type": RESERVATION_TYPES[self.reservation[0]]}
         elif self.reservation:
             spec["reservation_affinity"] = {
                 "reservation_affinity_type": "SPECIFIC_RESERVATION",

@@ -280,9 +280,15 @@ def check_disk(request: Request) -> None:
 
 
 def check_reservation(request: Request) -> None:
-    """Check that the reservation is any, none, or full resource names."""
+    """Check that the reservation is any, none, or full resource names, and that FLEX_START has none."""
     names = request.reservation
     if not names or names in (("any",), ("none",)) or all(RESERVATION.fullmatch(name) for name in names):
+        if names and request.provisioning == "flex":
+            raise Refusal(
+                "FLEX_START does not use reservations.",
+                allowed="+flex or +reservation, not both",
+                candidates=[replace(request, reservation=()), replace(request, provisioning=None, wait=None)],
+            )
         return
     raise Refusal(
         f"{', '.join(names)} does not name a reservation.",

@@ -133,6 +133,8 @@ def test_compatibility_table(machine, accelerator, allowed):
         ("cpu+disk=50", "got 50 GB", "cpu+disk=100"),
         ("cpu+disk=70000", "got 70,000 GB", "cpu+disk=64000"),
         ("cpu+reservation=mine", "does not name a reservation", "cpu+reservation=any"),
+        ("h100x8+flex+reservation=any", "FLEX_START does not use reservations", "h100x8+flex"),
+        ("h100x8+flex+reservation=none", "FLEX_START does not use reservations", "h100x8+flex"),
         ("cpu*0", "got 0", "cpu"),
         ("cpu*9999", "between 1 and 1,000; got 9999", "cpu*1000"),
         # spelling

@@ -57,7 +57,8 @@ def test_every_choice_in_the_catalogue_builds_a_job(build):
     for choice in choices():
         for mode in parse(choice).provisioning_modes:
             for replicas in [""] if parse(choice).is_tpu else ["", "*3"]:
-                hardware = parse(f"{choice}{replicas}+{mode}+timeout=1d+restart+disk=pd-ssd:200+reservation=any")
+                reservation = "" if mode == "flex" else "+reservation=any"
+                hardware = parse(f"{choice}{replicas}+{mode}+timeout=1d+restart+disk=pd-ssd:200{reservation}")
                 specification = build(hardware)
                 check(hardware, specification)
                 built += 1
@@ -77,6 +78,10 @@ def check(hardware: Hardware, specification) -> None:
         assert spec.accelerator_count == (hardware.count if attached else 0)
         assert bool(spec.accelerator_type) == attached
         assert pool.disk_spec.boot_disk_size_gb == (hardware.disk_gb or 0)
+        words = {(): 0, ("none",): 1, ("any",): 2}
+        affinity = spec.reservation_affinity
+        assert affinity.reservation_affinity_type == words.get(hardware.reservation, 3)
+        assert list(affinity.values) == [name for name in hardware.reservation if (name,) not in words]
     strategy = {"standard": 0, "spot": 4, "flex": 6}[hardware.provisioning]
     assert specification.scheduling.strategy == strategy
     assert specification.scheduling.timeout.total_seconds() == (hardware.timeout or 0)
@@ -123,6 +128,24 @@ pieces = st.lists(st.one_of(words, st.sampled_from(list("x-*@+=:,."))), max_size
 @given(choice=near_choices)
 def test_near_choices(build, choice):
     check_answer(choice, build)
+
+
+suffixes = st.tuples(
+    st.sampled_from(["", "*3"]),
+    st.sampled_from(["", "+standard", "+spot", "+flex"]),
+    st.sampled_from(["", "+reservation=any", "+reservation=none", "+reservation=projects/p/zones/z-a/reservations/r"]),
+    st.sampled_from(["", "+disk=pd-ssd", "+disk=200", "+disk=pd-standard:300"]),
+    st.sampled_from(["", "+restart"]),
+    st.sampled_from(["", "+timeout=1d"]),
+    st.sampled_from(["", "+wait=2h"]),
+).map("".join)
+
+
+@PROPERTY
+@given(base=st.sampled_from(["cpu", "l4x1", "h100x8", "tpu-v5e-2x4"]), suffix=suffixes)
+@example(base="cpu", suffix="+reservation=none")
+def test_every_combination_of_options_builds_a_job_or_is_refused(build, base, suffix):
+    check_answer(base + suffix, build)
 
 
 @PROPERTY
