@@ -26,6 +26,8 @@ ROLES = {
     "resourcemanager.": "roles/resourcemanager.projectIamAdmin",
     "serviceusage.quotas.": "roles/serviceusage.serviceUsageViewer",
     "serviceusage.services.get": "roles/serviceusage.serviceUsageViewer",
+    # Calls with a person's credentials count against the quota of the project (header x-goog-user-project).
+    "serviceusage.services.use": "roles/serviceusage.serviceUsageConsumer",
     "serviceusage.": "roles/serviceusage.serviceUsageAdmin",
     "storage.objects.": "roles/storage.objectUser",
     "storage.": "roles/storage.admin",

@@ -225,6 +225,9 @@ def _builder(settings: AccessSettings, builder: str | None) -> Iterator[Binding]
 def _submitter(settings: AccessSettings, member: str) -> Iterator[Binding]:
     project, bucket = Resource("project", settings.project), Resource("bucket", settings.bucket)
     yield Binding(project, "roles/aiplatform.user", member, "submits and watches runs")
+    if not member.startswith("serviceAccount:"):
+        consumer = "roles/serviceusage.serviceUsageConsumer"
+        yield Binding(project, consumer, member, "a person's API calls count against the project's quota")
     yield Binding(project, "roles/logging.viewer", member, "reads the replicas' logs")
     yield Binding(bucket, "roles/storage.objectUser", member, "uploads the image's source, downloads results")
     if settings.account:

@@ -22,7 +22,7 @@ from tests.fakes.logging import Log, add_logging
 from tests.fakes.resource_manager import add_resource_manager
 from tests.fakes.service_usage import FakeServiceUsage
 from tests.fakes.storage import FakeStorage
-from tests.fakes.world import Project, World, caller_of
+from tests.fakes.world import Project, World
 
 if TYPE_CHECKING:
     from tests.fakes.vertex.region import Region
@@ -66,7 +66,7 @@ class FakeGoogle:
         self.location = REGION
         self.certificates = certificates()
         self.http: dict[str, HttpService] = {}
-        self.vertex = GrpcServer(self.faults, caller_of)
+        self.vertex = GrpcServer(self.faults, self.world.identify)
         self.endpoints: dict[str, str] = {}
         self.environment: dict[str, str] = {}
         add_resource_manager(self.service("cloudresourcemanager"), self.world)
@@ -80,6 +80,7 @@ class FakeGoogle:
         self.images = FakeImages(self.service("artifactregistry"), self.world)
         self.builds = FakeCloudBuild(self.service("cloudbuild"), self.world, self.storage, self.images)
         self.tokens = HttpService("tokens", Faults(), lambda _headers: "")
+        self.token_uri = ""
 
     @functools.cached_property
     def region(self) -> Region:
@@ -91,7 +92,7 @@ class FakeGoogle:
     def service(self, name: str) -> HttpService:
         """Return the HTTP service of that name, to add routes."""
         if name not in self.http:
-            self.http[name] = HttpService(name, self.faults, caller_of)
+            self.http[name] = HttpService(name, self.faults, self.world.identify)
         return self.http[name]
 
     def __enter__(self) -> FakeGoogle:
@@ -100,8 +101,8 @@ class FakeGoogle:
         self.endpoints["aiplatform"] = f"localhost:{self.vertex.start(self.certificates, self.vertex_address)}"
         for name, service in self.http.items():
             self.endpoints[name] = f"localhost:{service.start(self.certificates.server_context)}"
-        token_uri = f"http://localhost:{token_port}/token"
-        key_file = service_account_file(self.folder, PROJECT, SUBMITTER, token_uri)
+        self.token_uri = f"http://localhost:{token_port}/token"
+        key_file = service_account_file(self.folder, PROJECT, SUBMITTER, self.token_uri)
         self.environment = {
             **self.certificates.environment,
             "GOOGLE_APPLICATION_CREDENTIALS": str(key_file),
@@ -118,11 +119,15 @@ class FakeGoogle:
 
 
 def _token(request: Request) -> Any:
-    """The token server: returns a token for the caller that the assertion names."""
+    """The token server: returns a token for the service account that the assertion names, or for the person whose
+    e-mail is the refresh token."""
     import base64
 
     form = dict(urllib.parse.parse_qsl(request.body.decode()))
-    claims = form["assertion"].split(".")[1]
-    email = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["iss"]
+    if form["grant_type"] == "refresh_token":
+        email = form["refresh_token"]
+    else:
+        claims = form["assertion"].split(".")[1]
+        email = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["iss"]
     body = json.dumps({"access_token": f"fake.{email}", "expires_in": 3600, "token_type": "Bearer"}).encode()
     return Raw(body, 200, {"Content-Type": "application/json"})

@@ -51,6 +51,7 @@ PERMISSIONS: dict[str, frozenset[str]] = {
         }
     ),
     "roles/serviceusage.serviceUsageViewer": frozenset({"serviceusage.services.get", "serviceusage.quotas.get"}),
+    "roles/serviceusage.serviceUsageConsumer": frozenset({"serviceusage.services.use"}),
     "roles/logging.viewer": frozenset({"logging.logEntries.list"}),
     "roles/cloudbuild.builds.editor": frozenset(
         {"cloudbuild.builds.create", "cloudbuild.builds.get", "cloudbuild.builds.list"}

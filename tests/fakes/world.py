@@ -134,6 +134,26 @@ class World:
                 message or f"Permission '{permission}' denied on resource '//{resources[0]}' (or it may not exist).",
             )
 
+    def identify(self, headers: Any) -> str:
+        """Return the caller's e-mail, after checking that the caller may use the quota project, if the call names one.
+
+        The permission and the error's text: https://cloud.google.com/docs/quotas/set-quota-project. The roles for
+        submitting runs, such as roles/aiplatform.user, do not have it.
+        """
+        caller = caller_of(headers)
+        quota_project = headers.get("x-goog-user-project")
+        if quota_project:
+            self.require(
+                caller,
+                "serviceusage.services.use",
+                f"projects/{quota_project}",
+                message=f"Caller does not have required permission to use project {quota_project}. Grant the caller "
+                "the roles/serviceusage.serviceUsageConsumer role, or a custom role with the serviceusage.services.use "
+                "permission, by visiting https://console.developers.google.com/iam-admin/iam/project?project="
+                f"{quota_project} and then retry. Propagation of the new permission may take a few minutes.",
+            )
+        return caller
+
 
 def caller_of(headers: Any) -> str:
     """Return the caller's e-mail from the bearer token: a JWT of the client, or a token of the fake token server."""

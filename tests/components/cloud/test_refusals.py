@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from slipway.components.cloud.connection import Connection
@@ -47,6 +49,36 @@ def test_a_missing_right_names_who_and_which_and_the_command(google):
     )
     assert error.message == f"{SUBMITTER} may not see the project: resourcemanager.projects.get is missing."
     assert f"--member=serviceAccount:{SUBMITTER} --role=roles/browser" in error.fix
+
+
+def test_a_person_without_the_quota_project_gets_the_role_that_setup_grants(google, tmp_path, monkeypatch):
+    person = "ada@example.com"
+    login = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": person}
+    (tmp_path / "login.json").write_text(json.dumps(login))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "login.json"))
+    monkeypatch.setattr("google.oauth2.credentials._GOOGLE_OAUTH2_TOKEN_ENDPOINT", google.token_uri)
+    google.region  # noqa: B018  # starts Vertex AI's services
+    project = f"projects/{PROJECT}"
+    binding = {"role": "roles/aiplatform.user", "members": [f"user:{person}"]}
+    google.world.set_policy(project, {"bindings": [binding]})
+    connection = Connection(PROJECT, REGION, google.endpoints)
+
+    def over_http():
+        connection.api("cloudresourcemanager", "v3").projects().get(name=project).execute()
+
+    def over_grpc():
+        list(connection.pipelines.list_pipeline_jobs(parent=connection.parent))
+
+    for call in (over_http, over_grpc):
+        with pytest.raises(Exception) as caught:
+            call()
+        error = refusal(caught.value, connection, "list the runs")
+        assert "serviceusage.services.use is missing" in error.message
+        assert "--role=roles/serviceusage.serviceUsageConsumer" in error.fix
+    consumer = {"role": role_with("serviceusage.services.use"), "members": [f"user:{person}"]}
+    google.world.set_policy(project, {"bindings": [binding, consumer]})
+    over_http()
+    over_grpc()
 
 
 def test_an_api_that_is_off_is_named(google):

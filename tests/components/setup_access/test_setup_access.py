@@ -55,6 +55,7 @@ def test_a_new_project_gets_all_that_a_run_needs_and_no_more(new_project):
         ("roles/aiplatform.user", RUNNER),
         ("roles/logging.logWriter", BUILDER),
         ("roles/aiplatform.user", "user:ada@example.com"),
+        ("roles/serviceusage.serviceUsageConsumer", "user:ada@example.com"),
         ("roles/logging.viewer", "user:ada@example.com"),
         ("roles/cloudbuild.builds.editor", "user:ada@example.com"),
     }
