@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import yaml
 from kfp import compiler
 
+from slipway.components.build_image.build import ImageRequest
+from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
 from slipway.pipelines.config.config import RunConfig, validate
-from slipway.pipelines.images.images import Images
+from slipway.pipelines.images.images import Images, VerifiedBuild
 from slipway.pipelines.platforms.kubeflow import steps as kubeflow
 from slipway.pipelines.platforms.local import steps as local
 from slipway.pipelines.platforms.vertex import steps as vertex
@@ -102,11 +105,33 @@ def test_vertex_uses_the_images_and_retries_of_the_table(tmp_path: Path) -> None
             assert compiled.image(task.name) == images[task.image], task.name
 
 
-def test_what_starts_machines_waits_for_the_permissions(tmp_path: Path) -> None:
-    tasks = Compiled(tmp_path, pipeline_for("vertex")).tasks
-    waiting = {name for name, task in tasks.items() if "setup-access" in task.get("dependentTasks", [])}
+BUILD = VerifiedBuild(
+    ImageRequest(repository="europe-west4-docker.pkg.dev/p/slipway", name="trainer", tag="1", arguments={}, labels={}),
+    Source(bucket="p-slipway", name="source.tar.gz", generation="1"),
+    CloudBuildSettings(project="p", region="europe-west4", endpoints={}, bucket="p-slipway", service_account=None),
+)
+
+
+@pytest.mark.parametrize("build", [None, BUILD], ids=["images exist", "image is built"])
+@pytest.mark.parametrize("beam", [None, {"options": {"region": "europe-west4"}}], ids=["processes", "Dataflow"])
+@pytest.mark.parametrize("hardware", ["cpu*2", "l4x1", "tpu-v5e-2x2"])
+def test_what_starts_machines_waits_for_the_permissions_and_the_image(
+    tmp_path: Path, hardware: str, beam: dict[str, Any] | None, build: VerifiedBuild | None
+) -> None:
+    digits = yaml.safe_load(Path("configs/digits.yaml").read_text())
+    values = digits | {"vertex": VERTEX, "hardware": hardware, "data": {**digits["data"], "beam": beam}}
+    config: RunConfig = validate(values, "the test's configuration")
+    tasks = Compiled(tmp_path, vertex.pipeline(config, replace(IMAGES, build=build))).tasks
     expensive = {step.tasks["vertex"][0].name for step in STEPS.values() if step.starts_machines}
-    assert expensive and expensive <= waiting
+    assert expensive
+    for task in expensive | ({"prepare-data"} if beam else set()):
+        assert {"setup-access", *(["build-image"] if build else [])} <= awaited(tasks, task), task
+
+
+def awaited(tasks: dict[str, Any], name: str) -> set[str]:
+    """The tasks that must succeed before the task `name` starts."""
+    direct = set(tasks[name].get("dependentTasks", []))
+    return direct.union(*(awaited(tasks, task) for task in direct))
 
 
 def test_every_step_has_its_folder_and_its_row_in_the_documentation() -> None:
