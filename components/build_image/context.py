@@ -13,7 +13,7 @@ import subprocess
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from slipway.components.build_image.images import ImageKind
 from slipway.core.errors import UserError
@@ -100,8 +100,8 @@ def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Pat
                 fix=f"git add {path}",
             )
         base_folder = path if path.is_dir() else path.parent
-        prefix = f"code/{name}/" if path.is_dir() else "code/"
-        files |= {f"{prefix}{file.source.relative_to(base_folder).as_posix()}": file for file in found}
+        folder = PurePosixPath("code", name if path.is_dir() else PurePosixPath(name).parent)
+        files |= {str(folder / file.source.relative_to(base_folder).as_posix()): file for file in found}
         left_out += [str(file.source) for file in _git_files(path, "--others", "--exclude-standard")]
     return Context(
         kind=kind,

@@ -12,13 +12,17 @@ from slipway.core.errors import UserError, nearest
 ROOT_USER = "0:0"
 ANY_USER = "65534:65534"
 # Folders of the source tree in an image, by their path in the image.
-TRAINER_CODE = {"slipway": "slipway", "slipway/trainer": "trainer"}
+TRAINER_CODE = {
+    "slipway/__init__.py": "slipway/__init__.py",
+    "slipway/core": "slipway/core",
+    "slipway/trainer": "trainer",
+}
 CODE = {"steps": {**TRAINER_CODE, "slipway/components": "components"}, "trainer": TRAINER_CODE}
 
 
 @dataclass(frozen=True)
 class ImageKind:
-    """A kind of image: its name, Slipway's folders by their path in the image, and the build arguments."""
+    """A kind of image: its name, Slipway's folders and files by their path in the image, and the build arguments."""
 
     name: str
     code: Mapping[str, str]

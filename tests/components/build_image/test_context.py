@@ -31,7 +31,8 @@ def members(context: Context) -> dict[str, bytes]:
 
 def test_each_image_holds_what_it_needs_and_no_more(tree: Path) -> None:
     files = set(members(context_of(tree)))
-    code = {f"code/slipway/{name}" for name in ("__init__.py", "trainer/__init__.py", "trainer/loop.py")}
+    names = ("__init__.py", "core/errors.py", "trainer/__init__.py", "trainer/loop.py")
+    code = {f"code/slipway/{name}" for name in names}
     assert files == code | {"Dockerfile", "requirements/build-tools.txt", "requirements/trainer-cpu.txt"}
     steps = {f"code/slipway/components/{name}" for name in ("__init__.py", "evaluate/report.html")}
     more = steps | {"requirements/steps-cpu.txt"}
@@ -55,6 +56,8 @@ def test_the_same_content_is_the_same_bytes_whatever_its_times_place_and_owner(t
         ("trainer/loop.py", "STEPS = 2\n", True),
         ("containers/Dockerfile", "FROM scratch\n", True),
         ("requirements/trainer-cpu.txt", "keras==4\n", True),
+        ("slipway/core/errors.py", "ERRORS = 2\n", True),
+        ("slipway/steps.py", "import kfp\n", False),
         ("README.md", "new words\n", False),
         ("tests/test_loop.py", "def test_more(): ...\n", False),
         ("components/evaluate/report.html", "<p>\n", False),
