@@ -81,22 +81,6 @@ class UserError(Exception):
         )
 
     @classmethod
-    def out_of_range(
-        cls, name: str, value: float, least: float, most: float | None = None, *, setting: str | None = None
-    ) -> UserError:
-        """Return the error for a number outside `least` to `most` (inclusive; None: no maximum)."""
-        limits = f"{least:,} or more" if most is None else f"between {least:,} and {most:,}"
-        near = least if value < least or most is None else most
-        return cls(
-            f"{name} must be {limits}; got {value:,}.",
-            setting=setting,
-            value=value,
-            allowed=limits,
-            nearest=str(near),
-            fix=_assignment(setting, str(near)) if setting else None,
-        )
-
-    @classmethod
     def from_dict(cls, values: JsonObject) -> UserError:
         """Create an error from the result of `as_dict`."""
         return cls(**values)
