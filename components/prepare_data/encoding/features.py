@@ -20,7 +20,8 @@ from slipway.components.prepare_data.encoding.messages import (
     float_feature,
     integer_feature,
 )
-from slipway.components.prepare_data.sources.source import JsonObject, Unusable
+from slipway.components.prepare_data.sources.source import Unusable
+from slipway.core.values import JsonObject
 
 NAMES = ("text", "integer", "number", "image", "bounding_box")
 ALLOWED = ", ".join(NAMES) + "; a list as in text[]; a fixed shape as in number[3]"

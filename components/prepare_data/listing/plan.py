@@ -12,8 +12,9 @@ from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.listing.split import Amount
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import SPLITS, Group, JsonObject, Source
+from slipway.components.prepare_data.sources.source import SPLITS, Group, Source
 from slipway.components.prepare_data.validation.sampling import check_for
+from slipway.core.values import JsonObject
 
 # Part of every fingerprint. Increment it if the bytes written for the same source and settings change.
 FORMAT = 1

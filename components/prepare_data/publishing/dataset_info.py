@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipway.components.prepare_data.sources.record_layout import class_label
-from slipway.components.prepare_data.sources.source import JsonObject, Source
+from slipway.components.prepare_data.sources.source import Source
 from slipway.core.manifest import Manifest
+from slipway.core.values import JsonObject
 
 VERSION = "1.0.0"
 _FEATURES = "tensorflow_datasets.core.features."

@@ -15,9 +15,10 @@ from slipway.components.prepare_data.encoding import features as kinds
 from slipway.components.prepare_data.encoding.features import Kind, described
 from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import OWN, JsonObject, Unusable, stored_name
+from slipway.components.prepare_data.sources.source import OWN, Unusable, stored_name
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
+from slipway.core.values import JsonObject
 from slipway.core.yaml_loader import NotYaml, load_yaml
 
 FORM = "TFDS's features.json, or YAML with lines NAME: KIND; for a label, NAME: {classes: [NAME, …]}"

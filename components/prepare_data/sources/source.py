@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-# An object of JSON or YAML.
-JsonObject = dict[str, Any]
+from slipway.core.values import JsonObject
+
 # A part of a source; each source has its own type.
 Part = Any
 # A source's split (None if it defines none) and class.

@@ -19,11 +19,12 @@ from pathlib import Path
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import read_features, record_layout
-from slipway.components.prepare_data.sources.source import SPLIT_FOLDERS, Ignored, JsonObject, readable
+from slipway.components.prepare_data.sources.source import SPLIT_FOLDERS, Ignored, readable
 from slipway.components.prepare_data.sources.tfrecord import RecordFile, TfrecordSource
 from slipway.core import events
 from slipway.core.errors import ERROR_PREFIX, UserError, nearest
 from slipway.core.paths import is_remote, local_path
+from slipway.core.values import JsonObject
 
 REFERENCE = re.compile(r"^([A-Za-z]\w*)(?:/([\w.\-+]+))?(?::(\d+\.\d+\.\d+|[\d*]+\.[\d*]+\.[\d*]+))?$")
 FORM = "tfds:NAME, tfds:NAME/CONFIG, tfds:NAME:VERSION or tfds:NAME/CONFIG:VERSION"
