@@ -45,6 +45,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. train.batch_size=256. Can be repeated."),
 ]
+StepRunner = Annotated[
+    Runner, typer.Option("--runner", metavar="KIND", help="What runs local steps: process, or docker (containers).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 

@@ -17,6 +17,7 @@ from slipway.pipelines.cli.options import (
     Overrides,
     Place,
     Runner,
+    StepRunner,
     check_runner,
     configuration_path,
 )
@@ -39,9 +40,7 @@ def doctor(
     target: Place = "local",
     hardware: Hardware = None,
     overrides: Overrides = None,
-    runner: Annotated[
-        Runner, typer.Option(metavar="KIND", help="What runs local steps: process, or docker (containers).")
-    ] = Runner.process,
+    runner: StepRunner = Runner.process,
     as_json: Json = False,
 ) -> None:
     """Check the machine, the project and the configuration, and show how to fix what fails."""

@@ -20,6 +20,7 @@ from slipway.pipelines.cli.options import (
     Overrides,
     Place,
     Runner,
+    StepRunner,
     check_configuration,
     check_runner,
     complete_run,
@@ -40,9 +41,7 @@ def run(
     target: Place = "local",
     hardware: Hardware = None,
     overrides: Overrides = None,
-    runner: Annotated[
-        Runner, typer.Option(metavar="KIND", help="What runs local steps: process, or docker (containers).")
-    ] = Runner.process,
+    runner: StepRunner = Runner.process,
     resume: Annotated[
         str | None,
         typer.Option(metavar="RUN", help="Continue this run (its id, or latest).", autocompletion=complete_run),
