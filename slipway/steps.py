@@ -137,7 +137,7 @@ def train(
         worker_pool_specs=worker_pool_specs,
         output=output,
         virtual_devices=virtual_devices,
-        restarts=_as_json(RestartSettings, {} if restarts is None else restarts),
+        restarts=_as_json(RestartSettings, restarts),
         dataset=dataset,
     )
 
@@ -175,7 +175,7 @@ def evaluate(
     from slipway.components.evaluate.gate import EvaluateSettings
 
     return on_image(_evaluate.evaluate, image)(
-        settings=_as_json(EvaluateSettings, {} if settings is None else settings),
+        settings=_as_json(EvaluateSettings, settings),
         model=model,
         dataset=dataset,
         champion=champion,
@@ -213,7 +213,7 @@ def register_model(
     from slipway.components.register_model.registry import RegisterSettings
 
     return on_image(_register_model.register_model, image)(
-        settings=_as_json(RegisterSettings, {} if settings is None else settings),
+        settings=_as_json(RegisterSettings, settings),
         model_name=model_name,
         run_id=run_id,
         verdict=verdict,
@@ -285,11 +285,14 @@ def register_version(
 
 def _as_json(
     settings: type[BaseModel],
-    value: BaseModel | Fields,
+    value: BaseModel | Fields | None,
     *,
     exclude_none: bool = False,
     exclude: set[str] | None = None,
 ) -> Text:
+    """Return settings as JSON (None: the defaults); keep a value that is known only when the pipeline runs."""
     if isinstance(value, PipelineChannel):
         return value
-    return settings.model_validate(value).model_dump_json(exclude_none=exclude_none, exclude=exclude)
+    return settings.model_validate({} if value is None else value).model_dump_json(
+        exclude_none=exclude_none, exclude=exclude
+    )
