@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 from kfp import dsl
 
 from slipway import steps
+from slipway.pipelines.parameters import section
 
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.parameters import Channels
     from slipway.pipelines.platforms.base import Champion, Platform, Text
 
 PROMOTE = "promote"
 
 
-def training_steps(config: RunConfig, platform: Platform, run_id: Text, output: Text, champion: Champion) -> None:
+def training_steps(
+    config: RunConfig, platform: Platform, run_id: Text, output: Text, champion: Champion, parameters: Channels
+) -> None:
     """Define the steps; call this inside a pipeline function.
 
     Args:
@@ -24,17 +28,19 @@ def training_steps(config: RunConfig, platform: Platform, run_id: Text, output: 
         run_id: The run's id: a pipeline parameter or a placeholder.
         output: The base output directory of training: a pipeline parameter or a placeholder.
         champion: The registered model to beat.
+        parameters: The parameters of the pipeline by name; see `slipway.pipelines.parameters`.
     """
     image = platform.build_image()
     access = platform.setup_access(config)
-    prepared = platform.add(steps.prepare_data, platform.data(config), readers=platform.readers(config))
+    data = section("data", platform.data(config), config, parameters)
+    prepared = platform.add(steps.prepare_data, data, readers=platform.readers(config))
     if config.data.beam is not None:  # Beam may start machines (Dataflow), as training does
         prepared.after(*(task for task in (access, None if isinstance(image, str) else image.task) if task is not None))
     dataset = prepared.outputs["dataset"]
     planned = platform.add(
         steps.plan_training,
         dataset,
-        train=config.train,
+        train=section("train", config.train, config, parameters),
         model=config.model,
         worker_pools=config.parsed_hardware.worker_pools(),
         devices=config.parsed_hardware.accelerators_per_replica,
@@ -43,7 +49,8 @@ def training_steps(config: RunConfig, platform: Platform, run_id: Text, output: 
     )
     trained = platform.train(config, planned.output, dataset, output, access)
     model = trained.outputs["model"]
-    evaluation = platform.add(steps.evaluate, model, dataset, settings=config.evaluate, champion=champion.uri)
+    gate = section("evaluate", config.evaluate, config, parameters)
+    evaluation = platform.add(steps.evaluate, model, dataset, settings=gate, champion=champion.uri)
     if platform.registers:
         with dsl.If(evaluation.outputs["Output"] == PROMOTE):
             platform.register_model(config, model, evaluation, run_id, champion)

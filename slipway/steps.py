@@ -2,25 +2,37 @@
 
 Each function adds a task to the pipeline that is being defined and returns it. `image` is the container image that the
 task runs in; without it, the pipeline can only run on this machine, with `kfp.local`. Settings are a settings object, a
-mapping with its fields, or the output of another task: the settings as JSON. Objects and mappings are validated when
-the pipeline is defined. Slipway's own pipeline (`slipway.pipelines.pipeline`) uses the same functions.
+mapping with its fields, or the output of another task: the settings as JSON. Values in a mapping may be pipeline
+parameters and outputs of tasks. Objects and mappings are validated when the pipeline is defined, and the values of
+parameters by the step. Slipway's own pipeline (`slipway.pipelines.pipeline`) uses the same functions.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from kfp import dsl
-from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineChannel, PipelineParameterChannel
-from pydantic import BaseModel
+from kfp.dsl.pipeline_channel import (
+    PipelineArtifactChannel,
+    PipelineChannel,
+    PipelineParameterChannel,
+    extract_pipeline_channels_from_any,
+)
+from kfp.dsl.python_component import PythonComponent
+from kfp.dsl.structures import InputSpec
+from pydantic import BaseModel, ValidationError
 
 from slipway.components.evaluate import component as _evaluate
+from slipway.components.inputs import PREFIX, reference
 from slipway.components.plan_training import component as _plan_training
 from slipway.components.prepare_data import component as _prepare_data
 from slipway.components.register_model import component as _register_model
 from slipway.components.train import component as _train
+from slipway.core.errors import UserError
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
@@ -69,8 +81,7 @@ def prepare_data(data: DataSettings | Fields, *, readers: int = 1, image: str = 
     """
     from slipway.components.prepare_data.settings import DataSettings
 
-    component = on_image(_prepare_data.prepare_data, image)
-    return component(settings=_as_json(DataSettings, data), replicas=readers)
+    return _task(_prepare_data.prepare_data, image, settings=_section(DataSettings, data), replicas=readers)
 
 
 def plan_training(
@@ -98,12 +109,14 @@ def plan_training(
     """
     from slipway.trainer.config import ModelSettings, TrainSettings
 
-    return on_image(_plan_training.plan_training, image)(
+    return _task(
+        _plan_training.plan_training,
+        image,
         pools=list(worker_pools),
         devices=devices,
-        model="" if model is None else _as_json(ModelSettings, model),
+        model="" if model is None else _section(ModelSettings, model),
         # The task `train` has the restarts; a change of them leaves the plan in the cache.
-        train=_as_json(TrainSettings, train, exclude_none=True, exclude={"restarts"}),
+        train=_section(TrainSettings, train, without="restarts"),
         image=trainer_image,
         memory=memory,
         dataset=dataset,
@@ -133,11 +146,13 @@ def train(
     """
     from slipway.trainer.config import RestartSettings
 
-    return on_image(_train.train, image)(
+    return _task(
+        _train.train,
+        image,
         worker_pool_specs=worker_pool_specs,
         output=output,
         virtual_devices=virtual_devices,
-        restarts=_as_json(RestartSettings, restarts),
+        restarts=_section(RestartSettings, restarts),
         dataset=dataset,
     )
 
@@ -174,8 +189,10 @@ def evaluate(
     """
     from slipway.components.evaluate.gate import EvaluateSettings
 
-    return on_image(_evaluate.evaluate, image)(
-        settings=_as_json(EvaluateSettings, settings),
+    return _task(
+        _evaluate.evaluate,
+        image,
+        settings=_section(EvaluateSettings, settings),
         model=model,
         dataset=dataset,
         champion=champion,
@@ -212,8 +229,10 @@ def register_model(
     """
     from slipway.components.register_model.registry import RegisterSettings
 
-    return on_image(_register_model.register_model, image)(
-        settings=_as_json(RegisterSettings, settings),
+    return _task(
+        _register_model.register_model,
+        image,
+        settings=_section(RegisterSettings, settings),
         model_name=model_name,
         run_id=run_id,
         verdict=verdict,
@@ -283,16 +302,76 @@ def register_version(
     )
 
 
-def _as_json(
-    settings: type[BaseModel],
-    value: BaseModel | Fields | None,
-    *,
-    exclude_none: bool = False,
-    exclude: set[str] | None = None,
-) -> Text:
-    """Return settings as JSON (None: the defaults); keep a value that is known only when the pipeline runs."""
+@dataclass(frozen=True)
+class _Section:
+    """Settings for a step: JSON, and the channels whose values it contains, by the task's input."""
+
+    text: Text
+    inputs: Mapping[str, PipelineParameterChannel]
+
+
+def _section(settings: type[BaseModel], value: BaseModel | Fields | None, *, without: str = "") -> _Section:
+    """Return settings (None: the defaults), without one of their fields."""
     if isinstance(value, PipelineChannel):
-        return value
-    return settings.model_validate({} if value is None else value).model_dump_json(
-        exclude_none=exclude_none, exclude=exclude
-    )
+        return _Section(value, {})
+    channels = extract_pipeline_channels_from_any(dict(value)) if isinstance(value, Mapping) else []
+    if not channels:
+        validated = settings.model_validate({} if value is None else value)
+        return _Section(validated.model_dump_json(exclude={without}), {})
+    assert isinstance(value, Mapping)
+    _check(settings, value)
+    text = json.dumps({key: item for key, item in value.items() if key != without}, default=_pattern)
+    inputs = {}
+    for channel in sorted(channels, key=lambda channel: channel.full_name):
+        name = PREFIX + channel.full_name
+        if channel.pattern in text:
+            inputs[name] = channel
+        text = text.replace(channel.pattern, reference(name))
+    return _Section(text, inputs)
+
+
+def _pattern(channel: object) -> str:
+    if isinstance(channel, PipelineParameterChannel):
+        return str(channel.pattern)
+    raise TypeError(f"Settings may be values, pipeline parameters and outputs that are no artifacts; got {channel!r}.")
+
+
+def _check(settings: type[BaseModel], value: Mapping[str, object]) -> None:
+    """Raise ValidationError for an unknown key or an invalid value; the step checks what depends on channels."""
+    known = json.loads(json.dumps(value, default=lambda _channel: None))
+    try:
+        settings.model_validate(known)
+    except UserError:
+        pass  # two settings that contradict each other
+    except ValidationError as error:
+        if any(_is_certain(problem["type"], problem["loc"], known) for problem in error.errors()):
+            raise
+
+
+def _is_certain(kind: str, location: Sequence[int | str], values: object) -> bool:
+    """Return whether a problem is an unknown key or a value that is no channel's, rather than a missing one."""
+    value = values
+    for part in location:
+        items = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else {}
+        if part not in items:
+            return False
+        value = items[part]
+    return kind == "extra_forbidden" or not isinstance(value, dict | None)
+
+
+def _task(component: BaseComponent, image: str, /, **arguments: object) -> PipelineTask:
+    """Add a task; the channels in its settings become further inputs, which `slipway.components.inputs` reads."""
+    sections = {name: argument for name, argument in arguments.items() if isinstance(argument, _Section)}
+    inputs = {name: channel for section in sections.values() for name, channel in section.inputs.items()}
+    texts = {name: section.text for name, section in sections.items()}
+    return _with_inputs(on_image(component, image), inputs)(**{**arguments, **texts, **inputs})
+
+
+def _with_inputs(component: BaseComponent, inputs: Mapping[str, PipelineParameterChannel]) -> BaseComponent:
+    """Return a component that accepts further inputs."""
+    if not inputs:
+        return component
+    specification = copy.deepcopy(component.component_spec)
+    types = {name: InputSpec(type=channel.channel_type) for name, channel in inputs.items()}
+    specification.inputs = {**(specification.inputs or {}), **types}
+    return PythonComponent(component_spec=specification, python_func=component.python_func)

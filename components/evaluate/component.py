@@ -30,6 +30,7 @@ def evaluate(
     from slipway.components.evaluate.evaluation import evaluate as work
     from slipway.components.evaluate.evaluation import log_classification
     from slipway.components.evaluate.gate import UNCHECKED, EvaluateSettings
+    from slipway.components.inputs import read
     from slipway.components.step import step
     from slipway.core import events
     from slipway.core.paths import local_path
@@ -37,7 +38,7 @@ def evaluate(
 
     with step("evaluate") as outcome:
         evaluation = work(
-            EvaluateSettings.model_validate_json(settings),
+            read(EvaluateSettings, "evaluate", settings),
             model=Path(model.path),
             data=Path(dataset.path),
             champion=None if champion in ("", "none") else local_path(champion),

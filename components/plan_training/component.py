@@ -27,6 +27,7 @@ def plan_training(
     """
     from pathlib import Path
 
+    from slipway.components.inputs import read
     from slipway.components.plan_training.plan import plan_training as work
     from slipway.components.step import step
     from slipway.core import manifest
@@ -34,13 +35,13 @@ def plan_training(
     from slipway.trainer.config import ModelSettings, TrainSettings
 
     with step("plan_training") as outcome:
-        how = TrainSettings.model_validate_json(train)
+        how = read(TrainSettings, "train", train)
         result = work(
             pools=whole_numbers(pools),
             devices=devices,
             manifest=manifest.read(Path(dataset.path)),
             data=dataset.uri,
-            model=ModelSettings.model_validate_json(model) if model else None,
+            model=read(ModelSettings, "model", model) if model else None,
             train=how,
             image=image,
             memory=memory,

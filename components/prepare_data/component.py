@@ -18,6 +18,7 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
     import shutil
     from pathlib import Path
 
+    from slipway.components.inputs import read
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.publishing.statistics import FILE_NAME
     from slipway.components.prepare_data.settings import DataSettings
@@ -25,7 +26,7 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
     from slipway.core import events
 
     with step("prepare_data") as outcome:
-        asked = DataSettings.model_validate_json(settings)
+        asked = read(DataSettings, "data", settings)
         prepared = prepare(asked if asked.store else asked.model_copy(update={"store": dataset.uri}), replicas)
         for note in prepared.manifest.notes:
             logging.warning(note)

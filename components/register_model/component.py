@@ -35,13 +35,14 @@ def register_model(
     from pathlib import Path
 
     from slipway.components.evaluate.gate import UNCHECKED
+    from slipway.components.inputs import read
     from slipway.components.register_model.registration import register
     from slipway.components.register_model.registry import RegisterSettings
     from slipway.components.step import step
 
     with step("register_model") as outcome:
         registration = register(
-            RegisterSettings.model_validate_json(settings),
+            read(RegisterSettings, "register", settings),
             model_name=model_name,
             run_id=run_id,
             verdict=verdict,

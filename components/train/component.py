@@ -29,6 +29,7 @@ def train(
     """
     from dataclasses import asdict
 
+    from slipway.components.inputs import read
     from slipway.components.step import step
     from slipway.components.train.local_cluster import run_local_cluster
     from slipway.components.train.result import publish
@@ -42,7 +43,7 @@ def train(
             whole_numbers(worker_pool_specs),
             local_path(output),
             virtual_devices=virtual_devices,
-            restarts=RestartSettings.model_validate_json(restarts),
+            restarts=read(RestartSettings, "train.restarts", restarts),
         )
         outcome.outputs = {"data": dataset.uri, **publish(output, model, metrics)}
         outcome.outputs["restarts"] = [asdict(restart) for restart in restarted]

@@ -228,8 +228,8 @@ class RunConfig(Settings):
 
     @property
     def title(self) -> str:
-        """A short title: model and data source."""
-        return f"{self.model.builder if self.model else self.train.module} on {self.data.source}"
+        """A short title: what is trained."""
+        return self.model.builder if self.model else str(self.train.module)
 
     @property
     def model_name(self) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, load
-from slipway.pipelines.config.kubeflow import KubeflowSettings
+from slipway.pipelines.parameters import values_of
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.server import Server
 from slipway.pipelines.runs.record import (
@@ -93,7 +93,7 @@ def _start(folder: RunFolder, record: RunRecord, config: RunConfig, server: Serv
     record.job = record.console = None
     folder.write(record)
     compile_to(folder.specification_file, config)
-    parameters = parameters_of(server.settings, record.run_id)
+    parameters = parameters_of(config, record.run_id)
     record.job = server.submit(_name(record), folder.specification_file, parameters).run_id
     record.console = server.page(str(record.job))
     folder.write(record)
@@ -113,9 +113,9 @@ def compile_to(path: Path, config: RunConfig) -> None:
     compiler.Compiler().compile(pipeline(config), str(path))
 
 
-def parameters_of(settings: KubeflowSettings, run_id: str) -> JsonObject:
+def parameters_of(config: RunConfig, run_id: str) -> JsonObject:
     """Return the pipeline's parameters; without a volume, the step train chooses the output directory."""
-    return {"run_id": run_id, "output": settings.place(f"runs/{run_id}")}
+    return {"run_id": run_id, "output": settings_of(config).place(f"runs/{run_id}"), **values_of(config)}
 
 
 def refresh(folder: RunFolder) -> RunRecord:

@@ -13,6 +13,7 @@ from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.kubeflow import KubeflowSettings
+from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
@@ -87,7 +88,9 @@ class KubeflowPlatform(Platform):
 
 
 def pipeline(config: RunConfig) -> BaseComponent:
-    """Return the pipeline for Kubeflow; its parameters are the run's id and its base output directory.
+    """Return the pipeline for Kubeflow.
+
+    Its parameters are the run's id, its base output directory and those of the configuration.
 
     Raises:
         UserError: The configuration has no kubeflow section, or Kubeflow cannot run it.
@@ -95,7 +98,8 @@ def pipeline(config: RunConfig) -> BaseComponent:
     platform = KubeflowPlatform(settings_of(config))
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
-    def training(run_id: str, output: str) -> None:
-        training_steps(config, platform, run_id, output, platform.find_champion(config))
+    @with_parameters(config)
+    def training(run_id: str, output: str, parameters: Channels) -> None:
+        training_steps(config, platform, run_id, output, platform.find_champion(config), parameters)
 
     return training

@@ -10,6 +10,7 @@ from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.table import Role
@@ -48,12 +49,13 @@ class LocalPlatform(Platform):
 def pipeline(config: RunConfig, *, rehearsal: bool = False, image: str = "") -> BaseComponent:
     """Return the pipeline for this machine, in containers of `image` if it is set.
 
-    Its parameters are the run's id, its training output and the champion's folder.
+    Its parameters are the run's id, its training output, the champion's folder and those of the configuration.
     """
     platform = LocalPlatform(rehearsal=rehearsal, image=image)
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
-    def training(run_id: str, output: str, champion: str = "") -> None:
-        training_steps(config, platform, run_id, output, Champion(champion, champion))
+    @with_parameters(config)
+    def training(run_id: str, output: str, champion: str, parameters: Channels) -> None:
+        training_steps(config, platform, run_id, output, Champion(champion, champion), parameters)
 
     return training

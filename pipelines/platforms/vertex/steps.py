@@ -14,6 +14,7 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.setup_access.component import setup_access
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.images.images import Images
+from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.platforms.vertex.access import access_settings
@@ -119,13 +120,16 @@ class VertexPlatform(Platform):
         return {"project": self.settings.project, "region": self.settings.region, "endpoints": self.settings.endpoints}
 
 
-def pipeline(config: RunConfig, images: Images, run_id: str | None = None) -> BaseComponent:
-    """Return the pipeline for Vertex AI. It has no parameters: manual and scheduled runs have the same spec.
+def pipeline(
+    config: RunConfig, images: Images, run_id: str | None = None, defaults: RunConfig | None = None
+) -> BaseComponent:
+    """Return the pipeline for Vertex AI. Its parameters are those of the configuration.
 
     Args:
         config: The run's configuration.
         images: The images of its containers.
         run_id: The run to resume, whose output directory is kept; by default, each job has its own.
+        defaults: The configuration with the default values of the parameters; by default, `config`.
 
     Raises:
         UserError: The configuration has no vertex section.
@@ -134,8 +138,9 @@ def pipeline(config: RunConfig, images: Images, run_id: str | None = None) -> Ba
     run = run_id or dsl.PIPELINE_JOB_NAME_PLACEHOLDER
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
-    def training() -> None:
+    @with_parameters(config, defaults)
+    def training(parameters: Channels) -> None:
         champion = platform.find_champion(config)
-        training_steps(config, platform, run, f"{platform.settings.bucket}/runs/{run}", champion)
+        training_steps(config, platform, run, f"{platform.settings.bucket}/runs/{run}", champion, parameters)
 
     return training

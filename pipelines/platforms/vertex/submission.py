@@ -12,6 +12,7 @@ from slipway.components.register_model.registry import git_commit
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.images.images import Images
+from slipway.pipelines.parameters import values_of
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob
@@ -52,13 +53,19 @@ def facts_of(config: RunConfig) -> dict[str, str | None]:
     }
 
 
-def compile_pipeline(config: RunConfig, images: Images, target: Path, run_id: str | None = None) -> None:
-    """Write the pipeline spec; see `steps.pipeline` for `images` and `run_id`."""
+def compile_pipeline(
+    config: RunConfig,
+    images: Images,
+    target: Path,
+    run_id: str | None = None,
+    defaults: RunConfig | None = None,
+) -> None:
+    """Write the pipeline spec; see `steps.pipeline` for `images`, `run_id` and `defaults`."""
     from kfp import compiler
 
     from slipway.pipelines.platforms.vertex.steps import pipeline
 
-    compiler.Compiler().compile(pipeline(config, images, run_id), str(target))
+    compiler.Compiler().compile(pipeline(config, images, run_id, defaults), str(target))
 
 
 def labels_of(config: RunConfig) -> dict[str, str]:
@@ -85,6 +92,7 @@ def pipeline_job(config: RunConfig, specification: Path) -> PipelineJob:
         # Required: the default contains the current time.
         job_id=config.name,
         pipeline_root=f"{vertex.bucket}/{ARTIFACTS}",
+        parameter_values=values_of(config),
         failure_policy=vertex.failure_policy,
         project=vertex.project,
         location=vertex.region,
