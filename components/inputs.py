@@ -56,8 +56,8 @@ def read(settings: type[Of], section: str, text: str, inputs: Mapping[str, JsonV
         message = str(problem.get("ctx", {}).get("error") or problem["msg"])
         raise UserError(
             f"{f'The parameter {what}' if what else setting} is invalid: {message[0].lower()}{message[1:]}.",
-            setting=setting,
-            value=problem["input"] if problem["loc"] else None,
+            setting=setting if problem["loc"] else None,
+            value=problem["input"],
             fix=f"start the run again with a valid value of {what}" if what else None,
         ) from None
 

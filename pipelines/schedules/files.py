@@ -16,6 +16,7 @@ from slipway.pipelines.config.config import RunConfig, load, vertex_of
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.schedule import ScheduleSettings
 from slipway.pipelines.config.values import read_yaml
+from slipway.pipelines.parameters import is_parameter
 from slipway.pipelines.schedules.cron import Cron, parse
 
 FOLDER = Path("configs/schedules")
@@ -25,11 +26,16 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class ScheduleFile:
-    """A validated schedule file with its run configuration and timezone-aware times."""
+    """A validated schedule file with its run configuration and timezone-aware times.
+
+    `defaults` is the configuration without the schedule's overrides of pipeline parameters: two schedules that differ
+    only in these have the same pipeline spec.
+    """
 
     path: Path
     settings: ScheduleSettings
     config: RunConfig
+    defaults: RunConfig
     cron: Cron
     zone: ZoneInfo
     start: datetime | None
@@ -109,7 +115,15 @@ def read(path: Path) -> ScheduleFile:
         )
     config = load(settings.configuration, settings.set, settings.hardware)
     vertex_of(config)
-    return ScheduleFile(path, settings, config, cron, zone, start, end)
+    return ScheduleFile(path, settings, config, _defaults(settings, config), cron, zone, start, end)
+
+
+def _defaults(settings: ScheduleSettings, config: RunConfig) -> RunConfig:
+    compiled = [text for text in settings.set if not is_parameter(text.partition("=")[0])]
+    try:
+        return load(settings.configuration, compiled, settings.hardware)
+    except UserError:  # only the overrides make it valid
+        return config
 
 
 def _settings(path: Path) -> ScheduleSettings:

@@ -187,10 +187,10 @@ def delete(results: list[Result]) -> list[Result]:
 
 
 def request_of(file: ScheduleFile, images: Images) -> Schedule:
-    """Return the desired Schedule of a file; its job is that of a manual run with the same configuration."""
+    """Return the desired Schedule of a file; its job is that of a manual run, but for default parameters."""
     with tempfile.TemporaryDirectory() as folder:
         specification = Path(folder) / "spec.yaml"
-        compile_pipeline(file.config, images, specification)
+        compile_pipeline(file.config, images, specification, defaults=file.defaults)
         job = pipeline_job(file.config, specification)
     return desired(file, job, vertex_of(file.config).connection.parent)
 

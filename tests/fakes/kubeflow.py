@@ -18,6 +18,7 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
 
 from tests.fakes.errors import Faults, ServiceError
 from tests.fakes.http_service import HttpService, Raw, Request
+from tests.fakes.vertex.pipeline_checks import is_of_type
 
 BASE = "/apis/v2beta1"
 # The fields of KubernetesExecutorConfig that a task's pod may have.
@@ -202,12 +203,16 @@ def _check_runtime(specification: PipelineSpec, runtime: dict[str, Any]) -> None
     if root and not root.startswith(ROOTS):
         raise ServiceError(400, f"Invalid input error: Unsupported pipeline root {root}.")
     declared = dict(specification.root.input_definitions.parameters)
-    given = set(runtime.get("parameters") or {})
+    values = runtime.get("parameters") or {}
+    given = set(values)
     needed = {name for name, kind in declared.items() if not kind.is_optional and not kind.HasField("default_value")}
     if given - set(declared):
         raise ServiceError(400, f"Invalid input error: Unknown parameters {sorted(given - set(declared))}.")
     if needed - given:
         raise ServiceError(400, f"Invalid input error: The parameters {sorted(needed - given)} have no value.")
+    for name, value in values.items():
+        if not is_of_type(value, declared[name].parameter_type):
+            raise ServiceError(400, f"Invalid input error: input parameter {name} has a value of another type.")
 
 
 def _task_names(specification: PipelineSpec, *, with_conditions: bool) -> list[str]:

@@ -112,11 +112,16 @@ def check_parameters(specification: PipelineSpec, job: vertex.PipelineJob) -> No
     for name, value in given.items():
         if name not in defined:
             raise invalid(f"The input parameter {name} is not defined in the pipeline.")
-        if not isinstance(value, KINDS[defined[name].parameter_type]):
+        if not is_of_type(value, defined[name].parameter_type):
             raise invalid(f"The input parameter {name} has a value of the wrong type: {value!r}.")
     for name, definition in defined.items():
         if name not in given and not definition.is_optional and not definition.HasField("default_value"):
             raise invalid(f"The input parameter {name} is required and has no value.")
+
+
+def is_of_type(value: Any, kind: int) -> bool:
+    """Return whether a value is of a parameter's type. An integer may be any number: JSON has only one kind."""
+    return isinstance(value, KINDS[kind]) and (not isinstance(value, bool) or kind == ParameterType.BOOLEAN)
 
 
 def parameters_of(job: vertex.PipelineJob) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slipway.components.inputs import read
 from slipway.components.plan_training.plan import plan_training
 from slipway.core.manifest import Manifest, Shard, Split
 from slipway.core.values import whole_numbers
@@ -17,13 +18,14 @@ SHARDS = 64
 def outputs_of(task: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return a step's output parameters by task name."""
     if task == "plan-training":
+        values = whole_numbers(dict(inputs))
         plan = plan_training(
-            pools=whole_numbers(inputs["pools"]),
+            pools=values["pools"],
             devices=int(inputs["devices"]),
             manifest=_manifest(),
             data="gs://bucket/datasets/digits/0",
-            model=ModelSettings.model_validate_json(inputs["model"]),
-            train=TrainSettings.model_validate_json(inputs["train"]),
+            model=read(ModelSettings, "model", inputs["model"], values),
+            train=read(TrainSettings, "train", inputs["train"], values),
             image=inputs["image"],
         )
         return {"Output": plan.worker_pool_specs}

@@ -28,6 +28,12 @@ def request(job: vertex.PipelineJob) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in OUTPUT_ONLY}
 
 
+def defaults_of(job: dict[str, Any]) -> dict[str, Any]:
+    """Remove the default values of the pipeline's parameters from a request; return them."""
+    parameters = job["pipeline_spec"]["root"]["inputDefinitions"]["parameters"]
+    return {name: parameter.pop("defaultValue") for name, parameter in parameters.items()}
+
+
 def test_a_scheduled_run_equals_a_manual_run_except_for_the_schedule(
     ready_google: FakeGoogle, write: Write, slipway: Slipway
 ) -> None:
@@ -45,8 +51,11 @@ def test_a_scheduled_run_equals_a_manual_run_except_for_the_schedule(
     [schedule] = ready_google.region.schedules.schedules
     by_schedule, as_typed = request(scheduled), request(typed)
     assert by_schedule.pop("schedule_name") == schedule
+    defaults = [defaults_of(job) for job in (by_schedule, as_typed)]
     assert by_schedule == as_typed
+    assert [values["epochs"] for values in defaults] == [30, 7]  # the schedule passes its own as a parameter
     # What is the same is not empty.
+    assert as_typed["runtime_config"]["parameter_values"]["epochs"] == 7
     assert as_typed["labels"]["team"] == "vision"
     assert as_typed["service_account"] == RUNNER
     tasks = as_typed["pipeline_spec"]["root"]["dag"]["tasks"]
@@ -65,8 +74,8 @@ def test_diff_changes_nothing_and_shows_field_by_field(
     write(cron="0 4 * * *", set=["train.epochs=7"], paused=True)
     shown = slipway("schedule", "diff", "nightly").stdout
     assert "cron: TZ=Europe/Berlin 0 3 * * * → TZ=Europe/Berlin 0 4 * * *" in shown
-    assert '"epochs":30.0' in shown
-    assert '"epochs":7.0' in shown
+    assert "job.runtime_config.parameter_values.epochs: 30.0 → 7.0" in shown
+    assert "pipeline_spec" not in shown
     assert "paused: no → yes" in shown
     [result] = json.loads(slipway("schedule", "diff", "--json").stdout)
     assert {"field": "paused", "service": False, "file": True} in result["differences"]
@@ -74,6 +83,38 @@ def test_diff_changes_nothing_and_shows_field_by_field(
     assert slipway("schedule", "apply").exit_code == 0
     assert "matches configs/schedules/nightly.yaml" in slipway("schedule", "diff").stdout
     assert "unchanged: matches" in slipway("schedule", "apply").stdout
+
+
+def test_two_schedules_that_differ_in_parameters_share_the_spec(
+    ready_google: FakeGoogle, write: Write, slipway: Slipway
+) -> None:
+    write("few", set=["train.epochs=7", "evaluate.gate.minimum=0.5"])
+    write("many", set=["train.epochs=70", "train.learning_rate=0.01", "train.seed=4", "train.batch_size=128"])
+    assert slipway("schedule", "apply").exit_code == 0
+    jobs = [request(job) for job in ready_google.region.schedules.move(timedelta(days=1))]
+    assert jobs[0]["pipeline_spec"] == jobs[1]["pipeline_spec"]
+    few, many = (job["runtime_config"]["parameter_values"] for job in jobs)
+    assert few == many | {
+        "epochs": 7,
+        "gate_minimum": 0.5,
+        "learning_rate": 0.002,
+        "seed": 0,
+        "batch_size": 64,
+    }
+    assert (many["epochs"], many["learning_rate"]) == (70, 0.01)
+
+
+def test_a_duration_that_replaces_that_of_the_file_is_a_parameter(
+    ready_google: FakeGoogle, write: Write, slipway: Slipway
+) -> None:
+    write(set=["train.epochs=null", "train.steps=500"])
+    applied = slipway("schedule", "apply")
+    assert applied.exit_code == 0, applied.output
+    [scheduled] = ready_google.region.schedules.move(timedelta(days=1))
+    values = request(scheduled)["runtime_config"]["parameter_values"]
+    assert "epochs" not in values
+    assert values["steps"] == 500
+    assert ready_google.region.pipelines.run_to_end(scheduled.name).state.name == "PIPELINE_STATE_SUCCEEDED"
 
 
 def test_pause_resume_and_delete(ready_google: FakeGoogle, write: Write, slipway: Slipway) -> None:

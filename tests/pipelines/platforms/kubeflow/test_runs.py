@@ -39,7 +39,16 @@ def test_a_run_is_submitted_with_its_parameters_and_followed_to_its_end(kubeflow
     assert run["display_name"] == folder.run_id
     assert run["service_account"] == "trainer"
     assert run["runtime_config"] == {
-        "parameters": {"run_id": folder.run_id, "output": f"/mnt/slipway/runs/{folder.run_id}"},
+        "parameters": {
+            "run_id": folder.run_id,
+            "output": f"/mnt/slipway/runs/{folder.run_id}",
+            "data_source": "digits",
+            "epochs": 30,
+            "batch_size": 64,
+            "learning_rate": 0.002,
+            "seed": 0,
+            "gate_minimum": 0.97,
+        },
         "pipeline_root": "s3://bucket/kfp",
     }
     executors = run["pipeline_spec"]["pipeline_spec"]["deploymentSpec"]["executors"]

@@ -17,7 +17,6 @@ from slipway.components.register_model.registration import champion_folder
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.launch import parameters_of
 from tests.pipelines.platforms.kubeflow.conftest import DIGITS, configuration
 
@@ -76,11 +75,10 @@ def test_with_a_volume_every_step_mounts_it_and_stores_its_outputs_there(tmp_pat
 
 def test_without_a_volume_nothing_is_registered_and_train_receives_the_data(tmp_path: Path) -> None:
     config = configuration(pipeline_root="minio://mlpipeline/slipway/")
-    settings = settings_of(config)
     specification, pods = compiled(tmp_path, config)
     assert not pods
     assert json.loads(inputs(specification, "prepare-data")["settings"])["store"] == ""
-    assert parameters_of(settings, "r1") == {"run_id": "r1", "output": ""}
+    assert {"run_id": "r1", "output": ""}.items() <= parameters_of(config, "r1").items()
     assert not any("register" in name or "champion" in name for name in specification["components"])
     train = specification["root"]["dag"]["tasks"]["train"]["inputs"]
     assert train["artifacts"]["dataset"]["taskOutputArtifact"]["producerTask"] == "prepare-data"
@@ -141,7 +139,7 @@ from slipway.pipelines.platforms.kubeflow.steps import pipeline
 from slipway.pipelines.platforms.kubeflow.launch import parameters_of
 config = load(Path(sys.argv[1]))
 local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[2])
-pipeline(config)(**parameters_of(config.kubeflow, sys.argv[3]))
+pipeline(config)(**parameters_of(config, sys.argv[3]))
 """
 
 

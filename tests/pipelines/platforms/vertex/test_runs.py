@@ -10,7 +10,7 @@ import pytest
 
 from slipway.components.cloud.connection import Connection
 from tests.fakes.errors import ServiceError
-from tests.fakes.google import PROJECT, REGION, FakeGoogle
+from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import BUCKET
 from tests.fakes.vertex.script import Failure
 from tests.pipelines.platforms.vertex.conftest import Slipway
@@ -197,7 +197,8 @@ def test_a_resumed_run_keeps_its_folder(ready_google: FakeGoogle, workspace: Pat
     assert slipway("run", "--resume", "latest", "--set", "train.seed=1").exit_code == 2
     assert slipway("run", "--resume", "latest", "--set", "evaluate.gate.minimum=0.5").exit_code == 0
     assert record(workspace)["tries"] == 3
-    assert '"minimum":0.5' in (workspace / "runs" / run_id / "spec.yaml").read_text()
+    job = ready_google.region.pipelines.jobs[record(workspace)["job"].replace(PROJECT, NUMBER)]
+    assert job.runtime_config.parameter_values["gate_minimum"] == 0.5
 
 
 def test_a_run_is_listed_in_its_experiment(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):

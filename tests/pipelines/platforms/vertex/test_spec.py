@@ -50,11 +50,22 @@ def executors(specification: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_it_is_a_pipeline_spec_that_vertex_reads(specification):
     from google.protobuf import json_format
-    from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec
+    from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType, PipelineSpec
 
     message = json_format.ParseDict(specification, PipelineSpec())
     assert message.pipeline_info.name == "digits"
-    assert not message.root.input_definitions.parameters
+    types = {
+        name: ParameterType.ParameterTypeEnum.Name(parameter.parameter_type)
+        for name, parameter in message.root.input_definitions.parameters.items()
+    }
+    assert types == {
+        "data_source": "STRING",
+        "epochs": "NUMBER_DOUBLE",
+        "batch_size": "NUMBER_INTEGER",
+        "learning_rate": "NUMBER_DOUBLE",
+        "seed": "NUMBER_INTEGER",
+        "gate_minimum": "NUMBER_DOUBLE",
+    }
 
 
 def test_train_is_a_custom_job_fed_by_the_plan(specification):

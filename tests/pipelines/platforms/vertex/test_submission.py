@@ -62,7 +62,7 @@ def test_a_run_on_two_pools_of_gpus(ready_google: FakeGoogle, workspace: Path, s
     assert job.service_account == RUNNER
     assert job.runtime_config.gcs_output_directory == f"gs://{BUCKET}/pipelines"
     assert job.runtime_config.failure_policy.name == "PIPELINE_FAILURE_POLICY_FAIL_FAST"
-    assert not job.runtime_config.parameter_values
+    assert job.runtime_config.parameter_values["batch_size"] == 96
     commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     assert job.labels["team"] == "vision"
     assert job.labels["slipway-commit"].startswith(commit)
