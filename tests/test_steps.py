@@ -21,11 +21,24 @@ from slipway.components.prepare_data.component import prepare_data
 PROGRAMS = re.findall(r"```python\n(.*?)```", Path("docs/steps.md").read_text(), re.S)
 
 
+def program(pipeline: str) -> str:
+    """The program on the page that defines a pipeline."""
+    [text] = [text for text in PROGRAMS if f"def {pipeline}(" in text]
+    return text
+
+
+def defined(pipeline: str) -> Any:
+    """A pipeline on the page, which needs its annotations as types."""
+    module: dict[str, Any] = {}
+    exec(compile(program(pipeline), "docs/steps.md", "exec", dont_inherit=True), module)
+    return module[pipeline]
+
+
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which the page's example ran, as it stands there."""
     folder = tmp_path_factory.mktemp("example")
-    (folder / "my_pipeline.py").write_text(PROGRAMS[0])
+    (folder / "my_pipeline.py").write_text(program("digits_by_size"))
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     done = subprocess.run(
         [sys.executable, "my_pipeline.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
@@ -52,9 +65,7 @@ def test_every_task_of_the_example_has_its_image(example: Path) -> None:
 
 
 def test_a_custom_job_of_ones_own_gets_the_planned_worker_pools(tmp_path: Path) -> None:
-    module: dict[str, Any] = {}
-    exec(PROGRAMS[1], module)
-    compiler.Compiler().compile(module["digits_on_machines"], str(tmp_path / "spec.yaml"))
+    compiler.Compiler().compile(defined("digits_on_machines"), str(tmp_path / "spec.yaml"))
     tasks = yaml.safe_load((tmp_path / "spec.yaml").read_text())["root"]["dag"]["tasks"]
     assert set(tasks) == {"prepare-data", "plan-training", "custom-training-job", "collect-model", "evaluate"}
     plan = tasks["plan-training"]["inputs"]["parameters"]
@@ -70,6 +81,77 @@ def test_unknown_settings_are_refused_when_the_pipeline_is_defined() -> None:
         @dsl.pipeline
         def wrong():
             steps.prepare_data({"sauce": "digits"})
+
+
+def test_parameters_in_settings_are_inputs_of_the_task(tmp_path: Path) -> None:
+    compiler.Compiler().compile(defined("digits_by_parameters"), str(tmp_path / "spec.yaml"))
+    tasks = yaml.safe_load((tmp_path / "spec.yaml").read_text())["root"]["dag"]["tasks"]
+    given = tasks["prepare-data"]["inputs"]["parameters"]
+    assert given["parameter--source"] == {"componentInputParameter": "source"}
+    assert json.loads(given["settings"]["runtimeValue"]["constant"]) == {
+        "source": "${parameter--source}",
+        "store": "datasets/${parameter--name}",
+    }
+    assert tasks["plan-training"]["inputs"]["parameters"]["parameter--learning_rate"]
+
+
+PARAMETERS = """
+import os
+from kfp import local
+import my_pipeline
+local.init(local.SubprocessRunner(use_venv=False))
+my_pipeline.digits_by_parameters(name="second", learning_rate=0.5)
+"""
+
+
+@pytest.mark.slow
+def test_parameters_in_settings_have_the_values_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "my_pipeline.py").write_text(program("digits_by_parameters"))
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    command = [sys.executable, "-c", PARAMETERS]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trained = json.loads(next(tmp_path.glob("local_outputs/*/train/model/model.json")).read_text())
+    assert (trained["learning_rate"], trained["epochs"]) == (0.5, 1.0)
+    assert len(list(tmp_path.glob("datasets/second/digits/*/manifest.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epochs": "{parameter}", "lerning_rate": 0.1},
+        {"epochs": "{parameter}", "learning_rate": -1},
+        {"epochs": 3, "lerning_rate": "{parameter}"},
+        {"epochs": "{parameter}", "schedule": {"shape": "round"}},
+    ],
+)
+def test_what_does_not_depend_on_a_parameter_is_checked_at_once(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+
+        @dsl.pipeline
+        def wrong():
+            data = steps.prepare_data({"source": "digits"}).outputs["dataset"]
+            parameter = steps.find_champion_folder("registry", "digits").output
+            given = {name: parameter if value == "{parameter}" else value for name, value in settings.items()}
+            steps.plan_training(data, train=given)
+
+
+def test_a_setting_that_contradicts_a_parameters_value_is_left_to_the_step() -> None:
+    @dsl.pipeline
+    def possible():
+        data = steps.prepare_data({"source": "digits"}).outputs["dataset"]
+        value = steps.find_champion_folder("registry", "digits").output
+        schedule = {"shape": "cosine", "final": 0.01}
+        steps.plan_training(data, train={"epochs": value, "learning_rate": value, "schedule": schedule})
+
+
+def test_an_artifact_is_no_setting() -> None:
+    with pytest.raises(TypeError, match="outputs that are no artifacts"):
+
+        @dsl.pipeline
+        def wrong():
+            data = steps.prepare_data({"source": "digits"}).outputs["dataset"]
+            steps.evaluate(data, data, settings={"batch_size": data})
 
 
 def test_an_image_leaves_the_component_itself_unchanged(tmp_path: Path) -> None:
