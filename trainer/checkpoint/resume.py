@@ -54,9 +54,15 @@ class Progress:
 # Parts of Progress in a checkpoint's record, besides the step and the run's identity.
 _PARTS: dict[str, type[Interval] | type[Selection]] = {"interval": Interval, "epoch": Interval, "selection": Selection}
 
+# A run that has finished is not what a run with another learning rate would be, such as a clone with its output folder.
+UNTIL_THE_END = ("train.learning_rate",)
+
 
 def identity(job: JobConfig, data_fingerprint: str) -> dict[str, object]:
-    """Return the settings, by name, that must be equal for a run and a checkpoint that it resumes from."""
+    """Return the settings, by name, that must be equal for a run and a checkpoint that it resumes from.
+
+    Those of UNTIL_THE_END may differ while there are steps left to train.
+    """
     return {
         "train.engine": job.train.engine,
         "model.builder": job.model.builder,
@@ -65,6 +71,7 @@ def identity(job: JobConfig, data_fingerprint: str) -> dict[str, object]:
         "train.momentum": job.train.momentum,
         "train.precision": job.train.precision,
         "train.batch_size": job.train.batch_size,
+        "train.learning_rate": job.train.learning_rate,
         "train.seed": job.train.seed,
         "train.augment": job.train.augment.model_dump(),
         "data": data_fingerprint,
@@ -127,7 +134,7 @@ def _check_form(checkpoint: Checkpoint, identity: Mapping[str, object]) -> None:
 def _check(checkpoint: Checkpoint, identity: Mapping[str, object], steps: int) -> None:
     saved = checkpoint.record["identity"]
     for setting, value in identity.items():
-        if saved[setting] != value:
+        if saved[setting] != value and (setting not in UNTIL_THE_END or checkpoint.step == steps):
             raise UserError(
                 f"The checkpoint was saved with another {setting}: {saved[setting]!r}.",
                 setting=setting,
