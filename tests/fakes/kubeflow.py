@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from google.protobuf import json_format
-from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
+from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType, PipelineSpec, PlatformSpec
 
 from tests.fakes.errors import Faults, ServiceError
 from tests.fakes.http_service import HttpService, Raw, Request
@@ -24,6 +24,15 @@ BASE = "/apis/v2beta1"
 # The fields of KubernetesExecutorConfig that a task's pod may have.
 POD_SETTINGS = {"pvcMount", "nodeSelector", "tolerations", "secretAsEnv", "imagePullSecret", "enabledSharedMemory"}
 ROOTS = ("gs://", "s3://", "minio://")
+# As validatePipelineJobInputs of the API server names them.
+TYPES: dict[int, str] = {
+    ParameterType.STRING: "string",
+    ParameterType.BOOLEAN: "bool",
+    ParameterType.NUMBER_INTEGER: "double or integer",
+    ParameterType.NUMBER_DOUBLE: "double or integer",
+    ParameterType.LIST: "list",
+    ParameterType.STRUCT: "struct",
+}
 UNSET = "1970-01-01T00:00:00Z"
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED")
 
@@ -204,15 +213,18 @@ def _check_runtime(specification: PipelineSpec, runtime: dict[str, Any]) -> None
         raise ServiceError(400, f"Invalid input error: Unsupported pipeline root {root}.")
     declared = dict(specification.root.input_definitions.parameters)
     values = runtime.get("parameters") or {}
-    given = set(values)
-    needed = {name for name, kind in declared.items() if not kind.is_optional and not kind.HasField("default_value")}
-    if given - set(declared):
-        raise ServiceError(400, f"Invalid input error: Unknown parameters {sorted(given - set(declared))}.")
-    if needed - given:
-        raise ServiceError(400, f"Invalid input error: The parameters {sorted(needed - given)} have no value.")
-    for name, value in values.items():
-        if not is_of_type(value, declared[name].parameter_type):
-            raise ServiceError(400, f"Invalid input error: input parameter {name} has a value of another type.")
+    if unknown := sorted(set(values) - set(declared)):
+        raise _invalid(f"parameter(s) provided are not required by pipeline: {', '.join(unknown)}")
+    for name, definition in declared.items():
+        if name not in values and not definition.is_optional and not definition.HasField("default_value"):
+            raise _invalid(f"parameter {name} is not optional, yet has neither default value nor user provided value")
+        kind = definition.parameter_type
+        if name in values and not is_of_type(values[name], kind):
+            raise _invalid(f"input parameter {name} requires type {TYPES[kind]}")
+
+
+def _invalid(message: str) -> ServiceError:
+    return ServiceError(400, f"Invalid input error: {message}")
 
 
 def _task_names(specification: PipelineSpec, *, with_conditions: bool) -> list[str]:

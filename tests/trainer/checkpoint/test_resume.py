@@ -82,6 +82,18 @@ def test_another_versions_checkpoint_is_refused(tmp_path: Path, part: str, entri
     assert "empty checkpoint folder" in (refused.value.fix or "")
 
 
+def test_a_finished_run_is_not_taken_for_one_with_another_learning_rate(tmp_path: Path) -> None:
+    engine: Any = OneWeight()
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    identity = {**IDENTITY, "train.learning_rate": 0.1}
+    checkpoints.save(checkpoint_of(Progress(20), engine, identity))
+    changed = {**identity, "train.learning_rate": 0.2}
+    assert resumed(checkpoints, changed, steps=30)[0].step == 20
+    with pytest.raises(UserError, match=r"another train\.learning_rate: 0\.1"):
+        resumed(checkpoints, changed, steps=20)
+    assert resumed(checkpoints, identity, steps=20)[0].step == 20
+
+
 def test_other_settings_and_a_shorter_run_are_refused(tmp_path: Path) -> None:
     checkpoints, _ = saved(tmp_path)
     with pytest.raises(UserError, match=r"another train\.seed: 0") as refused:
