@@ -13,7 +13,6 @@ from tests.fakes.artifact_registry import FakeImages
 from tests.fakes.artifact_repositories import FakeRepositories
 from tests.fakes.certificates import certificates, service_account_file
 from tests.fakes.cloud_build import FakeCloudBuild
-from tests.fakes.cloud_build_account import add_default_account
 from tests.fakes.errors import Faults
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.http_service import HttpService, Raw, Request
@@ -37,6 +36,7 @@ SERVICES = frozenset(
         "artifactregistry",
         "cloudbuild",
         "cloudresourcemanager",
+        "compute",
         "iam",
         "logging",
         "serviceusage",
@@ -45,6 +45,7 @@ SERVICES = frozenset(
     )
 )
 SUBMITTER = "submitter@slipway-test.iam.gserviceaccount.com"
+COMPUTE_ACCOUNT = f"{NUMBER}-compute@developer.gserviceaccount.com"
 
 
 class FakeGoogle:
@@ -63,6 +64,7 @@ class FakeGoogle:
         self.faults = Faults(seed)
         self.world.projects[PROJECT] = Project(PROJECT, NUMBER, set(SERVICES))
         self.world.owners.add(SUBMITTER)
+        self.world.add_account(self.world.projects[PROJECT], COMPUTE_ACCOUNT)
         self.location = REGION
         self.certificates = certificates()
         self.http: dict[str, HttpService] = {}
@@ -73,12 +75,11 @@ class FakeGoogle:
         self.iam = FakeIam(self.service("iam"), self.world)
         self.service_usage = FakeServiceUsage(self.service("serviceusage"), self.world)
         self.repositories = FakeRepositories(self.service("artifactregistry"), self.world)
-        add_default_account(self.service("cloudbuild"), self.world)
         self.storage = FakeStorage(self.service("storage"), self.world)
         self.log = Log(self.world)
         add_logging(self.service("logging"), self.world, self.log)
         self.images = FakeImages(self.service("artifactregistry"), self.world)
-        self.builds = FakeCloudBuild(self.service("cloudbuild"), self.world, self.storage, self.images)
+        self.builds = FakeCloudBuild(self.service("cloudbuild"), self.world, self.storage, self.images, self.log)
         self.tokens = HttpService("tokens", Faults(), lambda _headers: "")
         self.token_uri = ""
 
