@@ -11,6 +11,7 @@ from rich.table import Table
 
 from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
+from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.settings import AccessSettings
@@ -48,8 +49,17 @@ def access_settings(config: RunConfig) -> AccessSettings:
         tpu=config.parsed_hardware.is_tpu,
         builds=_builds(vertex),
         builder=vertex.build.service_account,
+        build_region=vertex.build.region,
+        dataflow=uses_dataflow(config.data),
+        dataflow_worker=config.data.beam.options.get("service_account_email") if config.data.beam else None,
+        encryption_key=vertex.encryption_key,
         endpoints=vertex.endpoints,
     )
+
+
+def uses_dataflow(data: DataSettings) -> bool:
+    """Return whether large data sets are prepared by Dataflow."""
+    return data.beam is not None and "Dataflow" in data.beam.runner
 
 
 def _buckets(place: str, own: str) -> tuple[str, ...]:

@@ -10,14 +10,14 @@ from slipway.components.setup_access.observed import observe
 from slipway.core.errors import UserError
 from tests.components.setup_access.project import ACCOUNT, BUCKET, REPOSITORY, settings
 from tests.fakes.errors import ServiceError
-from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
+from tests.fakes.google import COMPUTE_ACCOUNT, NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 from tests.fakes.ready import make_ready
 
 VERTEX = f"serviceAccount:service-{NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 CUSTOM_CODE = f"serviceAccount:service-{NUMBER}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
 TPU = f"serviceAccount:service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
 BUILD = f"serviceAccount:service-{NUMBER}@gcp-sa-cloudbuild.iam.gserviceaccount.com"
-BUILDER = f"serviceAccount:{NUMBER}-compute@developer.gserviceaccount.com"
+BUILDER = f"serviceAccount:{COMPUTE_ACCOUNT}"
 RUNNER = f"serviceAccount:{ACCOUNT}"
 LEGACY = "roles/storage.legacy"
 
@@ -60,7 +60,8 @@ def test_a_new_project_gets_all_that_a_run_needs_and_no_more(new_project):
         ("roles/cloudbuild.builds.editor", "user:ada@example.com"),
     }
     assert granted(new_project, f"buckets/{BUCKET}") == {
-        ("roles/storage.objectUser", member) for member in (RUNNER, TPU, BUILDER, "user:ada@example.com")
+        *(("roles/storage.objectUser", member) for member in (RUNNER, TPU, "user:ada@example.com")),
+        ("roles/storage.objectViewer", BUILDER),
     }
     assert granted(new_project, REPOSITORY) == {
         ("roles/artifactregistry.reader", VERTEX),
@@ -73,6 +74,8 @@ def test_a_new_project_gets_all_that_a_run_needs_and_no_more(new_project):
         ("roles/iam.serviceAccountUser", RUNNER),
         ("roles/iam.serviceAccountUser", "user:ada@example.com"),
     }
+    builder = f"projects/{PROJECT}/serviceAccounts/{COMPUTE_ACCOUNT}"
+    assert granted(new_project, builder) == {("roles/iam.serviceAccountUser", "user:ada@example.com")}
 
 
 def test_a_second_setup_finds_nothing_and_writes_nothing(new_project):
