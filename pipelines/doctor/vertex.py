@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from slipway.components.build_image.reference import ImageReference
@@ -158,10 +159,11 @@ def builder(context: Context) -> str:
     project = context.project
     if not project.settings.builds:
         raise NotApplicableError("Cloud Build builds no images")
-    email = project.observed.builder
-    lines = _require(project, lambda line: isinstance(line.item, Account) and str(line.item) != project.account)
+    with contextlib.suppress(NotApplicableError):  # who may not see the account may still act as it
+        _require(project, lambda line: isinstance(line.item, Account) and str(line.item) != project.account)
+    email, unasked = project.observed.builder, project.observed.unasked
     if not email:
-        raise NotApplicableError(lines[0].observed if lines else "the account of builds is unknown")
+        raise NotApplicableError(unasked.message if unasked else "the account of builds is unknown")
     connection = project.connection
     where, member = policies.Resource("project", connection.project), member_of(connection)
     who = project.caller() or "Your account"
