@@ -90,7 +90,7 @@ def test_conditions_are_read_and_written_with_policy_version_3(google):
 def test_a_policy_names_only_service_accounts_that_exist(google):
     """setIamPolicy with a service account or agent that does not exist is refused, and nothing is written.
 
-    Source: https://cloud.google.com/iam/docs/troubleshooting-access ("Service account … does not exist").
+    Source: wording in https://cloud.google.com/config-connector/docs/troubleshooting.
     """
     policy = policy_of(google)
     policy["bindings"] = [binding("roles/aiplatform.serviceAgent", f"serviceAccount:{AGENT}")]
