@@ -237,7 +237,12 @@ def _account(settings: AccessSettings) -> Iterator[Binding]:
     yield Binding(project, "roles/aiplatform.user", member, "the pipeline starts jobs and registers models")
     yield Binding(bucket, "roles/storage.objectUser", member, "the steps read data and write checkpoints and models")
     for name in settings.stores:
-        yield Binding(Resource("bucket", name), "roles/storage.objectUser", member, "data.store is in this bucket")
+        yield Binding(
+            Resource("bucket", name),
+            "roles/storage.objectUser",
+            member,
+            "data.store or Dataflow's temp_location is in this bucket",
+        )
     for name in settings.sources:
         yield Binding(Resource("bucket", name), "roles/storage.objectViewer", member, "data.source is in this bucket")
     if settings.repository:

@@ -36,13 +36,15 @@ def access_settings(config: RunConfig) -> AccessSettings:
     Raises:
         UserError: The configuration has no vertex section.
     """
-    vertex = vertex_of(config)
+    vertex, data = vertex_of(config), config.data
+    options = data.beam.options if data.beam and uses_dataflow(data) else {}
+    stores = (*_buckets(data.store, vertex.bucket), *_buckets(str(options.get("temp_location", "")), vertex.bucket))
     return AccessSettings(
         project=vertex.project,
         region=vertex.region,
         bucket=vertex.bucket.removeprefix("gs://"),
-        stores=_buckets(config.data.store, vertex.bucket),
-        sources=_buckets(source_kind(config.data.source).located(config.data)[1], vertex.bucket),
+        stores=tuple(dict.fromkeys(stores)),
+        sources=_buckets(source_kind(data.source).located(data)[1], vertex.bucket),
         repository=ImageReference.parse(vertex.image or f"{vertex.image_repository}/image").artifact_repository,
         account=vertex.service_account,
         submitters=tuple(vertex.submitters),
@@ -50,8 +52,8 @@ def access_settings(config: RunConfig) -> AccessSettings:
         builds=_builds(vertex),
         builder=vertex.build.service_account,
         build_region=vertex.build.region,
-        dataflow=uses_dataflow(config.data),
-        dataflow_worker=config.data.beam.options.get("service_account_email") if config.data.beam else None,
+        dataflow=uses_dataflow(data),
+        dataflow_worker=options.get("service_account_email"),
         encryption_key=vertex.encryption_key,
         endpoints=vertex.endpoints,
     )

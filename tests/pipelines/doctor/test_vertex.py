@@ -194,6 +194,9 @@ def test_dataflow_needs_its_apis_agent_and_roles(ready, tmp_path):
     assert failed(found) >= {"APIs", "service agents", "roles"}
     assert "dataflow.googleapis.com" in found["APIs"].found
     assert "roles/dataflow" in found["roles"].found
+    data["beam"]["options"] = {"temp_location": "gs://elsewhere/temp"}
+    assert access_settings(subject(ready, tmp_path, data=data).config).stores == ("elsewhere",)
+    del data["beam"]["options"]
     apply(access_settings(subject(ready, tmp_path, data=data).config))
     found = {finding.check: finding for finding in examine_all(subject(ready, tmp_path, data=data))}
     assert not failed(found) & {"APIs", "service agents", "roles", "bucket rights"}
