@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from slipway.components.build_image.refusals import failed, is_closed_region, refused
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.retries import retried, status_of
-from slipway.components.step import WorkFailed
+from slipway.components.cloud.log_entries import LogEntries, text_of
+from slipway.components.cloud.refusals import member_of, refusal
+from slipway.components.cloud.retries import paced, retried, status_of
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.trainer.config import Settings
@@ -17,10 +19,15 @@ from slipway.trainer.config import Settings
 DOCKER = "gcr.io/cloud-builders/docker"
 # Images with CUDA libraries exceed Cloud Build's default of ten minutes.
 TIMEOUT = "3600s"
-POLL_SECONDS = 3.0
+# The log is read as often; Cloud Logging allows 60 reads a minute per project.
+# https://cloud.google.com/logging/quotas#api-limits
+POLL_SECONDS = 4.0
+# Cloud Logging receives the last lines some seconds after the build has ended.
+LAST_LINES_POLLS = 2
 ENDED = ("SUCCESS", "FAILURE", "INTERNAL_ERROR", "TIMEOUT", "CANCELLED", "EXPIRED")
 SOURCES = "builds/sources"
-LOGS = "builds/logs"
+# Builds that have no region run in the global pool, which restricted projects may use, too (reported publicly).
+GLOBAL = "global"
 
 
 class Source(Settings):
@@ -32,17 +39,19 @@ class Source(Settings):
 
 
 class CloudBuildSettings(Settings):
-    """Project, region, bucket and service account of builds, serializable as a step's argument; see CloudBuild."""
+    """The arguments of CloudBuild, serializable as a step's argument."""
 
     project: str
     region: str
     endpoints: dict[str, str]
     bucket: str
     service_account: str | None
+    build_region: str | None = None
 
     def service(self) -> CloudBuild:
         """Return the client for these settings."""
-        return CloudBuild(Connection(self.project, self.region, self.endpoints), self.bucket, self.service_account)
+        connection = Connection(self.project, self.region, self.endpoints)
+        return CloudBuild(connection, self.bucket, self.service_account, self.build_region)
 
 
 @dataclass(frozen=True)
@@ -51,14 +60,17 @@ class CloudBuild:
 
     Args:
         connection: To the project and region.
-        bucket: The bucket (without gs://) for sources and logs.
+        bucket: The bucket (without gs://) for sources.
         service_account: The account that builds run as, None for the project's default.
+        region: The region that runs the builds, or global; None for the connection's region, and global if the project
+            may not build there.
         wait_seconds: Polling interval.
     """
 
     connection: Connection
     bucket: str
     service_account: str | None = None
+    region: str | None = None
     wait_seconds: float = POLL_SECONDS
 
     def upload(self, archive: bytes, name: str) -> Source:
@@ -78,12 +90,16 @@ class CloudBuild:
         except Exception as error:
             if status_of(error) not in (403, 404):
                 raise
+            grant = (
+                f"gcloud storage buckets add-iam-policy-binding gs://{self.bucket} "
+                f"--member={member_of(self.connection)} --role=roles/storage.objectUser"
+            )
             raise UserError(
                 f"Could not upload the source to gs://{self.bucket}: {error}",
                 setting="vertex.bucket",
                 value=f"gs://{self.bucket}",
                 allowed="a bucket on which you have roles/storage.objectUser",
-                fix="slipway setup --apply",
+                fix=grant if status_of(error) == 403 else "slipway setup --apply, which creates the bucket",
             ) from None
         return Source(bucket=self.bucket, name=blob.name, generation=str(blob.generation))
 
@@ -110,26 +126,16 @@ class CloudBuild:
             UserError: The caller lacks permission to build.
             WorkFailed: The build failed.
         """
-        request = self._request(source, uri, arguments, labels)
-        try:
-            build = retried(lambda: self._running(request["tags"][0]) or self._create(request))
-        except Exception as error:
-            if status_of(error) not in (400, 403, 404):
-                raise
-            raise self._refused(error) from None
-        log.write(f"Cloud Build {build['id']}, log in {self._log_uri(build)}\n")
+        build = self._started(self._request(source, uri, arguments, labels), log)
+        log.write(f"Cloud Build {build['id']}, log at {build.get('logUrl', '')}\n")
         build = self._follow(build, log)
         if build["status"] != "SUCCESS":
-            raise self._failure(build)
+            raise failed(build, uri, self.account)
         return next(str(image["digest"]) for image in build["results"]["images"] if image["name"] == uri)
 
     def account(self) -> str:
-        """Return the e-mail of the account that builds run as."""
-        if self.service_account:
-            return self.service_account
-        name = f"{self.connection.parent}/defaultServiceAccount"
-        answer = retried(self._locations().getDefaultServiceAccount(name=name).execute)
-        return str(answer["serviceAccountEmail"]).rpartition("/")[2]
+        """Return the e-mail of the account that builds run as; "" if none is set and the project has no default."""
+        return self.service_account or default_account(self.connection, self.region)
 
     def _locations(self) -> Any:
         return self.connection.api("cloudbuild", "v1").projects().locations()
@@ -147,75 +153,110 @@ class CloudBuild:
             "images": [uri],
             "tags": ["slipway-" + uri.rpartition("/")[2].replace(":", "-")],
             "timeout": TIMEOUT,
-            # The default depends on the project's age; custom service accounts have none.
-            "logsBucket": f"gs://{self.bucket}/{LOGS}",
-            "options": {"logging": "GCS_ONLY"},
+            # In a bucket of the project, the account would need more than to write objects; a custom account has no
+            # other default. https://cloud.google.com/build/docs/securing-builds/store-manage-build-logs
+            "options": {"logging": "CLOUD_LOGGING_ONLY"},
         }
         if self.service_account:
             request["serviceAccount"] = f"projects/{self.connection.project}/serviceAccounts/{self.service_account}"
         return request
 
-    def _running(self, tag: str) -> JsonObject | None:
+    def _started(self, request: JsonObject, log: TextIO) -> JsonObject:
+        """Start a build, or find a running one, where the project may build.
+
+        Raises:
+            UserError: Cloud Build refuses it.
+        """
+        region = self.region or self.connection.region
+        try:
+            return self._started_in(region, request)
+        except Exception as error:
+            if self.region is not None or not is_closed_region(error):
+                raise self._explained(error, region) from None
+        log.write(
+            f"Google does not allow this project to run builds in {region}: building in the location {GLOBAL}, which "
+            "may be on another continent. To choose a region: --set vertex.build.region=REGION\n"
+        )
+        try:
+            return self._started_in(GLOBAL, request)
+        except Exception as error:
+            raise self._explained(error, GLOBAL) from None
+
+    def _explained(self, error: Exception, location: str) -> Exception:
+        if status_of(error) not in (400, 403, 404):
+            return error
+        return refused(error, self.connection, location, self.account)
+
+    def _started_in(self, location: str, request: JsonObject) -> JsonObject:
+        return retried(lambda: self._running(location, request["tags"][0]) or self._create(location, request))
+
+    def _running(self, location: str, tag: str) -> JsonObject | None:
         """Return a running build of this image: another caller's, or our own if its response was lost."""
-        builds = self._locations().builds()
-        answer = builds.list(
-            parent=self.connection.parent, filter=f'tags="{tag}" AND (status="QUEUED" OR status="WORKING")'
-        ).execute()
+        answer = (
+            self._builds()
+            .list(parent=self._parent(location), filter=f'tags="{tag}" AND (status="QUEUED" OR status="WORKING")')
+            .execute()
+        )
         return next(iter(answer.get("builds", [])), None)
 
-    def _create(self, request: JsonObject) -> JsonObject:
-        operation = self._locations().builds().create(parent=self.connection.parent, body=request).execute()
+    def _create(self, location: str, request: JsonObject) -> JsonObject:
+        operation = self._builds().create(parent=self._parent(location), body=request).execute()
         return dict(operation["metadata"]["build"])
 
+    def _parent(self, location: str) -> str:
+        return f"projects/{self.connection.project}/locations/{location}"
+
+    def _builds(self) -> Any:
+        return self.connection.api("cloudbuild", "v1").projects().locations().builds()
+
     def _follow(self, build: JsonObject, log: TextIO) -> JsonObject:
-        """Wait until the build has ended and return it."""
-        builds = self._locations().builds()
-        name = build.get("name") or f"{self.connection.parent}/builds/{build['id']}"
-        seen = 0
+        """Wait until the build has ended and its log has arrived; return the build."""
+        lines = BuildLog(self.connection, build, log)
+        polls_after_end = 0
         while True:
-            build = retried(builds.get(name=name).execute)
-            seen = self._copy_log(build, seen, log)
-            if build["status"] in ENDED:
+            build = retried(self._builds().get(name=build["name"]).execute)
+            lines.copy()
+            polls_after_end += build["status"] in ENDED
+            if polls_after_end > (LAST_LINES_POLLS if lines.readable else 0):
+                for warning in build.get("warnings", ()):
+                    log.write(f"{warning.get('priority', 'WARNING')}: {warning.get('text', '')}\n")
                 return build
-            time.sleep(self.wait_seconds)
+            time.sleep(paced(self.wait_seconds))
 
-    def _copy_log(self, build: JsonObject, seen: int, log: TextIO) -> int:
-        """Write the log object's content after byte `seen`; return the offset to continue from."""
-        bucket, _, path = self._log_uri(build).removeprefix("gs://").partition("/")
-        blob = self.connection.storage.bucket(bucket).blob(path)
+
+class BuildLog:
+    """Copies a build's log from Cloud Logging; `readable` is whether the caller may read it."""
+
+    def __init__(self, connection: Connection, build: JsonObject, log: TextIO) -> None:
+        self.readable = True
+        self._connection = connection
+        self._log = log
+        self._entries = LogEntries(connection, ['resource.type="build"', f'resource.labels.build_id="{build["id"]}"'])
+
+    def copy(self) -> None:
+        """Write the lines that are new."""
+        if not self.readable:
+            return
         try:
-            data: bytes = retried(lambda: blob.download_as_bytes(start=seen))
+            entries = self._entries.read()
         except Exception as error:
-            if status_of(error) not in (403, 404, 416):  # no log yet, nothing new, or no permission
+            if status_of(error) != 403:
                 raise
-            return seen
-        whole = data if build["status"] in ENDED else data[: data.rfind(b"\n") + 1]
-        log.write(whole.decode(errors="replace"))
-        log.flush()
-        return seen + len(whole)
+            self.readable = False
+            problem = refusal(error, self._connection, "read the build log")
+            self._log.write(f"{problem.message} It can be read at the address above.\n")
+            return
+        self._log.writelines(f"{text_of(entry)}\n" for entry in entries)
+        self._log.flush()
 
-    def _log_uri(self, build: JsonObject) -> str:
-        return f"{build['logsBucket']}/log-{build['id']}.txt"
 
-    def _refused(self, error: Exception) -> UserError:
-        return UserError(
-            f"Cloud Build rejected the build: {error}",
-            setting="vertex.build.service_account",
-            value=self.service_account,
-            allowed="an account that you may act as; your account needs roles/cloudbuild.builds.editor",
-            fix="slipway setup --apply",
-        )
+def default_account(connection: Connection, region: str | None = None) -> str:
+    """Return the e-mail of the account that a project's builds run as unless they name one; "" if there is none.
 
-    def _failure(self, build: JsonObject) -> Exception:
-        detail = build.get("statusDetail") or build.get("failureInfo", {}).get("detail") or "see the build log"
-        sentence = f"Cloud Build {build['id']} ended with {build['status']}: {detail} ({self._log_uri(build)})"
-        if "denied" in detail.lower() or "permission" in detail.lower():
-            return UserError(
-                sentence,
-                setting="vertex.build.service_account",
-                value=self.service_account,
-                allowed=f"{self.account()} needs roles/artifactregistry.writer on the repository and "
-                f"roles/storage.objectUser on gs://{self.bucket}",
-                fix="slipway setup --apply",
-            )
-        return WorkFailed(sentence)
+    It is Compute Engine's default account, or in projects that used Cloud Build before 2024 the legacy one.
+    https://cloud.google.com/build/docs/cloud-build-service-account-updates
+    """
+    name = f"projects/{connection.project}/locations/{region or connection.region}/defaultServiceAccount"
+    locations = connection.api("cloudbuild", "v1").projects().locations()
+    answer = retried(lambda: locations.getDefaultServiceAccount(name=name).execute())
+    return str(answer.get("serviceAccountEmail", "")).rpartition("/")[2]

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.refusals import is_disabled, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
 from slipway.core.errors import UserError
 
@@ -39,6 +40,7 @@ class ArtifactRegistry:
     """Google's Artifact Registry, through its API and with the caller's credentials."""
 
     def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._api = connection.api("artifactregistry", "v1").projects().locations().repositories()
 
     def digest(self, repository: str, name: str, tag: str) -> str | None:
@@ -58,7 +60,7 @@ class ArtifactRegistry:
         except Exception as error:
             status = status_of(error)
             if status == 403:
-                raise self._no_rights(repository, error) from None
+                raise self._no_rights(repository, parent, error) from None
             if status != 404:
                 raise
             self._check_repository(parent, repository)
@@ -70,7 +72,7 @@ class ArtifactRegistry:
             retried(self._api.get(name=parent).execute)
         except Exception as error:
             if status_of(error) == 403:
-                raise self._no_rights(repository, error) from None
+                raise self._no_rights(repository, parent, error) from None
             if status_of(error) != 404:
                 raise
             raise UserError(
@@ -80,13 +82,17 @@ class ArtifactRegistry:
                 fix="slipway setup --apply",
             ) from None
 
-    def _no_rights(self, repository: str, error: Exception) -> UserError:
+    def _no_rights(self, repository: str, parent: str, error: Exception) -> UserError:
+        if is_disabled(error):
+            return refusal(error, self._connection, f"read the images in {repository}")
+        _, project, _, location, _, name = parent.split("/")
         return UserError(
             f"Could not read the images in {repository}: {error}",
             setting="vertex.build.repository",
-            value=repository.rpartition("/")[2],
+            value=name,
             allowed="a repository on which you have roles/artifactregistry.reader",
-            fix="slipway setup --apply",
+            fix=f"gcloud artifacts repositories add-iam-policy-binding {name} --project={project} "
+            f"--location={location} --member={member_of(self._connection)} --role=roles/artifactregistry.reader",
         )
 
 

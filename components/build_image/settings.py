@@ -30,7 +30,14 @@ class BuildSettings(Settings):
     service_account: str | None = Field(
         default=None,
         pattern=r"^[^@\s/]+@[^@\s/]+$",
-        description="E-mail address of the account that Cloud Build runs as; null: the project's default account.",
+        description="E-mail address of the account that Cloud Build's builds run as; null: the project's default "
+        "account for builds. You need iam.serviceAccounts.actAs on it.",
+    )
+    region: str | None = Field(
+        default=None,
+        pattern=r"^(global|[a-z]+-[a-z]+\d+)$",
+        description="Region in which Cloud Build builds, or global; null: the run's region, and global if Google does "
+        "not allow the project to build there.",
     )
 
 

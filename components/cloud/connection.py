@@ -23,6 +23,7 @@ SERVICES = (
     "aiplatform",
     "artifactregistry",
     "cloudbuild",
+    "cloudkms",
     "cloudresourcemanager",
     "iam",
     "logging",

@@ -92,7 +92,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "act as",
         "no permission to run jobs as the run-as account, or no such account",
-        r"permission to act as service account:? (?P<account>[^\s(]+@[^\s(]+\w)"
+        r"(?:permission to|cannot) act as service account:? (?P<account>[^\s(]+@[^\s(]+\w)"
         r"|iam\.serviceAccounts\.actAs[^@]*?(?P<account2>[\w.-]+@[\w.-]+\w)?",
         "The account {account} does not exist, or you may not run jobs as it.",
         f"{SETUP}, or gcloud iam service-accounts add-iam-policy-binding {{account}} --project={{project}} "
@@ -131,6 +131,22 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "The build runs as a custom service account and sets no log destination.",
         "build with slipway, which sets one; in a custom build set options.logging to "
         "CLOUD_LOGGING_ONLY or logsBucket to a bucket",
+    ),
+    _known(
+        "build region",
+        "a project that may run builds in certain regions only",
+        r"cannot run builds in this region",
+        "Google allows builds of this project only in certain regions.",
+        "--set vertex.build.region=global",
+    ),
+    _known(
+        "encryption key",
+        "Vertex AI may not use the encryption key",
+        # Reported in https://github.com/hashicorp/terraform-provider-google/issues/11819.
+        r"Provided CryptoKey (?P<key>\S+) cannot be used in Vertex AI service(?:.*?`(?P<agent>service-\d+@[^`]+)`)?",
+        "Vertex AI may not use the key {key}: its service agent lacks the role, or the key is disabled.",
+        f"{SETUP}, or gcloud kms keys add-iam-policy-binding {{key}} --member=serviceAccount:{{agent}} "
+        "--role=roles/cloudkms.cryptoKeyEncrypterDecrypter",
     ),
     _known(
         "libtpu",
@@ -175,6 +191,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
 # Placeholders for values that neither the service's message nor the run provides.
 UNKNOWN = {
     "account": "the run-as account",
+    "agent": "AGENT",
     "bucket": "the bucket",
     "project": "PROJECT",
     "region": "this region",

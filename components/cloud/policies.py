@@ -7,7 +7,7 @@ concurrent change is lost. Bindings are never removed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,21 +20,48 @@ Grant = tuple[str, str]
 VERSION = 3
 ACCOUNT_DOMAIN = ".iam.gserviceaccount.com"
 DEFAULT_ACCOUNT_DOMAIN = "developer.gserviceaccount.com"
+ACT_AS = "iam.serviceAccounts.actAs"
+# What the roles are needed for, as permissions that can be asked for (testIamPermissions).
+# https://cloud.google.com/iam/docs/roles-permissions
+PERMISSIONS: Mapping[str, tuple[str, ...]] = {
+    "roles/aiplatform.user": (
+        "aiplatform.customJobs.list",
+        "aiplatform.pipelineJobs.cancel",
+        "aiplatform.pipelineJobs.create",
+        "aiplatform.pipelineJobs.get",
+    ),
+    "roles/artifactregistry.reader": ("artifactregistry.repositories.downloadArtifacts",),
+    "roles/artifactregistry.writer": ("artifactregistry.repositories.uploadArtifacts",),
+    "roles/cloudbuild.builds.editor": (
+        "cloudbuild.builds.create",
+        "cloudbuild.builds.get",
+        "cloudbuild.builds.list",
+    ),
+    "roles/compute.viewer": ("compute.machineTypes.get",),
+    "roles/dataflow.developer": ("dataflow.jobs.create", "dataflow.jobs.get"),
+    "roles/dataflow.worker": ("dataflow.workItems.lease",),
+    "roles/iam.serviceAccountUser": (ACT_AS,),
+    "roles/logging.logWriter": ("logging.logEntries.create",),
+    "roles/logging.viewer": ("logging.logEntries.list",),
+    "roles/serviceusage.serviceUsageConsumer": ("serviceusage.services.use",),
+    "roles/storage.objectUser": tuple(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list")),
+    "roles/storage.objectViewer": ("storage.objects.get", "storage.objects.list"),
+}
 # Conflicts are normal when several writers change one policy.
 CONFLICT_TRIES = 30
 
 
 @dataclass(frozen=True, order=True)
 class Resource:
-    """A resource with an IAM policy, named by project id, bucket name, full repository name or account e-mail."""
+    """A resource with an IAM policy, named by project id, bucket, account e-mail, or full name (repository, key)."""
 
-    kind: Literal["project", "bucket", "repository", "account"]
+    kind: Literal["project", "bucket", "repository", "account", "key"]
     name: str
 
     def __str__(self) -> str:
         if self.kind == "bucket":
             return f"gs://{self.name}"
-        return self.name.rpartition("/")[2] if self.kind == "repository" else self.name
+        return self.name.rpartition("/")[2] if self.kind in ("repository", "key") else self.name
 
 
 def read(
@@ -45,6 +72,17 @@ def read(
 ) -> Policy:
     """Return a resource's policy in version 3 (with conditions). `also` selects additional errors to retry."""
     return retried(lambda: _read(connection, resource), also=also, tries=tries)
+
+
+def permitted(connection: Connection, resource: Resource, permissions: Iterable[str]) -> frozenset[str]:
+    """Return which permissions the caller has on a resource, also inherited ones and those of the caller's groups."""
+    asked = sorted(permissions)
+    if resource.kind == "bucket":
+        bucket = connection.storage.bucket(resource.name)
+        return frozenset(retried(lambda: bucket.test_iam_permissions(asked, retry=None)))
+    methods, name = _methods(connection, resource)
+    answer = retried(lambda: methods.testIamPermissions(resource=name, body={"permissions": asked}).execute())
+    return frozenset(answer.get("permissions", ()))
 
 
 def add(
@@ -107,39 +145,38 @@ def with_grants(policy: Policy, grants: Iterable[Grant]) -> Policy:
 
 
 def _read(connection: Connection, resource: Resource) -> Policy:
-
     if resource.kind == "bucket":
         bucket = connection.storage.bucket(resource.name)
         # Retried by `retried`; the client's retries would multiply the attempts.
         return dict(bucket.get_iam_policy(requested_policy_version=VERSION, retry=None).to_api_repr())
+    methods, name = _methods(connection, resource)
     if resource.kind == "project":
-        projects = connection.api("cloudresourcemanager", "v3").projects()
-        call = projects.getIamPolicy(
-            resource=f"projects/{resource.name}", body={"options": {"requestedPolicyVersion": VERSION}}
+        return dict(
+            methods.getIamPolicy(resource=name, body={"options": {"requestedPolicyVersion": VERSION}}).execute()
         )
-    elif resource.kind == "account":
-        call = _accounts(connection).getIamPolicy(
-            resource=account_name(resource.name), options_requestedPolicyVersion=VERSION
-        )
-    else:
-        call = _repositories(connection).getIamPolicy(resource=resource.name, options_requestedPolicyVersion=VERSION)
-    return dict(call.execute())
+    return dict(methods.getIamPolicy(resource=name, options_requestedPolicyVersion=VERSION).execute())
 
 
 def _write(connection: Connection, resource: Resource, policy: Policy) -> None:
-    body = {"policy": policy}
     if resource.kind == "bucket":
         from google.api_core.iam import Policy as StoragePolicy
 
         bucket = connection.storage.bucket(resource.name)
         bucket.set_iam_policy(StoragePolicy.from_api_repr(policy), retry=None)
-    elif resource.kind == "project":
-        projects = connection.api("cloudresourcemanager", "v3").projects()
-        projects.setIamPolicy(resource=f"projects/{resource.name}", body=body).execute()
-    elif resource.kind == "account":
-        _accounts(connection).setIamPolicy(resource=account_name(resource.name), body=body).execute()
-    else:
-        _repositories(connection).setIamPolicy(resource=resource.name, body=body).execute()
+        return
+    methods, name = _methods(connection, resource)
+    methods.setIamPolicy(resource=name, body={"policy": policy}).execute()
+
+
+def _methods(connection: Connection, resource: Resource) -> tuple[Any, str]:
+    """Return the API's methods for a kind of resource, all but buckets, and the resource's full name."""
+    if resource.kind == "project":
+        return connection.api("cloudresourcemanager", "v3").projects(), f"projects/{resource.name}"
+    if resource.kind == "account":
+        return connection.api("iam", "v1").projects().serviceAccounts(), account_name(resource.name)
+    if resource.kind == "key":
+        return connection.api("cloudkms", "v1").projects().locations().keyRings().cryptoKeys(), resource.name
+    return connection.api("artifactregistry", "v1").projects().locations().repositories(), resource.name
 
 
 def account_name(email: str) -> str:
@@ -152,11 +189,3 @@ def account_name(email: str) -> str:
         project, _, owner = domain.removesuffix(ACCOUNT_DOMAIN).partition(".")
         project = f"{owner}:{project}" if owner else project
     return f"projects/{project}/serviceAccounts/{email}"
-
-
-def _accounts(connection: Connection) -> Any:
-    return connection.api("iam", "v1").projects().serviceAccounts()
-
-
-def _repositories(connection: Connection) -> Any:
-    return connection.api("artifactregistry", "v1").projects().locations().repositories()

@@ -77,6 +77,11 @@ def retried(
     return policy(call)
 
 
+def paced(seconds: float) -> float:
+    """Return a wait that scales with the first wait between retries."""
+    return seconds * float(os.environ.get(WAIT_VARIABLE) or FIRST_WAIT_SECONDS) / FIRST_WAIT_SECONDS
+
+
 def _say(state: Any) -> None:
     error = state.outcome.exception()
     logger.info("attempt %d failed (%s), retrying in %.1f s", state.attempt_number, error, state.next_action.sleep)

@@ -67,7 +67,9 @@ class BeamSettings(Settings):
     )
     options: dict[str, Untyped] = Field(
         default_factory=dict,
-        description="The runner's pipeline options by name, such as {region: europe-west4, temp_location: gs://…}.",
+        description="The runner's pipeline options by name, such as {region: europe-west4, temp_location: gs://…}. On "
+        "Vertex AI, DataflowRunner's project, region, temp_location and service_account_email default to the run's "
+        "project, region, bucket and account.",
     )
     from_gigabytes: NonNegativeFloat = Field(
         default=100.0, description="Smallest data set that Beam writes, in gigabytes; 0: all data sets."

@@ -23,7 +23,6 @@ from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
 
 COMMAND = "slipway setup --apply"
-OBJECTS = tuple(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list"))
 # New APIs and accounts take a while to propagate.
 SETTLING_TRIES = 20
 BATCH = 20
@@ -64,15 +63,14 @@ def ensure(settings: AccessSettings, *, grant: bool) -> dict[str, object]:
     else:
         lines = difference(settings, observe(settings))
     for line in lines:
-        logger.info("%s: %s %s: %s (%s)", line.status, line.kind, line.item, line.observed, line.item.reason)
+        level = logging.WARNING if line.doubtful else logging.INFO
+        logger.log(level, "%s: %s %s: %s (%s)", line.status, line.kind, line.item, line.observed, line.item.reason)
     if blocking(lines):
         raise failed[0] if failed else _lacking(blocking(lines))
-    if settings.account and settings.connection.caller == settings.account:
-        _check_own_rights(settings)
     return {
         "there": sum(line.status == "there" for line in lines),
         "granted": granted,
-        "unseen": [str(line.item) for line in lines if line.status == "unseen"],
+        "unseen": [str(line.item) for line in lines if line.status == "unseen" or line.doubtful],
     }
 
 
@@ -80,33 +78,13 @@ def _lacking(lines: list[Line]) -> UserError:
     """Return the error for lines that would make a run fail: the first in full, and the number of others."""
     first = lines[0]
     more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
-    problem = "is missing" if first.status == "missing" else f"is misconfigured: {first.observed}"
+    problem = f"is misconfigured: {first.observed}"
+    if first.status == "missing":
+        problem = f"is missing: {first.observed}" if first.observed.startswith("it lacks") else "is missing"
     return UserError(
         f"{first.item} {problem}{more}. Required because: {first.item.reason}.",
         fix=first.fix or COMMAND,
     )
-
-
-def _check_own_rights(settings: AccessSettings) -> None:
-    """Verify that the caller may use the bucket, which works without permission to read its policy.
-
-    Raises:
-        UserError: The caller lacks a permission.
-    """
-    connection = settings.connection
-    bucket = connection.storage.bucket(settings.bucket)
-    try:
-        granted = retried(lambda: bucket.test_iam_permissions(list(OBJECTS), retry=None))
-    except Exception as error:
-        raise refusal(error, connection, f"test permissions on gs://{settings.bucket}") from error
-    missing = sorted(set(OBJECTS) - set(granted))
-    if missing:
-        raise UserError(
-            f"{connection.caller} may not use the bucket gs://{settings.bucket}: it lacks {', '.join(missing)}.",
-            setting="vertex.bucket",
-            value=f"gs://{settings.bucket}",
-            fix=COMMAND,
-        )
 
 
 def apply(
@@ -203,7 +181,7 @@ def _call(connection: Connection, items: list[Item]) -> None:
         _bucket(connection, first)
     elif isinstance(first, Repository):
         _repository(connection, first)
-    else:
+    elif isinstance(first, Binding):
         grants = [(item.role, item.member) for item in items if isinstance(item, Binding)]
         policies.add(connection, first.resource, grants, also=is_disabled if first.later else _settles)
 
@@ -242,6 +220,8 @@ def _identity(connection: Connection, service: str) -> None:
 
 
 def _account(connection: Connection, account: Account) -> None:
+    if not account.email.endswith(policies.ACCOUNT_DOMAIN):
+        raise UserError(f"The account {account} does not exist, and only Google can create it.")
     body = {
         "accountId": account.email.partition("@")[0],
         "serviceAccount": {"displayName": "Slipway runs", "description": account.reason},

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slipway.components.cloud.policies import Resource
+from slipway.components.build_image.refusals import is_legacy
+from slipway.components.cloud.policies import DEFAULT_ACCOUNT_DOMAIN, Resource
 from slipway.components.setup_access.settings import AccessSettings
 
 DOMAIN = "iam.gserviceaccount.com"
+COMPUTE = "compute.googleapis.com"
+DATAFLOW = "dataflow-service-producer-prod"
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,18 @@ class Repository:
 
 
 @dataclass(frozen=True)
+class Key:
+    """A key of Cloud KMS, by its full name, which setup does not create: keys cannot be deleted."""
+
+    name: str
+    region: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
 class Account:
     """A user-managed service account."""
 
@@ -90,11 +105,11 @@ class Binding:
         return f"{self.role} on {self.resource} for {self.member.partition(':')[2]}"
 
 
-Item = Api | Identity | Bucket | Repository | Account | Binding
+Item = Api | Identity | Bucket | Repository | Key | Account | Binding
 
 
-def apis(settings: AccessSettings) -> list[Api]:
-    """Return the APIs that must be enabled."""
+def apis(settings: AccessSettings, builder: str | None = None) -> list[Api]:
+    """Return the APIs that must be enabled; `builder` is the account that builds run as, None if unknown."""
     listed = [
         Api("aiplatform.googleapis.com", "runs the pipeline and the training jobs"),
         Api("cloudresourcemanager.googleapis.com", "reads and writes the project's policy"),
@@ -108,6 +123,13 @@ def apis(settings: AccessSettings) -> list[Api]:
         listed.append(Api("cloudbuild.googleapis.com", "builds the image"))
     if settings.tpu:
         listed.append(Api("tpu.googleapis.com", "provides the TPUs"))
+    if settings.dataflow:
+        listed.append(Api("dataflow.googleapis.com", "prepares the data"))
+        listed.append(Api(COMPUTE, "runs Dataflow's workers"))
+    elif settings.builds and builder and builder.endswith(DEFAULT_ACCOUNT_DOMAIN):
+        listed.append(Api(COMPUTE, "its default account runs the builds"))
+    if settings.encryption_key and settings.encryption_key.split("/")[1] == settings.project:
+        listed.append(Api("cloudkms.googleapis.com", "holds the encryption key"))
     return sorted(listed, key=lambda api: api.name)
 
 
@@ -119,14 +141,19 @@ def desired(settings: AccessSettings, number: int, builder: str | None) -> list[
         number: The project's number.
         builder: The e-mail of the account that Cloud Build's builds run as, None if unknown.
     """
-    items: list[Item] = [*apis(settings), *identities(settings, number)]
+    items: list[Item] = [*apis(settings, builder), *identities(settings, number)]
     if settings.account:
         items.append(Account(settings.account, "the steps and the training run as this account"))
-    if settings.builds and settings.builder and settings.builder != settings.account:
-        items.append(Account(settings.builder, "Cloud Build's builds run as this account"))
+    if settings.builds and builder and builder != settings.account and not is_legacy(builder):
+        items.append(Account(builder, "Cloud Build's builds run as this account"))
+    worker = worker_of(settings)
+    if worker and worker not in (settings.account, builder):
+        items.append(Account(worker, "Dataflow's workers run as this account"))
     items.append(Bucket(settings.bucket, settings.region, "holds data, checkpoints and models"))
     if settings.repository:
         items.append(Repository(settings.repository, "holds the image"))
+    if settings.encryption_key:
+        items.append(Key(settings.encryption_key, settings.region, "encrypts the pipeline, the jobs and the model"))
     return [*items, *bindings(settings, number, builder)]
 
 
@@ -147,6 +174,8 @@ def identities(settings: AccessSettings, number: int) -> list[Identity]:
         listed.append(
             Identity("cloudbuild.googleapis.com", _agent(number, "gcp-sa-cloudbuild"), "Cloud Build acts as it")
         )
+    if settings.dataflow:
+        listed.append(Identity("dataflow.googleapis.com", _agent(number, DATAFLOW), "Dataflow acts as it"))
     return listed
 
 
@@ -156,8 +185,14 @@ def bindings(settings: AccessSettings, number: int, builder: str | None) -> list
         *_agents(settings, number),
         *_account(settings),
         *_builder(settings, builder),
-        *(binding for member in settings.submitters for binding in _submitter(settings, member)),
+        *_dataflow(settings, number),
+        *(binding for member in settings.submitters for binding in _submitter(settings, member, builder)),
     ]
+
+
+def worker_of(settings: AccessSettings) -> str | None:
+    """Return the account of Dataflow's workers; None if there is none."""
+    return (settings.dataflow_worker or settings.account) if settings.dataflow else None
 
 
 def _agents(settings: AccessSettings, number: int) -> Iterator[Binding]:
@@ -187,6 +222,11 @@ def _agents(settings: AccessSettings, number: int) -> Iterator[Binding]:
     if settings.builds:
         build = f"serviceAccount:{_agent(number, 'gcp-sa-cloudbuild')}"
         yield Binding(project, "roles/cloudbuild.serviceAgent", build, "Cloud Build starts builds")
+    if settings.encryption_key:
+        # https://cloud.google.com/vertex-ai/docs/general/cmek#configure-cmek: Vertex AI's service agent, and no other.
+        key = Resource("key", settings.encryption_key)
+        why = "Vertex AI encrypts pipelines, jobs and models with the key"
+        yield Binding(key, "roles/cloudkms.cryptoKeyEncrypterDecrypter", vertex, why)
 
 
 def _account(settings: AccessSettings) -> Iterator[Binding]:
@@ -197,7 +237,12 @@ def _account(settings: AccessSettings) -> Iterator[Binding]:
     yield Binding(project, "roles/aiplatform.user", member, "the pipeline starts jobs and registers models")
     yield Binding(bucket, "roles/storage.objectUser", member, "the steps read data and write checkpoints and models")
     for name in settings.stores:
-        yield Binding(Resource("bucket", name), "roles/storage.objectUser", member, "data.store is in this bucket")
+        yield Binding(
+            Resource("bucket", name),
+            "roles/storage.objectUser",
+            member,
+            "data.store or Dataflow's temp_location is in this bucket",
+        )
     for name in settings.sources:
         yield Binding(Resource("bucket", name), "roles/storage.objectViewer", member, "data.source is in this bucket")
     if settings.repository:
@@ -213,16 +258,41 @@ def _builder(settings: AccessSettings, builder: str | None) -> Iterator[Binding]
         return
     member = f"serviceAccount:{builder}"
     bucket = Resource("bucket", settings.bucket)
-    yield Binding(bucket, "roles/storage.objectUser", member, "builds read their source from and log to the bucket")
-    yield Binding(
-        Resource("project", settings.project), "roles/logging.logWriter", member, "builds write to Cloud Logging"
-    )
+    yield Binding(bucket, "roles/storage.objectViewer", member, "builds read their source from the bucket")
+    yield Binding(Resource("project", settings.project), "roles/logging.logWriter", member, "builds write their log")
     if settings.repository:
         repository = Resource("repository", settings.repository)
         yield Binding(repository, "roles/artifactregistry.writer", member, "builds push the image")
 
 
-def _submitter(settings: AccessSettings, member: str) -> Iterator[Binding]:
+def _dataflow(settings: AccessSettings, number: int) -> Iterator[Binding]:
+    """Yield what Dataflow needs. https://cloud.google.com/dataflow/docs/concepts/security-and-permissions"""
+    if not settings.dataflow:
+        return
+    project = Resource("project", settings.project)
+    agent = f"serviceAccount:{_agent(number, DATAFLOW)}"
+    yield Binding(project, "roles/dataflow.serviceAgent", agent, "Dataflow creates the workers")
+    worker, account = worker_of(settings), f"serviceAccount:{settings.account}"
+    if settings.account:
+        yield Binding(project, "roles/dataflow.developer", account, "prepare_data starts and watches the Dataflow job")
+        yield Binding(project, "roles/compute.viewer", account, "starting a Dataflow job reads the machine types")
+    if not worker:
+        return
+    member = f"serviceAccount:{worker}"
+    yield Binding(project, "roles/dataflow.worker", member, "Dataflow's workers receive work")
+    if worker != settings.account:
+        if settings.account:
+            own = Resource("account", worker)
+            yield Binding(own, "roles/iam.serviceAccountUser", account, "Dataflow's workers run as this account")
+        for name in (settings.bucket, *settings.stores):
+            why = "Dataflow's workers write the prepared data and their temporary files"
+            yield Binding(Resource("bucket", name), "roles/storage.objectUser", member, why)
+        for name in settings.sources:
+            why = "Dataflow's workers read data.source"
+            yield Binding(Resource("bucket", name), "roles/storage.objectViewer", member, why)
+
+
+def _submitter(settings: AccessSettings, member: str, builder: str | None) -> Iterator[Binding]:
     project, bucket = Resource("project", settings.project), Resource("bucket", settings.bucket)
     yield Binding(project, "roles/aiplatform.user", member, "submits and watches runs")
     if not member.startswith("serviceAccount:"):
@@ -238,9 +308,9 @@ def _submitter(settings: AccessSettings, member: str) -> Iterator[Binding]:
         yield Binding(repository, "roles/artifactregistry.reader", member, "checks whether an image exists")
     if settings.builds:
         yield Binding(project, "roles/cloudbuild.builds.editor", member, "starts builds of the image")
-    if settings.builds and settings.builder:
-        builder = Resource("account", settings.builder)
-        yield Binding(builder, "roles/iam.serviceAccountUser", member, "starts builds that run as this account")
+    if settings.builds and builder and not is_legacy(builder):
+        own = Resource("account", builder)
+        yield Binding(own, "roles/iam.serviceAccountUser", member, "starts builds that run as this account")
 
 
 def _agent(number: int, name: str) -> str:

@@ -8,8 +8,19 @@ from typing import Literal
 
 from slipway.components.cloud import policies
 from slipway.components.cloud.policies import Resource
-from slipway.components.setup_access.desired import Account, Api, Binding, Bucket, Identity, Item, Repository, desired
-from slipway.components.setup_access.observed import HOSTS, Observed
+from slipway.components.setup_access.desired import (
+    COMPUTE,
+    Account,
+    Api,
+    Binding,
+    Bucket,
+    Identity,
+    Item,
+    Key,
+    Repository,
+    desired,
+)
+from slipway.components.setup_access.observed import HOSTS, Observed, State
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
 
@@ -17,7 +28,9 @@ from slipway.core.errors import UserError
 # caller lacks permission to see it.
 Status = Literal["there", "missing", "wrong", "unseen"]
 
-# Roles that include another role.
+# Members that stand for several accounts, each of which has the member's roles.
+COLLECTIVE = ("group:", "domain:", "principalSet:")
+# Roles that include another role. The last ones of builds are what Cloud Build's legacy account has by default.
 INCLUDED_IN = {
     "roles/aiplatform.user": ("roles/aiplatform.admin", "roles/owner", "roles/editor"),
     "roles/artifactregistry.reader": (
@@ -32,24 +45,46 @@ INCLUDED_IN = {
         "roles/artifactregistry.admin",
         "roles/owner",
         "roles/editor",
+        "roles/cloudbuild.builds.builder",
     ),
     "roles/cloudbuild.builds.editor": ("roles/owner", "roles/editor"),
+    "roles/compute.viewer": ("roles/compute.admin", "roles/viewer", "roles/owner", "roles/editor"),
+    "roles/dataflow.developer": ("roles/dataflow.admin", "roles/owner", "roles/editor"),
     "roles/iam.serviceAccountUser": ("roles/owner", "roles/editor"),
-    "roles/logging.logWriter": ("roles/logging.admin", "roles/owner", "roles/editor"),
+    "roles/logging.logWriter": (
+        "roles/logging.admin",
+        "roles/owner",
+        "roles/editor",
+        "roles/cloudbuild.builds.builder",
+    ),
     "roles/logging.viewer": ("roles/logging.admin", "roles/owner", "roles/editor"),
-    "roles/storage.objectViewer": ("roles/storage.objectUser", "roles/storage.objectAdmin", "roles/storage.admin"),
+    "roles/serviceusage.serviceUsageConsumer": (
+        "roles/serviceusage.serviceUsageAdmin",
+        "roles/owner",
+        "roles/editor",
+    ),
+    "roles/storage.objectViewer": (
+        "roles/storage.objectUser",
+        "roles/storage.objectAdmin",
+        "roles/storage.admin",
+        "roles/cloudbuild.builds.builder",
+    ),
     "roles/storage.objectUser": ("roles/storage.objectAdmin", "roles/storage.admin"),
 }
 
 
 @dataclass(frozen=True)
 class Line:
-    """One desired item and its observed state. `fix` is for what setup itself cannot do."""
+    """One desired item and its observed state. `fix` is for what setup itself cannot do.
+
+    `doubtful`: a missing role that the member may hold all the same, through a folder, an organization or a group.
+    """
 
     item: Item
     status: Status
     observed: str
     fix: str | None = None
+    doubtful: bool = False
 
     @property
     def kind(self) -> str:
@@ -64,20 +99,28 @@ class Line:
     def as_dict(self) -> dict[str, object]:
         """Return the line as JSON-compatible values."""
         fields = {"kind": self.kind, "what": str(self.item), "status": self.status, "observed": self.observed}
-        return {**fields, "reason": self.item.reason, "fix": self.fix}
+        return {**fields, "reason": self.item.reason, "fix": self.fix, "doubtful": self.doubtful}
 
 
 def difference(settings: AccessSettings, observed: Observed) -> list[Line]:
     """Return a line for every desired item, in the order in which they can be created."""
     lines = [_line(item, settings, observed) for item in desired(settings, observed.number, observed.builder)]
+    builder = Account("the account of Cloud Build's builds", "it pushes the image")
     if observed.unasked is not None:
-        lines.append(_unseen(Account("the account of Cloud Build's builds", "it pushes the image"), observed.unasked))
+        lines.append(_unseen(builder, observed.unasked))
+    if observed.builder == "":
+        fix = f"--set vertex.build.service_account=slipway-builder@{settings.project}{policies.ACCOUNT_DOMAIN}"
+        lines.append(Line(builder, "wrong", "the project has no default account for builds", fix))
     return lines
 
 
 def blocking(lines: Iterable[Line]) -> list[Line]:
     """Return the lines that would make a run fail."""
-    return [line for line in lines if line.status == "wrong" or (line.status == "missing" and not line.later)]
+    return [
+        line
+        for line in lines
+        if line.status == "wrong" or (line.status == "missing" and not line.later and not line.doubtful)
+    ]
 
 
 def _line(item: Item, settings: AccessSettings, observed: Observed) -> Line:
@@ -94,6 +137,8 @@ def _line(item: Item, settings: AccessSettings, observed: Observed) -> Line:
         return _bucket(item, observed)
     if isinstance(item, Repository):
         return _resource(item, Resource("repository", item.name), settings, observed)
+    if isinstance(item, Key):
+        return _key(item, observed)
     return _binding(item, settings, observed)
 
 
@@ -148,9 +193,37 @@ def _resource(item: Account | Repository, resource: Resource, settings: AccessSe
     if owner not in (settings.project, str(observed.number)):
         return Line(item, "wrong", f"it does not exist in {owner}, which is another project", f"create it in {owner}")
     if resource.kind == "account" and not resource.name.endswith(policies.ACCOUNT_DOMAIN):
-        fix = f"--set vertex.service_account=slipway@{settings.project}{policies.ACCOUNT_DOMAIN}"
+        if observed.enabled is not None and COMPUTE not in observed.enabled:
+            return Line(item, "missing", f"Google creates it with the API {COMPUTE}")
+        name = "vertex.build.service_account=slipway-builder"
+        if resource.name == settings.account:
+            name = "vertex.service_account=slipway"
+        fix = f"--set {name}@{settings.project}{policies.ACCOUNT_DOMAIN}"
         return Line(item, "wrong", "it does not exist, and only Google can create it", fix)
     return Line(item, "missing", "to be made")
+
+
+def _key(item: Key, observed: Observed) -> Line:
+    """The key must be in the region of the jobs: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/EncryptionSpec."""
+    state = observed.resources[Resource("key", item.name)]
+    _, project, _, region, _, ring, _, key = item.name.split("/")
+    place = f"--keyring={ring} --location={region} --project={project}"
+    if region != item.region:
+        fix = "--set vertex.encryption_key=… with a key in that region"
+        return Line(item, "wrong", f"it is in {region}, the jobs are in {item.region}", fix)
+    if state.exists is None:
+        return _unseen(item, state.error)
+    if not state.exists and state.error is not None and "is not enabled" in state.error.message:
+        return Line(item, "unseen", "it can be seen once the API is enabled")
+    if not state.exists:
+        fix = f"gcloud kms keys create {key} {place} --purpose=encryption"
+        return Line(item, "wrong", "it does not exist, and setup creates no keys: they cannot be deleted", fix)
+    version = state.facts.get("primary", {})
+    if state.facts and version.get("state") != "ENABLED":
+        number = str(version.get("name", "VERSION")).rpartition("/")[2]
+        fix = f"gcloud kms keys versions enable {number} --key={key} {place}"
+        return Line(item, "wrong", "its primary version is not enabled", fix)
+    return Line(item, "there", f"in {region}")
 
 
 def _binding(item: Binding, settings: AccessSettings, observed: Observed) -> Line:
@@ -162,10 +235,44 @@ def _binding(item: Binding, settings: AccessSettings, observed: Observed) -> Lin
             if policy is not None and policies.holds(policy, role, item.member):
                 given = "granted" if (role, where) == (item.role, item.resource) else f"{role} on {where} has it"
                 return Line(item, "there", given)
+    if item.member == observed.caller and state.own is not None and item.role in policies.PERMISSIONS:
+        lacks = sorted(set(policies.PERMISSIONS[item.role]) - state.own)
+        return Line(item, "missing", f"it lacks {', '.join(lacks)}") if lacks else Line(item, "there", "it may do this")
     if state.policy is None and state.exists is not False and not _is_off(item.resource, observed):
         return _unseen(item, state.error)
     condition = _condition(state.policy, item)
-    return Line(item, "missing", f"granted only under the condition {condition!r}" if condition else "to be granted")
+    if condition:
+        return Line(item, "missing", f"granted only under the condition {condition!r}")
+    if state.exists is not False and _may_be_inherited(item, roles, project, observed):
+        text = (
+            f"not visible on {item.resource}: grant it, or ignore this if the role is inherited from a folder or an "
+            "organization, or held through a group"
+        )
+        return Line(item, "missing", text, doubtful=True)
+    return Line(item, "missing", "to be granted")
+
+
+def _may_be_inherited(item: Binding, roles: tuple[str, ...], project: State, observed: Observed) -> bool:
+    """Return whether a member may have a role without a binding that can be seen.
+
+    The policy of a resource does not contain those of the folders and the organization above it, nor the members of
+    groups. Google's service agents belong to one project and to no group.
+    https://cloud.google.com/iam/docs/resource-hierarchy-access-control
+    """
+    if item.member.startswith(f"serviceAccount:service-{observed.number}@"):
+        return False
+    state = observed.resources[item.resource]
+    elsewhere = state.facts.get("number", observed.number) != observed.number
+    if _is_off(Resource("project", ""), observed):
+        return False
+    if elsewhere or project.facts.get("parent") != "":
+        return True
+    return any(
+        binding["role"] in roles and member.startswith(COLLECTIVE)
+        for policy in (state.policy, project.policy)
+        for binding in (policy or {}).get("bindings", ())
+        for member in binding.get("members", ())
+    )
 
 
 def _is_off(resource: Resource, observed: Observed) -> bool:

@@ -5,25 +5,29 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from slipway.components.build_image.cloud_build import default_account
+from slipway.components.build_image.refusals import is_legacy
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.policies import Policy, Resource
 from slipway.components.cloud.refusals import is_absent, is_disabled, refusal
 from slipway.components.cloud.retries import TRIES, retried, status_of
-from slipway.components.setup_access.desired import apis
+from slipway.components.setup_access.desired import COMPUTE, Binding, apis, bindings, worker_of
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 
+COMPUTE_ACCOUNT = "{number}-compute@developer.gserviceaccount.com"
 # The API of each kind of resource.
 HOSTS = {
     "project": "cloudresourcemanager.googleapis.com",
     "bucket": "storage.googleapis.com",
     "repository": "artifactregistry.googleapis.com",
     "account": "iam.googleapis.com",
+    "key": "cloudkms.googleapis.com",
 }
 
 
@@ -32,21 +36,23 @@ class State:
     """The observed state of a resource.
 
     `exists` is None if it could not be determined; `error` then says why. `facts` is the service's description of it,
-    `policy` its IAM policy, None if it could not be read.
+    `policy` its IAM policy, None if it could not be read. `own` are the caller's permissions on it, of those that were
+    asked for, None if it could not be asked.
     """
 
     exists: bool | None
     facts: JsonObject = field(default_factory=dict)
     policy: Policy | None = None
     error: UserError | None = None
+    own: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
 class Observed:
     """The observed state of a project. `enabled` is None if the caller may not list the enabled APIs.
 
-    `builder` is the account that Cloud Build's builds run as, None if it is unknown; `unasked` then says why, unless
-    the API is merely disabled.
+    `caller` is the caller as a policy member, "" for a person, whose credentials do not say it. `builder` is the
+    account that Cloud Build's builds run as, "" if there is none, None if it is unknown; `unasked` then says why.
     """
 
     number: int
@@ -54,6 +60,7 @@ class Observed:
     resources: Mapping[Resource, State]
     builder: str | None = None
     unasked: UserError | None = None
+    caller: str = ""
 
 
 def observe(settings: AccessSettings, tries: int = 1) -> Observed:
@@ -67,24 +74,50 @@ def observe(settings: AccessSettings, tries: int = 1) -> Observed:
         UserError: There are no credentials, or the project does not exist.
     """
     connection = settings.connection
-    number, enabled = services(connection, [api.name for api in apis(settings)])
-    listed = resources_of(settings)
-    with ThreadPoolExecutor(max_workers=len(listed) + 1) as pool:
-        builder = pool.submit(_builder, connection) if settings.builds and not settings.builder else None
+    number, enabled = services(connection, [*(api.name for api in apis(settings)), COMPUTE])
+    builder, unasked = settings.builder, None
+    if settings.builds and not builder:
+        builder, unasked = _builder(settings, number)
+    caller = f"serviceAccount:{connection.caller}" if connection.caller else ""
+    own = [binding for binding in bindings(settings, number, builder) if binding.member == caller]
+    listed = resources_of(settings, builder)
+    with ThreadPoolExecutor(max_workers=2 * len(listed)) as pool:
         ask = functools.partial(read, connection, enabled=enabled, tries=tries)
-        states = dict(zip(listed, pool.map(ask, listed), strict=True))
-    email, unasked = builder.result() if builder else (settings.builder, None)
-    return Observed(number, enabled, states, email, unasked)
+        states = pool.map(ask, listed)
+        allowed = pool.map(functools.partial(_own, connection, own), listed)
+        seen = {
+            resource: replace(state, own=permissions)
+            for resource, state, permissions in zip(listed, states, allowed, strict=True)
+        }
+    return Observed(number, enabled, seen, builder, unasked, caller)
 
 
-def resources_of(settings: AccessSettings) -> list[Resource]:
+def resources_of(settings: AccessSettings, builder: str | None) -> list[Resource]:
     """Return the resources whose policies are read."""
     buckets = dict.fromkeys((settings.bucket, *settings.stores, *settings.sources))
     listed = [Resource("project", settings.project), *(Resource("bucket", name) for name in buckets)]
     if settings.repository:
         listed.append(Resource("repository", settings.repository))
-    accounts = {settings.account, settings.builder if settings.builds else None} - {None}
-    return [*listed, *(Resource("account", str(account)) for account in sorted(map(str, accounts)))]
+    if settings.encryption_key:
+        listed.append(Resource("key", settings.encryption_key))
+    accounts = {settings.account, worker_of(settings)}
+    if settings.builds and builder and not is_legacy(builder):
+        accounts.add(builder)
+    return [*listed, *(Resource("account", account) for account in sorted(filter(None, accounts)))]
+
+
+def _own(connection: Connection, own: list[Binding], resource: Resource) -> frozenset[str] | None:
+    """Return which of the permissions on a resource that the caller needs it has; None if it cannot be asked."""
+    roles = {binding.role for binding in own if binding.resource == resource}
+    asked = {permission for role in roles for permission in policies.PERMISSIONS.get(role, ())}
+    if not asked:
+        return None
+    try:
+        return policies.permitted(connection, resource, asked)
+    except Exception as error:
+        if status_of(error) is None:
+            raise
+        return None
 
 
 def services(connection: Connection, names: list[str]) -> tuple[int, frozenset[str] | None]:
@@ -149,25 +182,24 @@ def read(connection: Connection, resource: Resource, enabled: frozenset[str] | N
         if status_of(error) != 403:
             return State(exists=None, error=refusal(error, connection, f"see {resource}"))
     try:
-        return State(exists=True, facts=facts, policy=policies.read(connection, resource, settles, max(tries, TRIES)))
+        policy = policies.read(connection, resource, settles, max(tries, TRIES))
+        return State(exists=True, facts=facts, policy=policy)
     except Exception as error:
         problem = refusal(error, connection, f"read the policy of {resource}")
         return State(exists=True if facts else None, facts=facts, error=problem)
 
 
-def _builder(connection: Connection) -> tuple[str | None, UserError | None]:
-    """Return the e-mail of the account that builds run as by default, or why it is unknown."""
-    name = f"projects/{connection.project}/locations/{connection.region}/defaultServiceAccount"
+def _builder(settings: AccessSettings, number: int) -> tuple[str | None, UserError | None]:
+    """Return the e-mail of the account that builds run as by default, or why it is unknown.
 
-    def ask() -> Any:
-        return connection.api("cloudbuild", "v1").projects().locations().getDefaultServiceAccount(name=name).execute()
-
+    A project that has not enabled Cloud Build yet will use Compute Engine's default account.
+    """
     try:
-        return str(retried(ask).get("serviceAccountEmail", "")).rpartition("/")[2] or None, None
+        return default_account(settings.connection, settings.build_region), None
     except Exception as error:
         if is_disabled(error):
-            return None, None
-        return None, refusal(error, connection, "get the account that builds run as")
+            return COMPUTE_ACCOUNT.format(number=number), None
+        return None, refusal(error, settings.connection, "get the account that builds run as")
 
 
 def _bucket(connection: Connection, resource: Resource) -> JsonObject:
@@ -190,9 +222,15 @@ def _account(connection: Connection, resource: Resource) -> JsonObject:
     return dict(accounts.get(name=policies.account_name(resource.name)).execute())
 
 
-def _project(_: Connection, resource: Resource) -> JsonObject:
-    """Return only the name; `services` has already verified that the project exists."""
-    return {"project": resource.name}
+def _project(connection: Connection, resource: Resource) -> JsonObject:
+    """Return the folder or organization that the project is in, "" if there is none."""
+    projects = connection.api("cloudresourcemanager", "v3").projects()
+    return {"parent": projects.get(name=f"projects/{resource.name}").execute().get("parent", "")}
+
+
+def _key(connection: Connection, resource: Resource) -> JsonObject:
+    keys = connection.api("cloudkms", "v1").projects().locations().keyRings().cryptoKeys()
+    return dict(keys.get(name=resource.name).execute())
 
 
 FACTS: Mapping[str, Callable[[Connection, Resource], JsonObject]] = {
@@ -200,4 +238,5 @@ FACTS: Mapping[str, Callable[[Connection, Resource], JsonObject]] = {
     "bucket": _bucket,
     "repository": _repository,
     "account": _account,
+    "key": _key,
 }

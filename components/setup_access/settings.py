@@ -26,8 +26,14 @@ class AccessSettings(Settings):
     tpu: bool = Field(default=False, description="Whether the hardware is a TPU.")
     builds: bool = Field(default=True, description="Whether Cloud Build builds images.")
     builder: str | None = Field(
-        default=None, description="E-mail address of Cloud Build's account; None: the project's default."
+        default=None, description="E-mail address of the account of builds; None: the project's default."
     )
+    build_region: str | None = Field(default=None, description="Region of the builds, or global; None: `region`.")
+    dataflow: bool = Field(default=False, description="Whether prepare_data starts Dataflow jobs.")
+    dataflow_worker: str | None = Field(
+        default=None, description="E-mail address of the account of Dataflow's workers; None: `account`."
+    )
+    encryption_key: str | None = Field(default=None, description="Full name of the Cloud KMS key of runs and models.")
     endpoints: dict[str, str] = Field(default_factory=dict, description="Custom endpoints: host[:port] by service.")
 
     @property

@@ -91,16 +91,22 @@ def check_configuration(
     rehearsal: bool = False,
     submitting: bool = False,
 ) -> None:
-    """Make the doctor's checks that apply to a run.
+    """Make the doctor's checks that apply to a run; show the warnings.
 
     Raises:
         UserError: A check failed.
     """
+    from rich.markup import escape
+
+    from slipway.pipelines.cli.terminal import error_console
     from slipway.pipelines.doctor import refuse_on_failure
     from slipway.pipelines.doctor.check import Context
 
     context = Context(configuration, target, rehearsal=rehearsal, folder=Path.cwd(), runner=runner.value)
-    refuse_on_failure(context, submitting=submitting)
+    for finding in refuse_on_failure(context, submitting=submitting):
+        error_console.print(
+            f"[yellow]warning:[/] {escape(finding.check)}: {escape(finding.found)}", highlight=False, soft_wrap=True
+        )
 
 
 def check_runner(asked: Runner, taken: Runner, what: str) -> None:

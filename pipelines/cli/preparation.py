@@ -61,11 +61,11 @@ def doctor(
 
 
 def findings_table(findings: list[Finding]) -> Table:
-    """Return the doctor's findings, one row per check, with the fix below each failure."""
+    """Return the doctor's findings, one row per check, with the fix below each failure or warning."""
     from rich.markup import escape
     from rich.table import Table
 
-    marks = {"pass": "[green]✓[/]", "fail": "[red]✗[/]", "skipped": "[dim]–[/]"}
+    marks = {"pass": "[green]✓[/]", "warning": "[yellow]![/]", "fail": "[red]✗[/]", "skipped": "[dim]–[/]"}
     table = Table.grid(padding=(0, 2))
     for finding in findings:
         text = escape(finding.found)

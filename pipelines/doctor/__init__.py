@@ -38,6 +38,8 @@ CHECKS = (
     Check("bucket", vertex.bucket_place, of_run=True, cloud=True),
     Check("bucket rights", vertex.bucket_rights, of_run=True, cloud=True),
     Check("repository", vertex.repository, of_run=True, cloud=True),
+    Check("builder", vertex.builder, cloud=True),
+    Check("encryption key", vertex.encryption_key, of_run=True, cloud=True),
     Check("image", vertex.image, of_run=True, cloud=True),
     Check("roles", vertex.roles, cloud=True),
     Check("quota", quotas.hardware_quota, of_run=True, cloud=True),
@@ -54,8 +56,8 @@ def examine_all(context: Context) -> list[Finding]:
     return findings + examine_side_by_side(cloud, context)
 
 
-def refuse_on_failure(context: Context, *, submitting: bool = False) -> None:
-    """Run the checks that apply to a run.
+def refuse_on_failure(context: Context, *, submitting: bool = False) -> list[Finding]:
+    """Run the checks that apply to a run; return the warnings.
 
     Args:
         context: The run to check.
@@ -65,17 +67,17 @@ def refuse_on_failure(context: Context, *, submitting: bool = False) -> None:
         UserError: The error of the first check that failed.
     """
     checks = [check for check in CHECKS if check.of_run]
-    for check in checks:
-        if not check.cloud:
-            _refuse(examine(check, context))
+    findings = [_refuse(examine(check, context)) for check in checks if not check.cloud]
     if submitting and context.target == "vertex":
-        for finding in examine_side_by_side([check for check in checks if check.cloud], context):
-            _refuse(finding)
+        cloud = examine_side_by_side([check for check in checks if check.cloud], context)
+        findings += [_refuse(finding) for finding in cloud]
+    return [finding for finding in findings if finding.status == "warning"]
 
 
-def _refuse(finding: Finding) -> None:
+def _refuse(finding: Finding) -> Finding:
     if finding.error is not None:
         raise finding.error
+    return finding
 
 
 def examine_side_by_side(checks: Sequence[Check], context: Context, seconds: float = SECONDS) -> list[Finding]:

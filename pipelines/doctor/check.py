@@ -37,10 +37,10 @@ class Context:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. `error` is the full error of a failure."""
+    """The result of one check. `error` is the full error of a failure; a warning does not stop a run."""
 
     check: str
-    status: Literal["pass", "fail", "skipped"]
+    status: Literal["pass", "warning", "fail", "skipped"]
     found: str
     fix: str | None = None
     error: UserError | None = None
@@ -51,13 +51,21 @@ class Finding:
         return {"check": self.check, "status": self.status, "found": self.found, "fix": self.fix, "error": error}
 
 
+class DoubtError(Exception):
+    """The check cannot tell whether a run would fail; the text says what it found, `fix` what to do about it."""
+
+    def __init__(self, found: str, fix: str) -> None:
+        super().__init__(found)
+        self.fix = fix
+
+
 class NotApplicableError(Exception):
     """The check does not apply and is skipped; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check: a function that describes what it found, or raises UserError or NotApplicableError.
+    """A check: a function that describes what it found, or raises UserError, DoubtError or NotApplicableError.
 
     `of_run`: whether `slipway run` and `compile` make it, too, before anything starts. `cloud`: whether it calls the
     run's Google Cloud project; then it is made only for runs on Vertex AI, and not by `compile`.
@@ -75,6 +83,8 @@ def examine(check: Check, context: Context) -> Finding:
         return Finding(check.name, "pass", check.look(context))
     except NotApplicableError as reason:
         return Finding(check.name, "skipped", str(reason))
+    except DoubtError as doubt:
+        return Finding(check.name, "warning", str(doubt), doubt.fix)
     except UserError as error:
         return Finding(check.name, "fail", error.message, error.fix, error)
     except ModuleNotFoundError as error:

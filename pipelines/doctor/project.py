@@ -12,7 +12,7 @@ from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.setup_access.desired import apis
 from slipway.components.setup_access.difference import Line, difference
-from slipway.components.setup_access.observed import Observed, observe, services
+from slipway.components.setup_access.observed import COMPUTE_ACCOUNT, Observed, observe, services
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
@@ -21,7 +21,6 @@ from slipway.pipelines.doctor.check import NotApplicableError
 from slipway.pipelines.platforms.vertex.access import access_settings
 
 PAGE = 1000
-COMPUTE_ACCOUNT = "{number}-compute@developer.gserviceaccount.com"
 
 Result = TypeVar("Result")
 

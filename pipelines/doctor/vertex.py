@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from slipway.components.build_image.reference import ImageReference
+from slipway.components.build_image.refusals import is_legacy
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import is_absent, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.setup_access.access import COMMAND
-from slipway.components.setup_access.desired import Binding, Bucket, Identity
+from slipway.components.setup_access.desired import Account, Binding, Bucket, Identity, Key
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.core.errors import UserError
-from slipway.pipelines.doctor.check import Context, NotApplicableError
+from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
 from slipway.pipelines.doctor.project import Project
 from slipway.pipelines.hardware import validate_for
 
 # Number of missing items named in an error; setup shows them all.
 SHOWN = 3
-SUBMITTING = (
-    "aiplatform.customJobs.list",
-    "aiplatform.pipelineJobs.cancel",
-    "aiplatform.pipelineJobs.create",
-    "aiplatform.pipelineJobs.get",
-)
-ACT_AS = "iam.serviceAccounts.actAs"
+USER = "roles/aiplatform.user"
 
 
 def credentials(context: Context) -> str:
@@ -64,17 +60,20 @@ def own_rights(context: Context) -> str:
     project = context.project
     _ = project.number
     connection = project.connection
-    projects = connection.api("cloudresourcemanager", "v3").projects()
-    body = {"permissions": list(SUBMITTING)}
-    request = projects.testIamPermissions(resource=f"projects/{connection.project}", body=body)
-    missing = set(SUBMITTING) - set(retried(request.execute).get("permissions", []))
+    missing = _lacking(connection, policies.Resource("project", connection.project), USER)
     if missing:
         raise UserError(
-            f"{project.caller() or 'Your account'} lacks {', '.join(sorted(missing))}.",
+            f"{project.caller() or 'Your account'} lacks {', '.join(missing)}.",
             fix=f"gcloud projects add-iam-policy-binding {connection.project} --member={member_of(connection)} "
-            "--role=roles/aiplatform.user",
+            f"--role={USER}",
         )
     return "may submit and follow runs"
+
+
+def _lacking(connection: Connection, resource: policies.Resource, role: str) -> list[str]:
+    """Return the permissions of a role that the caller lacks, also counting inherited ones."""
+    wanted = policies.PERMISSIONS[role]
+    return sorted(set(wanted) - policies.permitted(connection, resource, wanted))
 
 
 def run_as_account(context: Context) -> str:
@@ -82,15 +81,13 @@ def run_as_account(context: Context) -> str:
     project = context.project
     _ = project.number
     account, connection = project.account, project.connection
-    accounts = connection.api("iam", "v1").projects().serviceAccounts()
-    request = accounts.testIamPermissions(resource=policies.account_name(account), body={"permissions": [ACT_AS]})
     try:
-        granted = retried(request.execute).get("permissions", [])
+        missing = _lacking(connection, policies.Resource("account", account), "roles/iam.serviceAccountUser")
     except Exception as error:
         if not is_absent(error):
             raise
         raise _wrong(project, f"The run-as account {account} does not exist.", COMMAND) from None
-    if ACT_AS not in granted:
+    if missing:
         raise _wrong(
             project,
             f"{project.caller() or 'Your account'} may not start jobs that run as {account}.",
@@ -155,6 +152,44 @@ def repository(context: Context) -> str:
     _require(project, lambda line: line.kind == "repository")
     lines = _require(project, lambda line: _on(line, "repository"))
     return f"{project.settings.repository}, {len(lines)} roles on it"
+
+
+def builder(context: Context) -> str:
+    """Builds have an account, and the caller may start builds that run as it."""
+    project = context.project
+    if not project.settings.builds:
+        raise NotApplicableError("Cloud Build builds no images")
+    with contextlib.suppress(NotApplicableError):  # who may not see the account may still act as it
+        _require(project, lambda line: isinstance(line.item, Account) and str(line.item) != project.account)
+    email, unasked = project.observed.builder, project.observed.unasked
+    if not email:
+        raise NotApplicableError(unasked.message if unasked else "the account of builds is unknown")
+    connection = project.connection
+    where, member = policies.Resource("project", connection.project), member_of(connection)
+    who = project.caller() or "Your account"
+    if missing := _lacking(connection, where, "roles/cloudbuild.builds.editor"):
+        fix = f"gcloud projects add-iam-policy-binding {where} --member={member} --role=roles/cloudbuild.builds.editor"
+        raise UserError(f"{who} may not start builds: it lacks {', '.join(missing)}.", fix=fix)
+    account = policies.Resource("account", email)
+    if not is_legacy(email) and _lacking(connection, account, "roles/iam.serviceAccountUser"):
+        raise UserError(
+            f"{who} may not start builds that run as {email}.",
+            setting="vertex.build.service_account",
+            value=project.vertex.build.service_account,
+            fix=f"gcloud iam service-accounts add-iam-policy-binding {email} --project={where} --member={member} "
+            "--role=roles/iam.serviceAccountUser",
+        )
+    return f"{email}; you may start builds that run as it"
+
+
+def encryption_key(context: Context) -> str:
+    """The encryption key exists in the jobs' region, is enabled, and Vertex AI may use it."""
+    project = context.project
+    if project.settings.encryption_key is None:
+        raise NotApplicableError("vertex.encryption_key is not set")
+    _require(project, lambda line: isinstance(line.item, Key))
+    lines = _require(project, lambda line: _on(line, "key"))
+    return f"{_who(lines[0])} may use it"
 
 
 def image(context: Context) -> str:
@@ -245,6 +280,14 @@ def _require(project: Project, wanted: Callable[[Line], bool]) -> list[Line]:
         raise UserError(
             f"Missing: {'; '.join(texts[:SHOWN])}{more}. {reason[0].upper()}{reason[1:]}.",
             fix=bad[0].fix or COMMAND,
+        )
+    doubtful = [str(line.item) for line in lines if line.doubtful]
+    if doubtful:
+        more = f"; and {len(doubtful) - SHOWN} more" if len(doubtful) > SHOWN else ""
+        raise DoubtError(
+            f"Not visible, but perhaps inherited from a folder or an organization, or held through a group: "
+            f"{'; '.join(doubtful[:SHOWN])}{more}.",
+            f"{COMMAND} grants it; if it is inherited, ignore this",
         )
     return lines
 

@@ -202,6 +202,7 @@ def _service(settings: VertexSettings) -> CloudBuildSettings:
         endpoints=settings.endpoints,
         bucket=settings.bucket.removeprefix("gs://"),
         service_account=settings.build.service_account,
+        build_region=settings.build.region,
     )
 
 

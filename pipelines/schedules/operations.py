@@ -129,7 +129,8 @@ def apply(names: Sequence[str], log: TextIO, say: Say) -> list[Result]:
     for file in read_all(names):
         _check_end(file)
         context = Context(file.config, "vertex", rehearsal=False, folder=Path.cwd())
-        refuse_on_failure(context, submitting=True)
+        for warning in refuse_on_failure(context, submitting=True):
+            say(f"warning: {warning.check}: {warning.found}")
         settings = vertex_of(file.config)
         with _refusals(file.config, f"Vertex AI rejected schedule {file.name}"):
             want = request_of(file, ensure_images(file.config, log, say))

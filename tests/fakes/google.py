@@ -13,7 +13,8 @@ from tests.fakes.artifact_registry import FakeImages
 from tests.fakes.artifact_repositories import FakeRepositories
 from tests.fakes.certificates import certificates, service_account_file
 from tests.fakes.cloud_build import FakeCloudBuild
-from tests.fakes.cloud_build_account import add_default_account
+from tests.fakes.cloud_kms import add_kms
+from tests.fakes.dataflow import add_dataflow
 from tests.fakes.errors import Faults
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.http_service import HttpService, Raw, Request
@@ -37,6 +38,7 @@ SERVICES = frozenset(
         "artifactregistry",
         "cloudbuild",
         "cloudresourcemanager",
+        "compute",
         "iam",
         "logging",
         "serviceusage",
@@ -45,6 +47,7 @@ SERVICES = frozenset(
     )
 )
 SUBMITTER = "submitter@slipway-test.iam.gserviceaccount.com"
+COMPUTE_ACCOUNT = f"{NUMBER}-compute@developer.gserviceaccount.com"
 
 
 class FakeGoogle:
@@ -63,6 +66,7 @@ class FakeGoogle:
         self.faults = Faults(seed)
         self.world.projects[PROJECT] = Project(PROJECT, NUMBER, set(SERVICES))
         self.world.owners.add(SUBMITTER)
+        self.world.add_account(self.world.projects[PROJECT], COMPUTE_ACCOUNT)
         self.location = REGION
         self.certificates = certificates()
         self.http: dict[str, HttpService] = {}
@@ -71,16 +75,18 @@ class FakeGoogle:
         self.environment: dict[str, str] = {}
         add_resource_manager(self.service("cloudresourcemanager"), self.world)
         self.iam = FakeIam(self.service("iam"), self.world)
+        add_kms(self.service("cloudkms"), self.world)
+        add_dataflow(self.service("dataflow"), self.world)
         self.service_usage = FakeServiceUsage(self.service("serviceusage"), self.world)
         self.repositories = FakeRepositories(self.service("artifactregistry"), self.world)
-        add_default_account(self.service("cloudbuild"), self.world)
         self.storage = FakeStorage(self.service("storage"), self.world)
         self.log = Log(self.world)
         add_logging(self.service("logging"), self.world, self.log)
         self.images = FakeImages(self.service("artifactregistry"), self.world)
-        self.builds = FakeCloudBuild(self.service("cloudbuild"), self.world, self.storage, self.images)
+        self.builds = FakeCloudBuild(self.service("cloudbuild"), self.world, self.storage, self.images, self.log)
         self.tokens = HttpService("tokens", Faults(), lambda _headers: "")
         self.token_uri = ""
+        self.dataflow_endpoint = ""
 
     @functools.cached_property
     def region(self) -> Region:
@@ -100,7 +106,11 @@ class FakeGoogle:
         token_port = self.tokens.start(None)
         self.endpoints["aiplatform"] = f"localhost:{self.vertex.start(self.certificates, self.vertex_address)}"
         for name, service in self.http.items():
-            self.endpoints[name] = f"localhost:{service.start(self.certificates.server_context)}"
+            port = service.start(self.certificates.server_context)
+            if name == "dataflow":  # called by Beam, which does not know vertex.endpoints
+                self.dataflow_endpoint = f"localhost:{port}"
+            else:
+                self.endpoints[name] = f"localhost:{port}"
         self.token_uri = f"http://localhost:{token_port}/token"
         key_file = service_account_file(self.folder, PROJECT, SUBMITTER, self.token_uri)
         self.environment = {

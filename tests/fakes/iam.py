@@ -24,15 +24,7 @@ class FakeIam:
 
     def add_account(self, email: str) -> dict[str, Any]:
         """Create an account in an existing project; return its resource."""
-        project = self._world.project(email.partition("@")[2].partition(".")[0])
-        account = {
-            "name": f"projects/{project.id}/serviceAccounts/{email}",
-            "projectId": project.id,
-            "email": email,
-            "uniqueId": str(self._world.number()),
-        }
-        self._world.accounts[email] = account
-        return account
+        return self._world.add_account(self._world.project(email.partition("@")[2].partition(".")[0]), email)
 
     def _add_accounts(self, service: HttpService) -> None:
         @service.route("POST", "/v1/projects/{project}/serviceAccounts")

@@ -36,6 +36,13 @@ def make_ready(google: FakeGoogle) -> None:
     grant(google, REPOSITORY, "roles/artifactregistry.reader", RUNNER)
 
 
+def let_build(google: FakeGoogle, email: str, bucket: str, repository: str) -> None:
+    """Grant an account the roles of one that builds run as."""
+    grant(google, f"projects/{PROJECT}", "roles/logging.logWriter", email)
+    grant(google, f"buckets/{bucket}", "roles/storage.objectViewer", email)
+    grant(google, repository, "roles/artifactregistry.writer", email)
+
+
 def grant(google: FakeGoogle, resource: str, role: str, email: str) -> None:
     """Grant an account an additional role."""
     policy = google.world.policy(resource)

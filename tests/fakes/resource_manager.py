@@ -24,7 +24,8 @@ def add_resource_manager(service: HttpService, world: World) -> None:
     @service.route("GET", "/v3/projects/{project}")
     def get(request: Request) -> Any:
         project = project_of(request, "resourcemanager.projects.get")
-        return {"name": f"projects/{project.number}", "projectId": project.id, "state": "ACTIVE"}
+        found = {"name": f"projects/{project.number}", "projectId": project.id, "state": "ACTIVE"}
+        return {**found, "parent": project.parents[0]} if project.parents else found
 
     @service.route("POST", "/v3/projects/{project}:getIamPolicy")
     def get_policy(request: Request) -> Any:

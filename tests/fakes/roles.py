@@ -31,6 +31,7 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     "roles/storage.objectUser": frozenset(
         {f"storage.objects.{verb}" for verb in ("get", "list", "create", "update", "delete")}
     ),
+    "roles/storage.objectViewer": frozenset({"storage.objects.get", "storage.objects.list"}),
     "roles/storage.admin": frozenset(
         {
             "storage.buckets.get",
@@ -54,6 +55,14 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     "roles/serviceusage.serviceUsageViewer": frozenset({"serviceusage.services.get", "serviceusage.quotas.get"}),
     "roles/serviceusage.serviceUsageConsumer": frozenset({"serviceusage.services.use"}),
     "roles/logging.viewer": frozenset({"logging.logEntries.list"}),
+    "roles/logging.logWriter": frozenset({"logging.logEntries.create"}),
+    "roles/dataflow.developer": frozenset({"dataflow.jobs.create", "dataflow.jobs.get", "dataflow.jobs.list"}),
+    "roles/dataflow.worker": frozenset({"dataflow.workItems.lease", "dataflow.workItems.update"}),
+    "roles/dataflow.serviceAgent": frozenset({"compute.instances.create", "iam.serviceAccounts.actAs"}),
+    "roles/compute.viewer": frozenset({"compute.machineTypes.get"}),
+    "roles/cloudkms.cryptoKeyEncrypterDecrypter": frozenset(
+        {"cloudkms.cryptoKeyVersions.useToDecrypt", "cloudkms.cryptoKeyVersions.useToEncrypt"}
+    ),
     "roles/cloudbuild.builds.editor": frozenset(
         {"cloudbuild.builds.create", "cloudbuild.builds.get", "cloudbuild.builds.list"}
     ),

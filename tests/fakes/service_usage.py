@@ -13,8 +13,11 @@ from tests.fakes.world import Project, World
 AGENTS = {
     "aiplatform.googleapis.com": ("gcp-sa-aiplatform", "gcp-sa-aiplatform-cc"),
     "cloudbuild.googleapis.com": ("gcp-sa-cloudbuild",),
+    "dataflow.googleapis.com": ("dataflow-service-producer-prod",),
     "tpu.googleapis.com": ("cloud-tpu",),
 }
+# Enabling it creates the project's default account, without a role where an organization forbids automatic grants.
+COMPUTE = "compute.googleapis.com"
 PAGE = 50
 
 
@@ -75,6 +78,8 @@ class FakeServiceUsage:
             def enable() -> dict[str, Any]:
                 new = set(names) - project.services
                 project.services |= new
+                if COMPUTE in new:
+                    self._world.add_account(project, f"{project.number}-compute@developer.gserviceaccount.com")
                 self._world.settling.update(dict.fromkeys(new, self._world.settling_calls))
                 self._world.writes["service"] += len(new)
                 return {"services": [resource(project, name) for name in names]}

@@ -15,29 +15,36 @@ from tests.fakes.roles import PERMISSIONS
 
 @dataclass
 class Project:
-    """A project: its id, number, and the services that are enabled (aiplatform.googleapis.com)."""
+    """A project: its id, number, and the services that are enabled (aiplatform.googleapis.com).
+
+    `parents` are the folders and the organization above it, the nearest first: ("folders/1", "organizations/2").
+    """
 
     id: str
     number: int
     services: set[str] = field(default_factory=set)
+    parents: tuple[str, ...] = ()
 
 
 class World:
     """All state. `writes` counts changes by resource kind; whoever changes something counts it.
 
     The keys of policies are full resource names: projects/P, projects/P/serviceAccounts/E,
-    projects/P/locations/L/repositories/R, buckets/B, with P the project's id. `buckets` holds the resources of Cloud
-    Storage's buckets by name. `owners` may do everything.
+    projects/P/locations/L/repositories/R, buckets/B, with P the project's id, and folders/F and organizations/O.
+    `buckets` holds the resources of Cloud Storage's buckets by name, `keys` those of Cloud KMS's keys by full name.
+    `owners` may do everything. `groups` has the members' e-mails by the group's.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.projects: dict[str, Project] = {}
         self.owners: set[str] = set()
+        self.groups: dict[str, set[str]] = {}
         self.accounts: dict[str, dict[str, Any]] = {}
         self.policies: dict[str, dict[str, Any]] = {}
         self.buckets: dict[str, dict[str, Any]] = {}
         self.repositories: dict[str, dict[str, Any]] = {}
+        self.keys: dict[str, dict[str, Any]] = {}
         # Limits by project, region and metric; what is not named is not limited.
         self.quotas: dict[tuple[str, str, str], int] = {}
         # How many calls of a service that has just been enabled are still refused.
@@ -59,6 +66,12 @@ class World:
             if id_or_number in (project.id, str(project.number)):
                 return project
         raise ServiceError(403, f"Permission denied on resource project {id_or_number}.")
+
+    def add_account(self, project: Project, email: str) -> dict[str, Any]:
+        """Create a service account in a project; return its resource."""
+        name = f"projects/{project.id}/serviceAccounts/{email}"
+        account = {"name": name, "projectId": project.id, "email": email, "uniqueId": str(self.number())}
+        return self.accounts.setdefault(email, account)
 
     def require_service(self, project: Project, service: str) -> None:
         """Reject calls to a service that is not enabled, or was enabled only just now."""
@@ -115,16 +128,25 @@ class World:
             return self.policy(resource)
 
     def allowed(self, caller: str, permission: str, *resources: str) -> bool:
-        """Whether the policy of one of `resources` (the narrowest first) grants `caller` a permission."""
+        """Whether the policy of one of `resources` (the narrowest first) grants `caller` a permission.
+
+        The policies above a project apply to everything in it, and a role of a group is held by its members.
+        """
         if caller in self.owners:
             return True
         members = {f"user:{caller}", f"serviceAccount:{caller}", "allUsers", "allAuthenticatedUsers"}
+        members |= {f"group:{group}" for group, emails in self.groups.items() if caller in emails}
+        above = [parent for name in resources for parent in self._parents(name)]
         with self.lock:
             return any(
                 permission in PERMISSIONS.get(binding["role"], ()) and members & set(binding.get("members", []))
-                for resource in resources
+                for resource in (*resources, *above)
                 for binding in self.policy(resource)["bindings"]
             )
+
+    def _parents(self, resource: str) -> tuple[str, ...]:
+        kind, _, name = resource.partition("/")
+        return self.projects[name].parents if kind == "projects" and name in self.projects else ()
 
     def require(self, caller: str, permission: str, *resources: str, message: str | None = None) -> None:
         """Reject a caller who lacks a permission, with the service's message."""

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
+from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.settings import AccessSettings
@@ -35,21 +36,32 @@ def access_settings(config: RunConfig) -> AccessSettings:
     Raises:
         UserError: The configuration has no vertex section.
     """
-    vertex = vertex_of(config)
+    vertex, data = vertex_of(config), config.data
+    options = data.beam.options if data.beam and uses_dataflow(data) else {}
+    stores = (*_buckets(data.store, vertex.bucket), *_buckets(str(options.get("temp_location", "")), vertex.bucket))
     return AccessSettings(
         project=vertex.project,
         region=vertex.region,
         bucket=vertex.bucket.removeprefix("gs://"),
-        stores=_buckets(config.data.store, vertex.bucket),
-        sources=_buckets(source_kind(config.data.source).located(config.data)[1], vertex.bucket),
+        stores=tuple(dict.fromkeys(stores)),
+        sources=_buckets(source_kind(data.source).located(data)[1], vertex.bucket),
         repository=ImageReference.parse(vertex.image or f"{vertex.image_repository}/image").artifact_repository,
         account=vertex.service_account,
         submitters=tuple(vertex.submitters),
         tpu=config.parsed_hardware.is_tpu,
         builds=_builds(vertex),
         builder=vertex.build.service_account,
+        build_region=vertex.build.region,
+        dataflow=uses_dataflow(data),
+        dataflow_worker=options.get("service_account_email"),
+        encryption_key=vertex.encryption_key,
         endpoints=vertex.endpoints,
     )
+
+
+def uses_dataflow(data: DataSettings) -> bool:
+    """Return whether large data sets are prepared by Dataflow."""
+    return data.beam is not None and "Dataflow" in data.beam.runner
 
 
 def _buckets(place: str, own: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
-from slipway.pipelines.platforms.vertex.access import access_settings
+from slipway.pipelines.platforms.vertex.access import access_settings, uses_dataflow
 from slipway.pipelines.platforms.vertex.submission import serving_image_of
 from slipway.pipelines.table import TASKS, Role, Task
 
@@ -54,9 +54,23 @@ class VertexPlatform(Platform):
         return self.add(setup_access, settings=settings, grant=self.settings.access == "grant")
 
     def data(self, config: RunConfig) -> DataSettings:
-        if config.data.store.startswith("gs://"):
-            return config.data
-        return config.data.model_copy(update={"store": f"{self.settings.bucket}/datasets"})
+        data = config.data
+        if not data.store.startswith("gs://"):
+            data = data.model_copy(update={"store": f"{self.settings.bucket}/datasets"})
+        return self._with_dataflow(data) if uses_dataflow(data) else data
+
+    def _with_dataflow(self, data: DataSettings) -> DataSettings:
+        """Return the settings with the options that Dataflow requires, unless they are set: its workers run as the
+        run's account, which setup grants what they need."""
+        assert data.beam is not None
+        options = {
+            "project": self.settings.project,
+            "region": self.settings.region,
+            "temp_location": f"{self.settings.bucket}/dataflow",
+            **({"service_account_email": self.settings.service_account} if self.settings.service_account else {}),
+            **data.beam.options,
+        }
+        return data.model_copy(update={"beam": data.beam.model_copy(update={"options": options})})
 
     def train(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,24 +14,36 @@ from slipway.components.build_image.cloud_build import CloudBuild, Source
 from slipway.components.build_image.context import Context, make_context
 from slipway.components.build_image.images import image_kind
 from slipway.components.cloud.connection import Connection
+from slipway.components.setup_access.difference import difference
+from slipway.components.setup_access.observed import observe
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
-from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
+from tests.components.setup_access.project import settings as access_settings
+from tests.fakes.errors import ServiceError
+from tests.fakes.google import COMPUTE_ACCOUNT, NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
+from tests.fakes.ready import grant, let_build, take_away
 
 REPOSITORY = f"{REGION}-docker.pkg.dev/{PROJECT}/slipway"
 RESOURCE = f"projects/{PROJECT}/locations/{REGION}/repositories/slipway"
 BUCKET = "slipway-test-bucket"
-BUILDER = f"{NUMBER}-compute@developer.gserviceaccount.com"
 RUNNER = f"builder@{PROJECT}.iam.gserviceaccount.com"
+SUBMITTERS_ROLES = (
+    "roles/aiplatform.user",
+    "roles/artifactregistry.reader",
+    "roles/cloudbuild.builds.editor",
+    "roles/logging.viewer",
+    "roles/storage.objectUser",
+)
 
 
 @pytest.fixture
 def project(google: FakeGoogle) -> FakeGoogle:
-    """A project with a bucket and a repository, into which Cloud Build's account may push."""
+    """A project with a bucket and a repository, and the roles that builds need."""
     google.storage.add_bucket(BUCKET, google.world.projects[PROJECT], REGION)
     google.repositories.add(RESOURCE)
-    binding = {"role": "roles/artifactregistry.writer", "members": [f"serviceAccount:{BUILDER}"]}
-    google.world.set_policy(RESOURCE, {"bindings": [binding]})
+    google.iam.add_account(RUNNER)
+    for account in (COMPUTE_ACCOUNT, RUNNER):
+        let_build(google, account, BUCKET, RESOURCE)
     return google
 
 
@@ -39,8 +52,8 @@ def context(tree: Path) -> Context:
     return make_context(tree, image_kind(tree, "trainer", "cpu"), "docker.io/library/python:3.11-slim-bookworm")
 
 
-def service(google: FakeGoogle, account: str | None = None) -> CloudBuild:
-    return CloudBuild(Connection(PROJECT, REGION, google.endpoints), BUCKET, account, wait_seconds=0.01)
+def service(google: FakeGoogle, account: str | None = None, region: str | None = None) -> CloudBuild:
+    return CloudBuild(Connection(PROJECT, REGION, google.endpoints), BUCKET, account, region, wait_seconds=0.01)
 
 
 def ensured(google: FakeGoogle, context: Context, log: io.StringIO, account: str | None = None) -> BuiltImage:
@@ -60,15 +73,28 @@ def test_it_is_built_once_and_given_by_digest(project: FakeGoogle, context: Cont
     assert project.world.writes["build"] == 1
 
 
-def test_the_log_comes_whole_and_is_kept(project: FakeGoogle, context: Context) -> None:
+def test_the_log_comes_whole_and_its_address_is_named(project: FakeGoogle, context: Context) -> None:
     log = io.StringIO()
     ensured(project, context, log)
     first, *lines = log.getvalue().splitlines()
     assert lines == ["Step 1", "Step 2", "Step 3", "half a line", "PUSH", "DONE"]
-    kept = first.rpartition(" ")[2]
-    assert kept.startswith(f"gs://{BUCKET}/builds/logs/log-")
-    content, _ = project.storage.read(BUCKET, kept.removeprefix(f"gs://{BUCKET}/"))
-    assert content.decode().splitlines() == lines
+    assert f"log at https://console.cloud.google.com/cloud-build/builds;region={REGION}/" in first
+
+
+def test_a_caller_who_may_not_read_the_log_still_gets_the_image(project: FakeGoogle, context: Context) -> None:
+    denied = ServiceError(403, "Permission 'logging.logEntries.list' denied on resource")
+    project.faults.plan("entries:list", denied, times=100)
+    log = io.StringIO()
+    assert ensured(project, context, log).uri.startswith(f"{REPOSITORY}/trainer-cpu@sha256:")
+    assert log.getvalue().count("logging.logEntries.list is missing") == 1
+
+
+def test_a_builder_that_may_not_write_logs_builds_with_a_warning(project: FakeGoogle, context: Context) -> None:
+    take_away(project, f"projects/{PROJECT}", "roles/logging.logWriter")
+    log = io.StringIO()
+    ensured(project, context, log)
+    assert "Step" not in log.getvalue()
+    assert "grant the Logs Writer (roles/logging.logWriter) role" in log.getvalue()
 
 
 def test_what_is_asked_for_is_pinned(project: FakeGoogle, context: Context) -> None:
@@ -108,7 +134,7 @@ def test_a_build_of_the_same_image_that_is_under_way_is_waited_for(project: Fake
     uri = request_of(context, REPOSITORY).uri
     someone = service(project)
     source = someone.upload(context.archive(), context.tag)
-    someone._create(someone._request(source, uri, {}, {}))
+    someone._create(REGION, someone._request(source, uri, {}, {}))
     built = ensured(project, context, io.StringIO())
     assert built.uri.endswith(project.images.tags[(RESOURCE, "trainer-cpu", context.tag)])
     assert project.world.writes["build"] == 1
@@ -118,8 +144,10 @@ def test_a_builder_that_may_not_push_ends_with_the_role_it_needs(project: FakeGo
     project.world.policies.pop(RESOURCE)
     with pytest.raises(UserError, match="uploadArtifacts") as error:
         ensured(project, context, io.StringIO())
-    assert BUILDER in str(error.value.allowed)
-    assert "roles/artifactregistry.writer" in str(error.value.allowed)
+    assert error.value.fix == (
+        f"gcloud artifacts repositories add-iam-policy-binding slipway --project={PROJECT} --location={REGION} "
+        f"--member=serviceAccount:{COMPUTE_ACCOUNT} --role=roles/artifactregistry.writer"
+    )
     assert (RESOURCE, "trainer-cpu", context.tag) not in project.images.tags
 
 
@@ -128,36 +156,141 @@ def test_a_build_that_fails_says_why_and_where_its_log_is(project: FakeGoogle, c
     source = Source(bucket=BUCKET, name=f"builds/sources/{context.tag}.tar.gz", generation="1")
     project.storage.write(BUCKET, source.name, context.archive())
     request = request_of(context, REPOSITORY)
-    with pytest.raises(WorkFailed, match=r"FAILURE: No such object.*#1 \(gs://slipway-test-bucket/builds/logs/log-"):
+    with pytest.raises(WorkFailed, match=r"FAILURE: No such object.*#1 \(https://console"):
         builder.build(source, request.uri, {}, {}, io.StringIO())
 
 
 def test_builds_run_as_the_account_that_is_set(project: FakeGoogle, context: Context) -> None:
-    binding = {"role": "roles/artifactregistry.writer", "members": [f"serviceAccount:{RUNNER}"]}
-    project.world.set_policy(RESOURCE, {"bindings": [binding]})
     ensured(project, context, io.StringIO(), account=RUNNER)
     (build,) = project.builds.builds.values()
     assert build["serviceAccount"] == f"projects/{PROJECT}/serviceAccounts/{RUNNER}"
-    assert build["logsBucket"] == f"gs://{BUCKET}/builds/logs"
+    assert build["options"]["logging"] == "CLOUD_LOGGING_ONLY"
 
 
-def test_without_the_right_to_act_as_it_nothing_is_built(project: FakeGoogle, context: Context) -> None:
-    project.world.owners.clear()
-    member = f"serviceAccount:{SUBMITTER}"
-    roles = ("roles/cloudbuild.builds.editor", "roles/storage.objectUser", "roles/artifactregistry.reader")
-    bindings = [{"role": role, "members": [member]} for role in roles]
-    project.world.set_policy(f"projects/{PROJECT}", {"bindings": bindings})
-    with pytest.raises(UserError, match="act as service account") as error:
-        ensured(project, context, io.StringIO(), account=RUNNER)
-    assert error.value.setting == "vertex.build.service_account"
-    assert project.world.writes["build"] == 0
+def as_submitter(google: FakeGoogle, *roles: str) -> None:
+    """The caller no longer owns the project, and has only the roles of a submitter."""
+    google.world.owners.clear()
+    for role in roles or SUBMITTERS_ROLES:
+        grant(google, f"projects/{PROJECT}", role, SUBMITTER)
 
 
-def test_the_service_itself_refuses_an_account_without_a_place_for_logs(
-    project: FakeGoogle, context: Context, write: Callable[[str, str], Path]
+def act_as(google: FakeGoogle) -> None:
+    as_submitter(google)
+
+
+def start_builds(google: FakeGoogle) -> None:
+    """The caller may list builds, as roles/cloudbuild.builds.viewer allows, and not create one."""
+    denied = ServiceError(403, "The caller does not have permission")
+    google.faults.plan(f"POST /v1/projects/{PROJECT}/locations/{REGION}/builds", denied)
+
+
+def without_compute(google: FakeGoogle) -> None:
+    google.world.projects[PROJECT].services.discard("compute.googleapis.com")
+    google.world.accounts.pop(COMPUTE_ACCOUNT)
+
+
+def without_default(google: FakeGoogle) -> None:
+    google.builds.default = "none"
+
+
+def disabled(google: FakeGoogle) -> None:
+    google.world.accounts[COMPUTE_ACCOUNT]["disabled"] = True
+
+
+def without_api(google: FakeGoogle) -> None:
+    google.world.projects[PROJECT].services.discard("cloudbuild.googleapis.com")
+
+
+def without_source_rights(google: FakeGoogle) -> None:
+    take_away(google, f"buckets/{BUCKET}", "roles/storage.objectViewer")
+
+
+def without_repository_rights(google: FakeGoogle) -> None:
+    take_away(google, RESOURCE, "roles/artifactregistry.writer")
+
+
+def without_bucket(google: FakeGoogle) -> None:
+    google.world.buckets.clear()
+
+
+def without_upload_rights(google: FakeGoogle) -> None:
+    as_submitter(google, "roles/cloudbuild.builds.editor", "roles/artifactregistry.reader")
+
+
+def without_reader(google: FakeGoogle) -> None:
+    as_submitter(google, "roles/cloudbuild.builds.editor", "roles/storage.objectUser")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says", "command"),
+    [
+        (act_as, f"builds that run as {COMPUTE_ACCOUNT}: iam.serviceAccounts.actAs", "iam service-accounts add-iam"),
+        (start_builds, "may not start builds: cloudbuild.builds.create", "--role=roles/cloudbuild.builds.editor"),
+        (without_compute, "the Compute Engine API is off", "gcloud services enable compute.googleapis.com"),
+        (without_default, "no default account for builds", "--set vertex.build.service_account="),
+        (disabled, "is disabled", "gcloud iam service-accounts enable"),
+        (without_api, "the API cloudbuild.googleapis.com is not enabled", "slipway setup --apply"),
+        (without_source_rights, "storage.objects.get", f"buckets add-iam-policy-binding gs://{BUCKET}"),
+        (without_repository_rights, "uploadArtifacts", "artifacts repositories add-iam-policy-binding slipway"),
+        (without_bucket, "Could not upload the source", "slipway setup --apply"),
+        (without_upload_rights, "storage.objects.create", "--role=roles/storage.objectUser"),
+        (without_reader, "downloadArtifacts", "--role=roles/artifactregistry.reader"),
+    ],
+)
+def test_a_refusal_says_what_is_missing_and_recommends_setup_only_where_setup_has_work(
+    project: FakeGoogle, context: Context, damage: Callable[[FakeGoogle], None], says: str, command: str
 ) -> None:
-    builder = service(project, RUNNER)
-    request = builder._request(Source(bucket=BUCKET, name="x", generation="1"), f"{REPOSITORY}/x:1", {}, {})
-    del request["logsBucket"], request["options"]
-    with pytest.raises(Exception, match=r"must either \(a\) specify 'build.logs_bucket'"):
-        builder._create(request)
+    damage(project)
+    with pytest.raises(UserError, match=re.escape(says)) as error:
+        ensured(project, context, io.StringIO())
+    fix = str(error.value.fix)
+    assert command in fix
+    if fix.startswith("slipway setup"):
+        project.world.owners.add(SUBMITTER)
+        asked = access_settings(project, bucket=BUCKET, repository=RESOURCE)
+        assert any(line.status == "missing" for line in difference(asked, observe(asked)))
+
+
+def test_the_command_for_a_refusal_is_enough(project: FakeGoogle, context: Context) -> None:
+    as_submitter(project)
+    with pytest.raises(UserError, match="may not start builds that run as"):
+        ensured(project, context, io.StringIO())
+    resource = f"projects/{PROJECT}/serviceAccounts/{COMPUTE_ACCOUNT}"
+    grant(project, resource, "roles/iam.serviceAccountUser", SUBMITTER)
+    assert not ensured(project, context, io.StringIO()).reused
+
+
+def test_a_build_that_the_region_does_not_allow_runs_in_the_global_location(
+    project: FakeGoogle, context: Context
+) -> None:
+    project.builds.restricted = True
+    log = io.StringIO()
+    ensured(project, context, log)
+    (build,) = project.builds.builds.values()
+    assert "/locations/global/" in build["name"]
+    assert f"does not allow this project to run builds in {REGION}" in log.getvalue()
+    assert "DONE" in log.getvalue()
+
+
+def test_a_region_that_is_set_is_used_or_refused(project: FakeGoogle, context: Context) -> None:
+    project.builds.restricted = True
+    request = request_of(context, REPOSITORY)
+    for region in ("europe-west1", "europe-west3"):
+        builder = service(project, region=region)
+        source = builder.upload(context.archive(), context.tag)
+        if region == "europe-west1":
+            builder.build(source, request.uri, {}, {}, io.StringIO())
+            assert "/locations/europe-west1/" in next(iter(project.builds.builds.values()))["name"]
+            continue
+        with pytest.raises(UserError, match="europe-west3 is not one of them") as error:
+            builder.build(source, request.uri, {}, {}, io.StringIO())
+        assert error.value.setting == "vertex.build.region"
+        assert error.value.fix == "--set vertex.build.region=global"
+        assert "europe-west1" in str(error.value.allowed)
+
+
+def test_the_account_of_builds_is_asked_for(project: FakeGoogle) -> None:
+    assert service(project).account() == COMPUTE_ACCOUNT
+    project.builds.default = "legacy"
+    assert service(project).account() == f"{NUMBER}@cloudbuild.gserviceaccount.com"
+    assert service(project, RUNNER).account() == RUNNER

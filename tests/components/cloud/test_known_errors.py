@@ -62,6 +62,18 @@ WORDS: dict[str, tuple[str, str, str]] = {
         "sets no log destination",
         "CLOUD_LOGGING_ONLY",
     ),
+    "build region": (
+        "failed precondition: due to quota restrictions, Cloud Build cannot run builds in this region",
+        "only in certain regions",
+        "vertex.build.region=global",
+    ),
+    "encryption key": (
+        "Provided CryptoKey projects/p/locations/europe-west4/keyRings/r/cryptoKeys/k cannot be used in Vertex AI "
+        "service. Please make sure the CryptoKey is enabled and Vertex AI service account "
+        "`service-12@gcp-sa-aiplatform.iam.gserviceaccount.com` has Encryption and Decryption access to the CryptoKey.",
+        "may not use the key projects/p/locations/europe-west4/keyRings/r/cryptoKeys/k",
+        "--member=serviceAccount:service-12@gcp-sa-aiplatform.iam.gserviceaccount.com --role=roles/cloudkms",
+    ),
     "libtpu": (
         "Op type: TpuEmbeddingEngine_ExecutePartitioner not available in this library",
         "The versions of TensorFlow and libtpu in the image do not match.",

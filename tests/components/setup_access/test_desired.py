@@ -15,23 +15,27 @@ SETTINGS = AccessSettings(
     account="runner@p.iam.gserviceaccount.com",
     submitters=("group:team@example.com",),
     tpu=True,
+    dataflow=True,
+    encryption_key="projects/p/locations/europe-west4/keyRings/k/cryptoKeys/c",
 )
+BUILDER = "1-compute@developer.gserviceaccount.com"
 WIDE = ("roles/owner", "roles/editor", "admin", "Admin")
 
 
 def test_the_page_lists_every_binding_and_no_other():
     page = (Path(__file__).parents[3] / "docs" / "permissions.md").read_text().partition("\n\n| name")[0]
     listed = [row.split("|")[2:5] for row in page.splitlines() if row.startswith("|") and "`roles/" in row]
-    names = {"project": "the project", "bucket": "the bucket", "repository": "the repository"}
+    names = {"project": "the project", "bucket": "the bucket", "repository": "the repository", "key": "the key"}
+    accounts = {SETTINGS.account: "the run-as account", BUILDER: "the account of builds"}
     needed = [
-        [f" `{b.role}` ", f" {names.get(b.resource.kind, 'the run-as account')} ", f" {b.reason} "]
-        for b in bindings(SETTINGS, 1, "builder@p.iam.gserviceaccount.com")
+        [f" `{b.role}` ", f" {names.get(b.resource.kind) or accounts[b.resource.name]} ", f" {b.reason} "]
+        for b in bindings(SETTINGS, 1, BUILDER)
     ]
     assert sorted(listed) == sorted(needed)
 
 
 def test_nothing_is_wide():
-    for binding in bindings(SETTINGS, 1, "builder@p.iam.gserviceaccount.com"):
+    for binding in bindings(SETTINGS, 1, BUILDER):
         assert not any(part in binding.role for part in WIDE)
         if binding.role.startswith(("roles/storage.", "roles/artifactregistry.", "roles/iam.")):
             assert binding.resource.kind != "project"

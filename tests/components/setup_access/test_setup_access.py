@@ -9,15 +9,16 @@ from slipway.components.setup_access.difference import blocking, difference
 from slipway.components.setup_access.observed import observe
 from slipway.core.errors import UserError
 from tests.components.setup_access.project import ACCOUNT, BUCKET, REPOSITORY, settings
+from tests.fakes.cloud_kms import add_key
 from tests.fakes.errors import ServiceError
-from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
+from tests.fakes.google import COMPUTE_ACCOUNT, NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 from tests.fakes.ready import make_ready
 
 VERTEX = f"serviceAccount:service-{NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 CUSTOM_CODE = f"serviceAccount:service-{NUMBER}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
 TPU = f"serviceAccount:service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
 BUILD = f"serviceAccount:service-{NUMBER}@gcp-sa-cloudbuild.iam.gserviceaccount.com"
-BUILDER = f"serviceAccount:{NUMBER}-compute@developer.gserviceaccount.com"
+BUILDER = f"serviceAccount:{COMPUTE_ACCOUNT}"
 RUNNER = f"serviceAccount:{ACCOUNT}"
 LEGACY = "roles/storage.legacy"
 
@@ -60,7 +61,8 @@ def test_a_new_project_gets_all_that_a_run_needs_and_no_more(new_project):
         ("roles/cloudbuild.builds.editor", "user:ada@example.com"),
     }
     assert granted(new_project, f"buckets/{BUCKET}") == {
-        ("roles/storage.objectUser", member) for member in (RUNNER, TPU, BUILDER, "user:ada@example.com")
+        *(("roles/storage.objectUser", member) for member in (RUNNER, TPU, "user:ada@example.com")),
+        ("roles/storage.objectViewer", BUILDER),
     }
     assert granted(new_project, REPOSITORY) == {
         ("roles/artifactregistry.reader", VERTEX),
@@ -73,6 +75,8 @@ def test_a_new_project_gets_all_that_a_run_needs_and_no_more(new_project):
         ("roles/iam.serviceAccountUser", RUNNER),
         ("roles/iam.serviceAccountUser", "user:ada@example.com"),
     }
+    builder = f"projects/{PROJECT}/serviceAccounts/{COMPUTE_ACCOUNT}"
+    assert granted(new_project, builder) == {("roles/iam.serviceAccountUser", "user:ada@example.com")}
 
 
 def test_a_second_setup_finds_nothing_and_writes_nothing(new_project):
@@ -228,3 +232,98 @@ def test_an_account_of_builds_that_cannot_be_asked_for_hides_nothing(google):
     unseen = [line for line in difference(asked, observe(asked)) if line.status == "unseen"]
     assert [str(line.item) for line in unseen] == ["the account of Cloud Build's builds"]
     assert "cloudbuild.builds.get is missing" in unseen[0].observed
+
+
+def test_the_legacy_account_of_builds_needs_neither_compute_engine_nor_act_as(new_project):
+    new_project.builds.default = "legacy"
+    new_project.world.projects[PROJECT].services.add("cloudbuild.googleapis.com")
+    apply(settings(new_project, submitters=["user:ada@example.com"]))
+    assert "compute.googleapis.com" not in new_project.world.projects[PROJECT].services
+    lines = statuses(new_project, submitters=["user:ada@example.com"])
+    assert not [item for item in lines if "serviceAccountUser" in item and "@cloudbuild" in item]
+    assert f"roles/artifactregistry.writer on slipway for {NUMBER}@cloudbuild.gserviceaccount.com" in lines
+
+
+def test_without_the_compute_engine_api_setup_enables_it_for_the_account_of_builds(new_project):
+    before = statuses(new_project)
+    assert before["compute.googleapis.com"] == before[COMPUTE_ACCOUNT] == "missing"
+    _, left = apply(settings(new_project))
+    assert blocking(left) == []
+    assert COMPUTE_ACCOUNT in new_project.world.accounts
+
+
+@pytest.mark.parametrize("damage", ["none", "deleted"])
+def test_a_project_without_an_account_for_builds_is_told_to_name_one(google, damage):
+    make_ready(google)
+    if damage == "none":
+        google.builds.default = "none"
+    else:
+        google.world.accounts.pop(COMPUTE_ACCOUNT)
+    asked = settings(google)
+    wrong = [line for line in difference(asked, observe(asked)) if line.status == "wrong"]
+    assert [line.fix for line in wrong] == [
+        f"--set vertex.build.service_account=slipway-builder@{PROJECT}.iam.gserviceaccount.com"
+    ]
+
+
+WORKER = f"worker@{PROJECT}.iam.gserviceaccount.com"
+KEY = f"projects/{PROJECT}/locations/{REGION}/keyRings/ring/cryptoKeys/key"
+DATAFLOW = f"serviceAccount:service-{NUMBER}@dataflow-service-producer-prod.iam.gserviceaccount.com"
+
+
+def test_dataflow_gets_its_apis_agent_and_roles(new_project):
+    apply(settings(new_project, builds=False, dataflow=True, dataflow_worker=WORKER, sources=[], stores=[]))
+    assert {"dataflow.googleapis.com", "compute.googleapis.com"} <= new_project.world.projects[PROJECT].services
+    assert {
+        ("roles/dataflow.serviceAgent", DATAFLOW),
+        ("roles/dataflow.developer", RUNNER),
+        ("roles/compute.viewer", RUNNER),
+        ("roles/dataflow.worker", f"serviceAccount:{WORKER}"),
+    } <= granted(new_project, f"projects/{PROJECT}")
+    assert granted(new_project, f"projects/{PROJECT}/serviceAccounts/{WORKER}") == {
+        ("roles/iam.serviceAccountUser", RUNNER)
+    }
+    assert ("roles/storage.objectUser", f"serviceAccount:{WORKER}") in granted(new_project, f"buckets/{BUCKET}")
+
+
+def test_without_dataflow_and_a_key_theirs_is_left_out(new_project):
+    apply(settings(new_project))
+    assert not {"dataflow.googleapis.com", "cloudkms.googleapis.com"} & new_project.world.projects[PROJECT].services
+    assert not [role for role, _ in granted(new_project, f"projects/{PROJECT}") if "dataflow" in role]
+
+
+def test_vertex_ai_may_use_the_encryption_key(new_project):
+    add_key(new_project.world, KEY)
+    _, left = apply(settings(new_project, builds=False, encryption_key=KEY))
+    assert {line.status for line in left} == {"there"}
+    assert granted(new_project, KEY) == {("roles/cloudkms.cryptoKeyEncrypterDecrypter", VERTEX)}
+    assert "cloudkms.googleapis.com" in new_project.world.projects[PROJECT].services
+
+
+@pytest.mark.parametrize(
+    ("damage", "says", "fix"),
+    [
+        (lambda world: world.keys.clear(), "does not exist", "gcloud kms keys create key --keyring=ring"),
+        (lambda world: world.keys[KEY]["primary"].update(state="DISABLED"), "not enabled", "versions enable 1"),
+    ],
+)
+def test_a_key_that_cannot_encrypt_is_reported_and_left_alone(google, damage, says, fix):
+    make_ready(google)
+    google.world.projects[PROJECT].services.add("cloudkms.googleapis.com")
+    add_key(google.world, KEY)
+    damage(google.world)
+    _, left = apply(settings(google, builds=False, encryption_key=KEY))
+    (wrong,) = [line for line in left if line.status == "wrong"]
+    assert (str(wrong.item), says in wrong.observed) == (KEY, True)
+    assert fix in wrong.fix
+    assert google.world.writes["key"] == 0
+
+
+def test_a_key_in_another_region_is_reported(google):
+    make_ready(google)
+    google.world.projects[PROJECT].services.add("cloudkms.googleapis.com")
+    elsewhere = KEY.replace(REGION, "us-central1")
+    add_key(google.world, elsewhere)
+    asked = settings(google, builds=False, encryption_key=elsewhere)
+    lines = {str(line.item): line for line in difference(asked, observe(asked))}
+    assert lines[elsewhere].observed == f"it is in us-central1, the jobs are in {REGION}"

@@ -72,7 +72,7 @@ class JobService:
         check_display_name(job.display_name)
         check_labels(job.labels)
         check_network(spec.network)
-        check_key(job.encryption_spec.kms_key_name)
+        check_key(self.world, project, job.encryption_spec.kms_key_name, self.region)
         check_worker_pools(spec, self.region)
         if spec.base_output_directory.output_uri_prefix:
             check_object(spec.base_output_directory.output_uri_prefix, "base_output_directory")

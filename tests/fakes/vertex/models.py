@@ -53,7 +53,7 @@ class ModelService:
         model = request.model
         check_display_name(model.display_name)
         check_labels(model.labels)
-        check_key(model.encryption_spec.kms_key_name)
+        check_key(self.world, project, model.encryption_spec.kms_key_name, self.region)
         check_object(model.artifact_uri, "artifact_uri")
         if not IMAGE.fullmatch(model.container_spec.image_uri):
             raise invalid(f"Invalid container image URI: {model.container_spec.image_uri!r}.")

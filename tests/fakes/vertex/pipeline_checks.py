@@ -41,7 +41,7 @@ def check_pipeline_job(world: World, project: Project, job: vertex.PipelineJob, 
     check_display_name(job.display_name)
     check_labels(job.labels)
     check_network(job.network)
-    check_key(job.encryption_spec.kms_key_name)
+    check_key(world, project, job.encryption_spec.kms_key_name)
     specification = specification_of(job)
     check_specification(specification)
     check_parameters(specification, job)

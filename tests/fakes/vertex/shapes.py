@@ -70,9 +70,22 @@ def check_object(uri: str, field: str) -> str:
     return uri.removeprefix("gs://").partition("/")[0]
 
 
-def check_key(key: str) -> None:
-    if key and not KMS_KEY.fullmatch(key):
+def check_key(world: World, project: Project, key: str, region: str = "") -> None:
+    """Check that the key exists in the region, and that Vertex AI's service agent may use it."""
+    if not key:
+        return
+    if not KMS_KEY.fullmatch(key):
         raise invalid(f"Invalid KMS key name: {key}.")
+    if region and key.split("/")[3] != region:
+        raise invalid(f"The KMS key {key} must be in the same region as the resource, {region}.")
+    agent = f"service-{project.number}@gcp-sa-aiplatform.iam.gserviceaccount.com"
+    permissions = ("cloudkms.cryptoKeyVersions.useToEncrypt", "cloudkms.cryptoKeyVersions.useToDecrypt")
+    enabled = world.keys.get(key, {}).get("primary", {}).get("state") == "ENABLED"
+    if not enabled or not all(world.allowed(agent, one, key, f"projects/{key.split('/')[1]}") for one in permissions):
+        raise invalid(
+            f"Provided CryptoKey {key} cannot be used in Vertex AI service. Please make sure the CryptoKey is enabled "
+            f"and Vertex AI service account `{agent}` has Encryption and Decryption access to the CryptoKey."
+        )
 
 
 def check_act_as(world: World, project: Project, caller: str, account: str) -> None:

@@ -8,19 +8,33 @@ import pytest
 from google.cloud import aiplatform_v1 as vertex
 from typer.testing import CliRunner
 
+from slipway.components.setup_access.access import apply
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
+from slipway.pipelines.cli.options import check_configuration
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import examine_all, examine_side_by_side, refuse_on_failure
 from slipway.pipelines.doctor import vertex as checks
 from slipway.pipelines.doctor.check import Check, Context, Finding
+from slipway.pipelines.platforms.vertex.access import access_settings
+from tests.fakes.cloud_kms import add_key
 from tests.fakes.errors import ServiceError
-from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
-from tests.fakes.ready import BUCKET, REPOSITORY, RUNNER, make_ready, take_away, vertex_settings
+from tests.fakes.google import COMPUTE_ACCOUNT, NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
+from tests.fakes.ready import (
+    BUCKET,
+    REPOSITORY,
+    RUNNER,
+    grant,
+    let_build,
+    make_ready,
+    take_away,
+    vertex_settings,
+)
 
 T4 = "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
 SCHEDULES = "aiplatform.googleapis.com/active_schedules"
 ACCOUNT = f"projects/{PROJECT}/serviceAccounts/{RUNNER}"
+AGENT = f"service-{NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 TPU_AGENT = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
 
 
@@ -102,6 +116,90 @@ def test_each_problem_fails_only_its_own_check(ready, tmp_path, spoil, check, sa
     assert failed(found) == {check} | ({"image"} if check == "repository" and not ready.world.repositories else set())
     assert says in found[check].found
     assert fixes in found[check].fix
+
+
+def in_folder(google: FakeGoogle) -> None:
+    """The run-as account has its roles on the bucket through the folder that the project is in."""
+    google.world.projects[PROJECT].parents = ("folders/11",)
+    take_away(google, f"buckets/{BUCKET}", "roles/storage.objectUser")
+    grant(google, "folders/11", "roles/storage.objectUser", RUNNER)
+
+
+def test_a_role_that_may_be_inherited_is_a_warning_and_the_run_is_submitted(ready, tmp_path, capsys):
+    in_folder(ready)
+    finding = findings(ready, tmp_path)["bucket rights"]
+    assert finding.status == "warning"
+    assert f"roles/storage.objectUser on gs://{BUCKET} for {RUNNER}" in finding.found
+    assert "if it is inherited, ignore this" in finding.fix
+    assert [warning.check for warning in refuse_on_failure(subject(ready, tmp_path), submitting=True)] == [
+        "bucket rights"
+    ]
+    check_configuration(subject(ready, tmp_path).config, "vertex", submitting=True)
+    assert "warning: bucket rights: Not visible" in " ".join(capsys.readouterr().err.split())
+
+
+def test_roles_of_the_submitter_through_a_group_are_enough(ready, tmp_path):
+    ready.world.owners.clear()
+    ready.world.groups["team@example.com"] = {SUBMITTER}
+    roles = ("roles/aiplatform.user", "roles/iam.serviceAccountUser", "roles/serviceusage.serviceUsageViewer")
+    for role in roles:
+        ready.world.policies[f"projects/{PROJECT}"]["bindings"].append(
+            {"role": role, "members": ["group:team@example.com"]}
+        )
+    found = findings(ready, tmp_path)
+    assert (found["own rights"].status, found["run-as account"].status) == ("pass", "pass")
+
+
+def test_the_account_of_builds_is_checked(ready, tmp_path):
+    let_build(ready, COMPUTE_ACCOUNT, BUCKET, REPOSITORY)
+    found = findings(ready, tmp_path, image=None)
+    assert found["builder"].found == f"{COMPUTE_ACCOUNT}; you may start builds that run as it"
+    ready.world.accounts[COMPUTE_ACCOUNT]["disabled"] = True
+    assert "disabled" in findings(ready, tmp_path, image=None)["builder"].found
+    ready.world.accounts.pop(COMPUTE_ACCOUNT)
+    absent = findings(ready, tmp_path, image=None)["builder"]
+    assert absent.status == "fail"
+    assert absent.fix.startswith("--set vertex.build.service_account=slipway-builder@")
+    assert findings(ready, tmp_path)["builder"].status == "skipped"
+
+
+def test_a_submitter_who_may_not_act_as_the_account_of_builds(ready, tmp_path):
+    ready.world.owners.clear()
+    roles = ("roles/aiplatform.user", "roles/cloudbuild.builds.editor", "roles/serviceusage.serviceUsageViewer")
+    for role in roles:
+        grant(ready, f"projects/{PROJECT}", role, SUBMITTER)
+    found = findings(ready, tmp_path, image=None)["builder"]
+    assert (found.status, COMPUTE_ACCOUNT in found.found) == ("fail", True)
+    assert "--role=roles/iam.serviceAccountUser" in found.fix
+
+
+KEY = f"projects/{PROJECT}/locations/{REGION}/keyRings/ring/cryptoKeys/key"
+
+
+def test_an_encryption_key_is_checked(ready, tmp_path):
+    ready.world.projects[PROJECT].services.add("cloudkms.googleapis.com")
+    assert findings(ready, tmp_path)["encryption key"].status == "skipped"
+    absent = findings(ready, tmp_path, encryption_key=KEY)["encryption key"]
+    assert (absent.status, absent.fix.startswith("gcloud kms keys create")) == ("fail", True)
+    add_key(ready.world, KEY)
+    locked = findings(ready, tmp_path, encryption_key=KEY)["encryption key"]
+    assert (locked.status, locked.fix) == ("fail", "slipway setup --apply")
+    grant(ready, KEY, "roles/cloudkms.cryptoKeyEncrypterDecrypter", AGENT)
+    assert findings(ready, tmp_path, encryption_key=KEY)["encryption key"].found == f"{AGENT} may use it"
+
+
+def test_dataflow_needs_its_apis_agent_and_roles(ready, tmp_path):
+    data = {"source": "digits", "store": f"gs://{BUCKET}/sets", "beam": {"runner": "DataflowRunner"}}
+    found = {finding.check: finding for finding in examine_all(subject(ready, tmp_path, data=data))}
+    assert failed(found) >= {"APIs", "service agents", "roles"}
+    assert "dataflow.googleapis.com" in found["APIs"].found
+    assert "roles/dataflow" in found["roles"].found
+    data["beam"]["options"] = {"temp_location": "gs://elsewhere/temp"}
+    assert access_settings(subject(ready, tmp_path, data=data).config).stores == ("elsewhere",)
+    del data["beam"]["options"]
+    apply(access_settings(subject(ready, tmp_path, data=data).config))
+    found = {finding.check: finding for finding in examine_all(subject(ready, tmp_path, data=data))}
+    assert not failed(found) & {"APIs", "service agents", "roles", "bucket rights"}
 
 
 def test_missing_service_agents_before_the_first_job(ready, tmp_path):

@@ -16,7 +16,8 @@ from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.images.build import build_images
 from slipway.pipelines.images.images import accelerator_of, ensure_images, known_images, own_code
-from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
+from tests.fakes.google import COMPUTE_ACCOUNT, PROJECT, REGION, FakeGoogle
+from tests.fakes.ready import let_build
 
 REPOSITORY = f"projects/{PROJECT}/locations/{REGION}/repositories/slipway"
 BUCKET = "slipway-test-bucket"
@@ -25,11 +26,10 @@ PREFIX = f"{REGION}-docker.pkg.dev/{PROJECT}/slipway"
 
 @pytest.fixture
 def project(google: FakeGoogle) -> FakeGoogle:
-    """A project with a bucket and a repository that Cloud Build's account may push to."""
+    """A project with a bucket and a repository, and the roles that builds need."""
     google.storage.add_bucket(BUCKET, google.world.projects[PROJECT], REGION)
     google.repositories.add(REPOSITORY)
-    member = f"serviceAccount:{NUMBER}-compute@developer.gserviceaccount.com"
-    google.world.set_policy(REPOSITORY, {"bindings": [{"role": "roles/artifactregistry.writer", "members": [member]}]})
+    let_build(google, COMPUTE_ACCOUNT, BUCKET, REPOSITORY)
     google.builds.looks = 1
     return google
 
@@ -106,7 +106,7 @@ def test_compile_uses_digests_of_built_images_and_tags_otherwise(project: FakeGo
     (tagged,) = images_of(before)
     assert tagged.startswith(f"{PREFIX}/steps-cpu:")
     assert said.count("not built yet") == 2
-    assert project.world.writes.total() == 1  # the policy of the fixture: compiling writes nothing
+    assert project.world.writes.total() == 0
     images = ensure_images(load(path), io.StringIO(), print)
     text, after, _ = compiled(path)
     assert images_of(after) == {images.steps}

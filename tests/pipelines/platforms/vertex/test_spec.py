@@ -144,3 +144,23 @@ def test_a_configuration_without_a_vertex_section_is_refused(tmp_path):
     assert result.exit_code == 2
     assert "vertex" in result.stderr
     assert not output.exists()
+
+
+def test_dataflow_runs_in_the_runs_project_as_its_account(tmp_path):
+    from slipway.pipelines.config.config import validate
+    from slipway.pipelines.images.images import Images
+    from slipway.pipelines.platforms.vertex.steps import VertexPlatform
+
+    values = yaml.safe_load(Path("configs/digits.yaml").read_text()) | {"vertex": VERTEX}
+    values["data"]["beam"] = {"runner": "DataflowRunner", "options": {"region": "europe-west1"}}
+    config = validate(values, "the test")
+    beam = VertexPlatform(config.vertex, Images.one(IMAGE)).data(config).beam
+    assert beam.options == {
+        "project": "p",
+        "region": "europe-west1",
+        "temp_location": "gs://p-slipway/dataflow",
+        "service_account_email": "runner@p.iam.gserviceaccount.com",
+    }
+    values["data"]["beam"] = {"runner": "DirectRunner"}
+    config = validate(values, "the test")
+    assert VertexPlatform(config.vertex, Images.one(IMAGE)).data(config).beam.options == {}

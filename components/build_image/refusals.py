@@ -1,0 +1,153 @@
+"""Explanations of refused and failed builds of Cloud Build: which account lacks what, and the command that fixes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slipway.components.build_image.reference import ImageReference
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.policies import ACCOUNT_DOMAIN, DEFAULT_ACCOUNT_DOMAIN, account_name
+from slipway.components.cloud.refusals import is_absent, is_disabled, member_of, message_of, refusal
+from slipway.components.cloud.retries import retried, status_of
+from slipway.components.step import WorkFailed
+from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
+
+# The regions in which restricted projects may run builds.
+# https://cloud.google.com/build/docs/locations#restricted_regions_for_some_projects
+OPEN_REGIONS = ("us-central1", "us-west2", "europe-west1", "asia-east1", "australia-southeast1", "southamerica-east1")
+LEGACY_DOMAIN = "@cloudbuild.gserviceaccount.com"
+SETTING = "vertex.build.service_account"
+
+
+def is_closed_region(error: BaseException) -> bool:
+    """Return whether the project may not run builds in the region.
+
+    Reported wordings: "due to quota restrictions, cannot run builds in this region, see …" and "…, Cloud Build cannot
+    run builds in this region".
+    """
+    return status_of(error) == 400 and "cannot run builds in this region" in message_of(error)
+
+
+def refused(error: BaseException, connection: Connection, location: str, account: Callable[[], str]) -> UserError:
+    """Explain why Cloud Build did not accept a build.
+
+    Args:
+        error: The exception of the client.
+        connection: The connection of the call.
+        location: The region of the build, or global.
+        account: Returns the e-mail of the account that the build would run as, "" if there is none.
+    """
+    project, text = connection.project, message_of(error)
+    if is_closed_region(error):
+        return UserError(
+            f"Google allows builds of the project {project} only in certain regions, and {location} is not one of "
+            "them.",
+            setting="vertex.build.region",
+            value=location,
+            allowed=", ".join(("global", *OPEN_REGIONS)),
+            fix="--set vertex.build.region=global",
+        )
+    if is_disabled(error) or status_of(error) not in (400, 403):
+        return refusal(error, connection, f"start a build in {location}")
+    problem = _account_problem(connection, account, may_act="act as service account" not in text)
+    if problem is not None:
+        return problem
+    if "caller does not have permission" in text.lower():
+        return UserError(
+            f"{connection.caller or 'Your account'} may not start builds: cloudbuild.builds.create is missing.",
+            setting="vertex.project",
+            value=project,
+            fix=f"gcloud projects add-iam-policy-binding {project} --member={member_of(connection)} "
+            "--role=roles/cloudbuild.builds.editor",
+        )
+    return refusal(error, connection, f"start a build in {location}")
+
+
+def _account_problem(connection: Connection, account: Callable[[], str], *, may_act: bool) -> UserError | None:
+    """Return what is wrong with the account of builds, which the service's refusal names by its number only."""
+    project = connection.project
+    own = f"--set {SETTING}=slipway-builder@{project}{ACCOUNT_DOMAIN}, which slipway setup --apply creates"
+    try:
+        email = account()
+    except Exception as error:
+        return None if may_act else refusal(error, connection, "get the account that builds run as")
+    if not email:
+        return UserError(
+            f"The project {project} has no default account for builds.", setting=SETTING, value=None, fix=own
+        )
+    if is_legacy(email):
+        return None
+    found = _described(connection, email)
+    if not found:
+        compute = email.endswith(DEFAULT_ACCOUNT_DOMAIN)
+        why = ": the Compute Engine API is off, or the account was deleted" if compute else ""
+        enable = f"gcloud services enable compute.googleapis.com --project={project}, or "
+        return UserError(
+            f"The account {email}, as which builds run, does not exist{why}.",
+            setting=SETTING,
+            value=None if compute else email,
+            fix=f"{enable}{own}"
+            if compute
+            else f"gcloud iam service-accounts create {email.partition('@')[0]} "
+            f"--project={project}, or slipway setup --apply",
+        )
+    if found.get("disabled"):
+        fix = f"gcloud iam service-accounts enable {email} --project={project}, or {own}"
+        return UserError(f"The account {email}, as which builds run, is disabled.", setting=SETTING, fix=fix)
+    if may_act:
+        return None
+    return UserError(
+        f"{connection.caller or 'Your account'} may not start builds that run as {email}: iam.serviceAccounts.actAs is "
+        "missing.",
+        setting=SETTING,
+        value=email,
+        fix=f"gcloud iam service-accounts add-iam-policy-binding {email} --project={project} "
+        f"--member={member_of(connection)} --role=roles/iam.serviceAccountUser",
+    )
+
+
+def is_legacy(email: str) -> bool:
+    """Return whether an account is Cloud Build's legacy one: Google's, and anyone who may start builds may use it."""
+    return email.endswith(LEGACY_DOMAIN)
+
+
+def _described(connection: Connection, email: str) -> JsonObject:
+    """Return the account's resource; empty if it does not exist."""
+    accounts = connection.api("iam", "v1").projects().serviceAccounts()
+    try:
+        return dict(retried(accounts.get(name=account_name(email)).execute))
+    except Exception as error:
+        # Who may not see it learns nothing about it: it is taken to exist.
+        return {} if is_absent(error) else {"email": email}
+
+
+def failed(build: JsonObject, uri: str, account: Callable[[], str]) -> UserError | WorkFailed:
+    """Explain why a build ended without success.
+
+    Args:
+        build: The build as the service describes it.
+        uri: The image that it should have pushed.
+        account: Returns the e-mail of the account that it ran as.
+    """
+    info = build.get("failureInfo", {})
+    detail = str(build.get("statusDetail") or info.get("detail") or "see the build log")
+    sentence = f"Cloud Build {build['id']} ended with {build['status']}: {detail} ({build.get('logUrl', '')})"
+    if info.get("type") == "PUSH_NOT_AUTHORIZED" or "artifactregistry.repositories.uploadArtifacts" in detail:
+        repository = ImageReference.parse(uri).artifact_repository or ""
+        _, project, _, location, _, name = repository.split("/")
+        role, fix = (
+            "roles/artifactregistry.writer on the repository",
+            f"gcloud artifacts repositories add-iam-policy-binding {name} --project={project} --location={location} "
+            f"--member=serviceAccount:{account()} --role=roles/artifactregistry.writer",
+        )
+    elif "storage.objects." in detail:
+        bucket = build["source"]["storageSource"]["bucket"]
+        role, fix = (
+            f"roles/storage.objectViewer on gs://{bucket}",
+            f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=serviceAccount:{account()} "
+            "--role=roles/storage.objectViewer",
+        )
+    else:
+        return WorkFailed(sentence)
+    return UserError(sentence, setting=SETTING, value=account(), allowed=f"{account()} needs {role}", fix=fix)
