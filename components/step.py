@@ -22,7 +22,7 @@ from types import FrameType
 
 from slipway.core import events
 from slipway.core.errors import UserError, report, system_error
-from slipway.core.exit_codes import FAILED, STOPPED
+from slipway.core.exit_codes import FAILED, STOPPED, reported
 from slipway.core.values import JsonObject
 from slipway.trainer.distributed.signals import stop_signals
 
@@ -118,7 +118,7 @@ def step(name: str) -> Iterator[Outcome]:
     except Terminated:
         with contextlib.suppress(OSError):
             events.emit("cancelled")
-        sys.exit(STOPPED)
+        sys.exit(reported(STOPPED, os.environ))
     except Exception as error:
         refused = system_error(error)
         _fail(refused.as_dict() if refused else _internal(error))

@@ -1,7 +1,8 @@
 """A training worker: `python -m trainer --config JSON`, one process per replica, configured by Vertex AI's environment.
 
-Exit status: 0 trained and exported; 1 failed; 138 another replica was lost; 143 stopped by SIGTERM or SIGHUP, after
-saving a checkpoint if possible.
+Exit status: 0 trained and exported; 1 failed; 75 the storage or a replica was unavailable; 138 another replica was
+lost; 143 stopped by SIGTERM or SIGHUP, after saving a checkpoint if possible. Vertex AI receives 134 for the last
+three.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 from slipway.core import events
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError, report
-from slipway.core.exit_codes import FAILED, PEER_LOST, STOPPED
+from slipway.core.exit_codes import FAILED, PEER_LOST, STOPPED, UNAVAILABLE, leave, reported
 from slipway.core.paths import OutputPaths, local_path, output_paths
 from slipway.trainer.checkpoint.best import FOLDER as BEST_FOLDER
 from slipway.trainer.checkpoint.best import BestWeights, no_validation
@@ -35,7 +36,7 @@ from slipway.trainer.engines.base import Engine, PeerLost
 from slipway.trainer.engines.quick_import import import_tensorflow
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.export.export import export, exported
-from slipway.trainer.failures import bad_image, full_disk
+from slipway.trainer.failures import bad_image, full_disk, storage_unavailable
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.summary import table
 
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.__cause__ is not None:  # raised by the user's code
             error.traceback = "".join(traceback.format_exception(error.__cause__))
         report(error)
-        return FAILED
+        return UNAVAILABLE if isinstance(error, rendezvous.ReplicasMissing) else FAILED
     except SystemExit as request:
         return request.code if isinstance(request.code, int) else FAILED
     except KeyboardInterrupt:
@@ -69,8 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report(told)
             return FAILED
         traceback.print_exc()
-        # A library may convert the SystemExit of a stop request into its own error; any other error will recur.
-        return STOPPED if stop.requested else FAILED
+        # A library may convert the SystemExit of a stop request into its own error.
+        if stop.requested:
+            return STOPPED
+        return UNAVAILABLE if storage_unavailable(error) else FAILED  # any other error will recur
     return 0
 
 
@@ -215,8 +218,8 @@ def _check_replicas(job: JobConfig, cluster: Cluster) -> None:
 
 if __name__ == "__main__":
     status = main()
+    if (code := reported(status, os.environ)) != status:
+        logger.info("exit code %d asks Vertex AI for another try", code)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: TensorFlow's server would wait for replicas that may be lost, PyTorch takes seconds to shut down,
-    # and a thread that the model builder left running would keep the replica alive.
-    os._exit(status)
+    leave(status)

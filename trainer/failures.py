@@ -1,4 +1,4 @@
-"""Training failures that the user can fix: NaN loss, out of memory, an undecodable image, a full disk."""
+"""Training failures that the user can fix (NaN loss, out of memory, a full disk …), and those that are temporary."""
 
 from __future__ import annotations
 
@@ -89,3 +89,31 @@ def full_disk(error: Exception) -> UserError | None:
         f"No space is left on the disk: {str(error).strip().splitlines()[0]}",
         fix="free disk space, then run: slipway run --resume latest",
     )
+
+
+# Errors of a mounted bucket or network file system while its server or the network is unavailable.
+_STORAGE_UNAVAILABLE = (
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENOTCONN,
+    errno.ETIMEDOUT,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+)
+
+
+def storage_unavailable(error: BaseException | None) -> bool:
+    """Return whether `error`, or an error that it was raised from, says that the storage is temporarily unavailable.
+
+    The engines' errors contain the operating system's text instead of its number. An error that is not recognised
+    here will recur.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _STORAGE_UNAVAILABLE:
+            return True
+        if any(os.strerror(number) in str(error) for number in _STORAGE_UNAVAILABLE):
+            return True
+        error = error.__cause__
+    return False

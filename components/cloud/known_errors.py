@@ -44,6 +44,9 @@ def _known(name: str, cause: str, pattern: str, sentence: str, fix: str) -> Know
 QUOTA_PAGE = "https://console.cloud.google.com/iam-admin/quotas?project={project}"
 SETUP = "slipway setup --apply"
 
+# Not the cause of a failure: see slipway.core.exit_codes.TRY_AGAIN.
+ASKED_AGAIN = r"replica (?P<replica>[\w-]+) exited with a non-zero status of (?:6|134)\b"
+
 KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "accelerator",
@@ -164,6 +167,15 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "The replica {replica} ran out of memory.",
         "use a machine with more memory: --hardware 'CHOICE@MACHINE' (slipway hardware lists them), or a smaller "
         "--set train.batch_size",
+    ),
+    _known(
+        "try again",
+        "a replica asked for another try more often than Vertex AI allows",
+        ASKED_AGAIN,
+        "The replica {replica} asked for another try, because it was stopped, lost another replica or could not reach "
+        "the storage, and Vertex AI had already retried the job three times.",
+        "slipway run --resume latest, which continues from the last checkpoint; slipway logs --step train shows which "
+        "replica was lost first",
     ),
     _known(
         "pipeline root",

@@ -11,6 +11,7 @@ from slipway.core.manifest import Manifest
 from slipway.trainer.checkpoint.best import no_validation
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.data.assignment import check_shared_evenly
+from slipway.trainer.distributed import nccl
 from slipway.trainer.engines import table
 from slipway.trainer.engines.builder import example_elements
 from slipway.trainer.hyperparameters import class_weights, warmup_steps
@@ -95,7 +96,12 @@ def _own_container(train: TrainSettings, data: str) -> Container:
 def _with_container(pools: list[WorkerPool], container: Container, image: str) -> list[WorkerPool]:
     if image:
         container = {**container, "image_uri": image}
-    return [{**pool, "container_spec": container} if pool else {} for pool in pools]
+    return [{**pool, "container_spec": _on_machine(pool, container)} if pool else {} for pool in pools]
+
+
+def _on_machine(pool: WorkerPool, container: Container) -> Container:
+    """Return a container specification with the command for the pool's machine type."""
+    return {**container, "command": nccl.started_with(container["command"], pool["machine_spec"].get("machine_type"))}
 
 
 def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: TrainSettings, memory: int) -> TrainSettings:

@@ -15,6 +15,7 @@ from slipway.components.step import WorkFailed, raise_if_terminated, termination
 from slipway.components.train.restarts import Restart, Restarts
 from slipway.components.worker_pools import Replica, WorkerPool, cluster_environment, count_replicas, replicas_of
 from slipway.core import events
+from slipway.core.exit_codes import LOCAL_CLUSTER_VARIABLE
 from slipway.core.supervision import POLL_SECONDS, Child, Children, Ports
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
@@ -99,6 +100,7 @@ def _environment(replica: Replica, replicas: list[Replica], output: Path, virtua
         "AIP_CHECKPOINT_DIR": str(output / "checkpoints"),
         "AIP_TENSORBOARD_LOG_DIR": str(output / "logs"),
         "PYTHONUNBUFFERED": "1",
+        LOCAL_CLUSTER_VARIABLE: "1",
         # Ports reserves each port with an open socket; this lets the replica's server bind to the same port.
         "TF_GRPC_REUSE_PORT": "true",
     }

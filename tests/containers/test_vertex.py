@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import yaml
 from google.protobuf import json_format
 
+from slipway.trainer.checkpoint.store import pointed_step
 from tests.containers.conftest import Sources
 from tests.containers.engine import Engine
 from tests.containers.loopback import build_launcher, vertex_on_loopback
@@ -165,7 +167,17 @@ def test_a_replica_that_raises_is_explained_with_its_traceback(cloud: Cloud, sub
     assert "own_models.py" in explained
 
 
-def test_a_killed_replica_of_a_scheduled_run_restarts_and_training_resumes(
+def retries(cloud: Cloud, job: str) -> list[str]:
+    """Return the service's messages about exits that made it retry a job."""
+    said = cloud.lines(job).get("service", [])
+    return [
+        line
+        for line in said
+        if re.fullmatch(r"The replica \S+ exited with .* status of 134; the job is retried\.", line)
+    ]
+
+
+def test_a_lost_and_a_preempted_replica_of_a_scheduled_run_restart_and_training_resumes(
     cloud: Cloud, submitted: dict[str, Any]
 ) -> None:
     schedule = {"configuration": "run.yaml", "cron": "0 3 * * *", "time_zone": "UTC", "set": ["train.epochs=60"]}
@@ -178,12 +190,16 @@ def test_a_killed_replica_of_a_scheduled_run_restarts_and_training_resumes(
     [training] = wait_for(lambda: [name for name in cloud.training_jobs() if name not in before], seconds=300)
     output = cloud.path(f"gs://{BUCKET}/runs/{job.name.rpartition('/')[2]}")
     wait_for(lambda: list(output.glob("checkpoints/*")), seconds=120)
-    cloud.replicas(training)["workerpool1-0"].kill(signal.SIGKILL)
+    cloud.google.region.jobs.lose(training, "workerpool1-0", noticed_after=60.0)
+    wait_for(lambda: len(retries(cloud, training)) == 1, seconds=120)
+    saved = pointed_step(output / "checkpoints") or 0
+    wait_for(lambda: (pointed_step(output / "checkpoints") or 0) > saved, seconds=240)
+    cloud.replicas(training)["workerpool0-0"].kill(signal.SIGTERM)
     wait_for(lambda: job.state.name not in ("PIPELINE_STATE_PENDING", "PIPELINE_STATE_RUNNING"), seconds=600)
     assert job.state.name == "PIPELINE_STATE_SUCCEEDED", job.error
     lines = cloud.lines(training)
     print("\n".join(lines["service"]))
-    assert any("workerpool1-0" in line and "is restarted" in line for line in lines["service"])
+    assert len(retries(cloud, training)) == 2
     for name in REPLICAS:
         assert [line for line in lines[name] if "resuming from the checkpoint" in line], lines[name]
     assert len(cloud.versions()) == 2

@@ -91,9 +91,16 @@ class Container:
 
     def stop(self) -> None:
         """Stop its first process, and kill the rest after a timeout; `wait` returns then."""
+        self._call("stop", timeout=GRACE_SECONDS)
+
+    def kill(self) -> None:
+        """Kill its processes; `wait` returns then."""
+        self._call("kill")
+
+    def _call(self, method: str, **options: Any) -> None:
         client = docker.DockerClient(base_url=self._docker_host, timeout=60)
         with contextlib.closing(client), contextlib.suppress(errors.APIError):
-            client.containers.get(self._container.id).stop(timeout=GRACE_SECONDS)
+            getattr(client.containers.get(self._container.id), method)(**options)
 
     def _started(self, image: str, **options: Any) -> Any:
         try:

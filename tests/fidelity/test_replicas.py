@@ -14,8 +14,11 @@ from google.cloud import aiplatform_v1 as vertex
 from slipway.core.paths import output_paths
 from slipway.trainer.distributed.cluster import read
 from tests.fakes.containers import End
+from tests.fakes.logging import Log
 from tests.fakes.vertex.containers import Containers
 from tests.fakes.vertex.replicas import Replicas, environment_of, replicas_of
+from tests.fakes.vertex.work import Ended
+from tests.fakes.world import Project, World
 
 
 def job(*counts: int, output: str = "gs://bucket/runs/one") -> vertex.CustomJob:
@@ -82,7 +85,7 @@ class Endings:
         at_once, late = threading.Event(), threading.Event()
         at_once.set()
         threading.Timer(0.2, late.set).start()
-        self._containers = {"workerpool0-0": Ending(2, 138, at_once), "workerpool1-0": Ending(1, 3, late)}
+        self._containers = {"workerpool0-0": Ending(2, 7, at_once), "workerpool1-0": Ending(1, 3, late)}
 
     def start(self, *arguments: object, replica: str, **options: object) -> Ending:
         return self._containers[replica]
@@ -91,9 +94,150 @@ class Endings:
 def test_the_replica_that_ended_first_is_the_one_that_is_blamed():
     replicas = Replicas(cast("Containers", Endings()))
     replicas.start(job(1, 1))
+    ended = end_of(replicas)
+    assert ended.failure is not None
+    assert (ended.failure.replica, ended.failure.status) == ("workerpool1-0", 3)
+
+
+def end_of(replicas: Replicas) -> Ended:
     deadline = time.monotonic() + 60
     while (ended := replicas.look()) is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert ended is not None
-    assert ended.failure is not None
-    assert (ended.failure.replica, ended.failure.status) == ("workerpool1-0", 3)
+    return ended
+
+
+LOST = -1
+
+
+class Attempt:
+    """A container that ends with `code` by itself, or runs until it is stopped (143) or killed (137)."""
+
+    def __init__(self, code: int | None) -> None:
+        self._code = code
+        self._over = threading.Event()
+        if code is not None:
+            self._over.set()
+
+    def ended(self) -> bool:
+        return self._over.is_set()
+
+    def wait(self) -> End:
+        assert self._over.wait(timeout=60)
+        assert self._code is not None
+        return End(datetime.now(UTC), self._code)
+
+    def stop(self) -> None:
+        self._end(143)
+
+    def kill(self) -> None:
+        self._end(137)
+
+    def _end(self, code: int) -> None:
+        if not self._over.is_set():
+            self._code = code
+            self._over.set()
+
+
+class Attempts:
+    """Each replica's attempts in order: how each ends, LOST for a lost machine, None to run until it is stopped.
+
+    `started` are the names of the replicas in the order of their starts.
+    """
+
+    def __init__(self, **codes: list[int | None]) -> None:
+        self._codes = {name.replace("_", "-"): list(each) for name, each in codes.items()}
+        self.started: list[str] = []
+        world = World()
+        world.projects["one"] = Project("one", 1, set())
+        self.log = Log(world)
+        self.replicas = Replicas(cast("Containers", self))
+
+    def start(self, *arguments: object, replica: str, **options: object) -> Attempt:
+        self.started.append(replica)
+        code = self._codes[replica].pop(0)
+        if code == LOST:
+            threading.Timer(0.05, self.replicas.lose, [replica]).start()
+        return Attempt(None if code == LOST else code)
+
+    def end(self, made: vertex.CustomJob, **scheduling: bool) -> Ended:
+        for name, value in scheduling.items():
+            setattr(made.job_spec.scheduling, name, value)
+        self.replicas.start(made)
+        return end_of(self.replicas)
+
+
+TOGETHER = {"restart_job_on_worker_restart": True}
+
+
+@pytest.mark.parametrize("code", [1, 2, 75, 137, 138, 143, 255])
+def test_an_exit_code_that_is_not_transient_ends_the_job_for_good(code: int):
+    """A user code exception shuts down all workers, also with exit codes of 128 and more.
+
+    Source: "Understand the serverless training service", table of common errors
+    (https://cloud.google.com/vertex-ai/docs/training/understanding-training-service#common-errors).
+    """
+    attempts = Attempts(workerpool0_0=[None], workerpool1_0=[code])
+    failure = attempts.end(job(1, 1), **TOGETHER).failure
+    assert failure is not None
+    assert (failure.replica, failure.status) == ("workerpool1-0", code)
+    assert attempts.started == ["workerpool0-0", "workerpool1-0"]
+
+
+@pytest.mark.parametrize("code", [6, 134, 11, 139])
+def test_a_job_is_retried_three_times_after_a_transient_exit_code(code: int):
+    """After SIGABRT (6, 134 in custom containers) and SIGSEGV (11, 139) the job is restarted up to three times.
+
+    Source: "Understand the serverless training service", table of common errors, row "User code exception"
+    (https://cloud.google.com/vertex-ai/docs/training/understanding-training-service#common-errors).
+    """
+    enough = Attempts(workerpool0_0=[None, None, None, 0], workerpool1_0=[code, code, code, None])
+    assert enough.end(job(1, 1)).failure is None
+    assert enough.started == ["workerpool0-0", "workerpool1-0"] * 4
+    failure = Attempts(workerpool0_0=[None] * 4, workerpool1_0=[code] * 4).end(job(1, 1)).failure
+    assert failure is not None
+    assert (failure.replica, failure.status) == ("workerpool1-0", code)
+
+
+def test_a_worker_is_restarted_five_times_and_then_the_job_is_retried():
+    """A worker whose machine is lost is restarted with the same host name, at most five times; then the job is retried.
+
+    Source: "Understand the serverless training service", section "Restart workers during the training job"
+    (https://cloud.google.com/vertex-ai/docs/training/understanding-training-service#restart_workers).
+    """
+    attempts = Attempts(workerpool0_0=[None, 0], workerpool1_0=[LOST] * 6 + [None])
+    assert attempts.end(job(1, 1)).failure is None
+    assert attempts.started == ["workerpool0-0"] + ["workerpool1-0"] * 6 + ["workerpool0-0", "workerpool1-0"]
+
+
+def test_all_workers_restart_together_if_the_job_asks_for_it():
+    """restart_job_on_worker_restart "restarts the entire CustomJob if a worker gets restarted".
+
+    Source: google/cloud/aiplatform/v1/custom_job.proto, Scheduling.restart_job_on_worker_restart.
+    """
+    attempts = Attempts(workerpool0_0=[None, 0], workerpool1_0=[LOST, None])
+    assert attempts.end(job(1, 1), **TOGETHER).failure is None
+    assert attempts.started == ["workerpool0-0", "workerpool1-0"] * 2
+
+
+def test_with_disable_retries_no_job_is_retried_and_a_lost_worker_restarts_alone():
+    """disable_retries, "if true, overrides restart_job_on_worker_restart to false".
+
+    Source: google/cloud/aiplatform/v1/custom_job.proto, Scheduling.disable_retries.
+    """
+    failure = Attempts(workerpool0_0=[None], workerpool1_0=[134]).end(job(1, 1), disable_retries=True).failure
+    assert failure is not None
+    assert failure.status == 134
+    alone = Attempts(workerpool0_0=[None], workerpool1_0=[LOST, 3])
+    assert alone.end(job(1, 1), disable_retries=True, **TOGETHER).failure is not None
+    assert alone.started == ["workerpool0-0", "workerpool1-0", "workerpool1-0"]
+
+
+def test_the_job_succeeds_when_its_primary_replica_does():
+    """A job completes when its primary replica exits with 0; the service then shuts down all other workers.
+
+    Source: "Understand the serverless training service", section "Successfully completing a job"
+    (https://cloud.google.com/vertex-ai/docs/training/understanding-training-service#successful_completion).
+    """
+    attempts = Attempts(workerpool0_0=[0], workerpool1_0=[None])
+    assert attempts.end(job(1, 1)).failure is None

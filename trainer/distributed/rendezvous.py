@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import selectors
 import socket
 import threading
@@ -21,11 +20,14 @@ import time
 from collections.abc import Iterator, Mapping
 
 from slipway.core.errors import UserError
-from slipway.core.exit_codes import PEER_LOST
+from slipway.core.exit_codes import PEER_LOST, leave, on_vertex
 from slipway.trainer.distributed.cluster import Cluster, Task
 
 PEER_SECONDS_VARIABLE = "SLIPWAY_PEER_SECONDS"
 DEFAULT_PEER_SECONDS = 300.0
+# Vertex AI starts each replica as soon as it has a machine and the image, and replaces lost machines; leaving earlier
+# would use up one of the three times that it retries a job.
+VERTEX_PEER_SECONDS = 1800.0
 
 FIRST_REPORT_SECONDS = 5.0
 REPORT_SECONDS = 15.0
@@ -94,13 +96,18 @@ class Connection:
         self.socket.close()
 
 
+class ReplicasMissing(UserError):
+    """Replicas did not connect in time; they may after a restart of the job."""
+
+
 def meet(cluster: Cluster, seconds: float) -> Watch:
     """Wait until all replicas are connected, and return a watch over them.
 
     Returns at once for a single replica, and under torchrun, which has its own rendezvous and supervision.
 
     Raises:
-        UserError: A replica did not connect within `seconds`, or this replica's port is in use.
+        ReplicasMissing: A replica did not connect within `seconds`.
+        UserError: This replica's port is in use.
     """
     if cluster.world_size == 1 or cluster.source == "torchrun":
         return Watch({})
@@ -123,11 +130,11 @@ class _Patience:
         """Sleep for one polling interval; `names` are the missing replicas.
 
         Raises:
-            UserError: The deadline has passed.
+            ReplicasMissing: The deadline has passed.
         """
         now = time.monotonic()
         if now - self._started > self._seconds:
-            raise UserError(
+            raise ReplicasMissing(
                 f"Some replicas did not connect within {self._seconds:g} s: {names}.",
                 setting=PEER_SECONDS_VARIABLE,
                 value=self._seconds,
@@ -290,7 +297,7 @@ class Watch:
                     end_at = now + LOST_SECONDS
                     self._report(self.lost)
                 elif now >= end_at:  # the engine has not detected the loss itself
-                    os._exit(PEER_LOST)
+                    leave(PEER_LOST)
 
     def _all_left(self) -> bool:
         return all(connection.has_left for connection in self._connections.values())
@@ -330,4 +337,5 @@ class Watch:
 
 def seconds_to_wait(environment: Mapping[str, str]) -> float:
     """Return the rendezvous timeout in seconds from the environment."""
-    return float(environment.get(PEER_SECONDS_VARIABLE) or DEFAULT_PEER_SECONDS)
+    default = VERTEX_PEER_SECONDS if on_vertex(environment) else DEFAULT_PEER_SECONDS
+    return float(environment.get(PEER_SECONDS_VARIABLE) or default)

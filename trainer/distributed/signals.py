@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -12,7 +11,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from slipway.core.exit_codes import STOPPED
+from slipway.core.exit_codes import STOPPED, leave
 
 # Hard deadline after SIGTERM, in seconds: a call into the engine can take longer.
 DEADLINE_SECONDS = 15.0
@@ -94,5 +93,5 @@ class StopRequest:
             now = time.monotonic()
             overdue = now - max(asked_at, self._changed_at) > PROMPT_SECONDS and not self._deferred
             if overdue or now - asked_at > DEADLINE_SECONDS:
-                os._exit(STOPPED)
+                leave(STOPPED)
             time.sleep(0.1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.known_errors import first_recognised
+from slipway.components.cloud.known_errors import ASKED_AGAIN, first_recognised
 from slipway.components.cloud.retries import retried, status_of
 from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.pipelines.platforms.vertex.logs import SERVICE, LogLine, LogReader, not_noise
@@ -58,8 +58,12 @@ def explain(connection: Connection, job: PipelineJob, run_id: str, facts: Mappin
     replica = _replica(failed.message if failed else task.error.message, lines)
     mistake = _user_error(lines)
     texts = [failed.message if failed else "", task.error.message, job.error.message]
-    found = first_recognised([*texts, *_latest(lines)], facts)
     message, fix = _plain((failed and failed.message) or task.error.message), f"slipway logs {run_id} --step {step}"
+    texts += _latest(lines)
+    if _asked_again(message) and replica and replica not in message:
+        texts = [text for text in texts if not _asked_again(text)]
+        message = f"The replica {replica} failed, and the others asked for another try because of it."
+    found = first_recognised(sorted(texts, key=_asked_again), facts)
     if mistake is not None:
         message, fix = str(UserError.from_dict({**mistake.as_dict(), "fix": None})), mistake.fix or fix
     elif found is not None:
@@ -113,14 +117,21 @@ def _log(reader: LogReader, job: str) -> tuple[list[LogLine], str | None]:
 
 
 def _replica(message: str, lines: list[LogLine]) -> str | None:
-    """Return the replica that the service names, else the last that logged a traceback, else the last with an error."""
+    """Return the replica that the service names, else the last that logged a traceback, else the last with an error.
+
+    A replica that asked for another try is not to blame if another one logged a traceback.
+    """
     blamed = REPLICA.search(message)
-    if blamed:
-        return blamed["replica"]
     own = [line for line in lines if line.replica != SERVICE]
     traced = [line.replica for line in own if TRACEBACK in line.text]
+    if blamed:
+        return traced[-1] if traced and _asked_again(message) else blamed["replica"]
     erred = [line.replica for line in own if line.severity in ("ERROR", "CRITICAL")]
     return next((found[-1] for found in (traced, erred) if found), None)
+
+
+def _asked_again(text: str) -> bool:
+    return re.search(ASKED_AGAIN, text) is not None
 
 
 def _user_error(lines: list[LogLine]) -> UserError | None:

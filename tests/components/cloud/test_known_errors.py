@@ -84,6 +84,11 @@ WORDS: dict[str, tuple[str, str, str]] = {
         "The replica workerpool1-2 ran out of memory.",
         "--set train.batch_size",
     ),
+    "try again": (
+        "The replica workerpool1-0 exited with a non-zero status of 134(SIGABRT). Termination reason: Error.",
+        "The replica workerpool1-0 asked for another try",
+        "slipway run --resume latest",
+    ),
     "pipeline root": ("URI pattern must be gs://bucket/object", "gs://bucket/object", "vertex.bucket to gs://BUCKET"),
     "first job": (
         "Service agents are being provisioned (https://cloud.google.com/vertex-ai/docs/general/access-control).",

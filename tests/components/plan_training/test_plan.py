@@ -134,6 +134,18 @@ def test_a_training_module_of_ones_own_is_run_in_every_pool_and_told_where_the_d
         assert {"name": "SLIPWAY_DATA", "value": "gs://bucket/set"} in container["env"]
 
 
+@pytest.mark.parametrize("settings", [{"module": "my.training"}, {"epochs": 1}], ids=["custom module", "trainer"])
+def test_machines_that_need_gib_start_the_program_with_its_environment(settings):
+    wanting = [{**pool, "machine_spec": {"machine_type": "a4-highgpu-8g"}} for pool in pools(2)]
+    train = TrainSettings(**settings)
+    model = None if train.module else MODEL
+    result = plan_training(wanting, 8, manifest(1024, 16), "gs://bucket/set", model, train, "host/image@sha256:1")
+    program = ["python", "-m", train.module or "slipway.trainer"]
+    for spec in result.worker_pool_specs:
+        starter = ["python", "-m", "slipway.trainer.distributed.nccl", "/usr/local/gib"]
+        assert spec["container_spec"]["command"] == [*starter, *program]
+
+
 @pytest.mark.parametrize(
     ("settings", "setting"),
     [

@@ -20,6 +20,7 @@ from slipway.components.step import WorkFailed
 from slipway.components.train.local_cluster import run_local_cluster
 from slipway.components.worker_pools import cluster_environment, replicas_of
 from slipway.core.errors import UserError
+from slipway.core.exit_codes import on_vertex
 from slipway.trainer.config import RestartSettings
 
 NEVER = RestartSettings(at_most=0)
@@ -36,7 +37,7 @@ def pools(code: str, replicas: int) -> list[dict]:
 TELL = """
     import json, os
     print("told", json.dumps({k: v for k, v in os.environ.items()
-        if k in ("TF_CONFIG", "CLUSTER_SPEC", "SLIPWAY_VIRTUAL_DEVICES") or k.startswith("AIP_")}))
+        if k in ("TF_CONFIG", "CLUSTER_SPEC") or k.startswith(("AIP_", "SLIPWAY_"))}))
 """
 
 
@@ -63,6 +64,7 @@ def test_replicas_are_told_what_vertex_tells(tmp_path, monkeypatch):
     assert seen["workerpool0-0"]["AIP_CHECKPOINT_DIR"] == str(tmp_path / "checkpoints")
     assert seen["workerpool0-0"]["AIP_TENSORBOARD_LOG_DIR"] == str(tmp_path / "logs")
     assert seen["workerpool0-0"]["SLIPWAY_VIRTUAL_DEVICES"] == "4"
+    assert not any(on_vertex(environment) for environment in seen.values()), "its exit codes would be Vertex AI's"
 
 
 def test_a_single_replica_has_no_tf_config(tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ def restarts(folder: Path, at_most: int = 5, backoff_seconds: float = 1.0) -> Re
         ([(0, PEER_LOST), (1, PEER_LOST), (2, KILLED)], 2, "was killed by SIGKILL"),
         ([(0, PEER_LOST), (2, STOPPED)], 2, "was stopped by SIGTERM"),
         ([(0, PEER_LOST)], 0, "failed with exit code 138"),
-        ([(0, -signal.SIGABRT)], 0, "was killed by SIGABRT"),
+        ([(0, -signal.SIGABRT)], 0, "asked for another try with exit code 134, or was killed by SIGABRT"),
         ([(0, STOPPED), (1, PEER_LOST), (2, KILLED)], 2, "was killed by SIGKILL"),  # a device of replica 2 was
         (
             [(0, STOPPED, "another replica was asked to stop: ended at step 7"), (1, STOPPED, "asked to stop: ended")],

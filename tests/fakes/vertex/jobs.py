@@ -16,6 +16,7 @@ from tests.fakes.errors import ServiceError
 from tests.fakes.filters import matcher
 from tests.fakes.logging import Log
 from tests.fakes.paging import page_of
+from tests.fakes.vertex.replicas import Replicas
 from tests.fakes.vertex.script import Failure, StepScript
 from tests.fakes.vertex.shapes import (
     check_act_as,
@@ -134,6 +135,12 @@ class JobService:
                 self._work[name].stop()
                 ended = State.JOB_STATE_FAILED if failed else State.JOB_STATE_SUCCEEDED
                 self._end(job, State.JOB_STATE_CANCELLED if cancelled else ended, Failure() if failed else None)
+
+    def lose(self, name: str, replica: str, *, noticed_after: float = 0.0) -> None:
+        """Lose the machine of a running replica of a job in containers."""
+        work = self._work[name]
+        assert isinstance(work, Replicas)
+        work.lose(replica, noticed_after=noticed_after)
 
     def _end(self, job: vertex.CustomJob, state: State, failure: Failure | None = None) -> None:
         job.state = state

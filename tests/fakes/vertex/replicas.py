@@ -1,4 +1,8 @@
-"""Custom jobs in real containers: one per replica, with the cluster environment of Vertex AI."""
+"""Custom jobs in real containers: one per replica, with the cluster environment and the restarts of Vertex AI.
+
+The restarts are those of https://cloud.google.com/vertex-ai/docs/training/understanding-training-service, in its strict
+reading: a transient exit code costs one of the job's retries, and a lost machine one of the worker's restarts.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ import queue
 import socket
 import threading
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from google.cloud import aiplatform_v1 as vertex
@@ -22,9 +27,10 @@ if TYPE_CHECKING:
 # By worker pool; the last of them is not part of TF_CONFIG's cluster.
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 FOLDERS = {"AIP_MODEL_DIR": "model", "AIP_CHECKPOINT_DIR": "checkpoints", "AIP_TENSORBOARD_LOG_DIR": "logs"}
-# A replica that a signal has ended, so not by itself, is started again; how often, is documented.
-FIRST_SIGNAL_CODE = 128
-RESTARTS = 5
+# SIGABRT and SIGSEGV, as a process's status and as a custom container's; any other exit code is permanent.
+TRANSIENT = (6, 134, 11, 139)
+WORKER_RESTARTS = 5
+JOB_RETRIES = 3
 REPLICA_LABEL = "slipway.test.replica"
 
 
@@ -45,14 +51,24 @@ class Replica:
         return self.address.partition(":")[0]
 
 
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a replica's machine, which the service notices when `noticed` is set, or after `seconds`."""
+
+    seconds: float
+    noticed: threading.Event = field(default_factory=threading.Event)
+
+
 class Replicas:
-    """A job's containers, watched until the primary replica succeeds, one fails, or all are stopped."""
+    """A job's containers, watched until the primary replica succeeds, one fails for good, or all are stopped."""
 
     def __init__(self, containers: Containers) -> None:
         self._containers = containers
         self._running: dict[Replica, Container] = {}
-        self._ends: queue.Queue[tuple[Replica, End]] = queue.Queue()
+        self._ends: queue.Queue[tuple[Replica, End, bool]] = queue.Queue()
+        self._losses: dict[Replica, Loss] = {}
         self._restarts: Counter[str] = Counter()
+        self._retries = 0
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._ended: Ended | None = None
@@ -71,40 +87,52 @@ class Replicas:
             self._stopping.set()
             threading.Thread(target=self._stop_all, daemon=True).start()
 
+    def lose(self, name: str, *, noticed_after: float = 0.0) -> None:
+        """Lose the machine of a running replica: its container is killed, which the service notices later."""
+        with self._lock:
+            replica = next(replica for replica in self._running if replica.name == name)
+            self._losses[replica] = Loss(noticed_after)
+            self._running[replica].kill()
+
     def _run(self, job: vertex.CustomJob) -> None:
         try:
             ended = Ended(self._failure(job))
         except Exception as error:
             ended = Ended(Failure(f"Internal error occurred for the current attempt: {error!r}", code=13))
-        self._stop_all()
-        while self._running:
-            self._take_first_end()
+        self._end_attempt()
         self._ended = ended
 
     def _failure(self, job: vertex.CustomJob) -> Failure | None:
         """Run the job to its end; return None on success."""
         replicas = replicas_of(job)
+        scheduling = job.job_spec.scheduling
+        # "If true, overrides Scheduling.restart_job_on_worker_restart to false": scheduling.disable_retries.
+        together = scheduling.restart_job_on_worker_restart and not scheduling.disable_retries
         for replica in replicas:
             self._start(job, replica, replicas)
         while self._running:
-            replica, code = self._take_first_end()
+            replica, code, lost = self._take_first_end()
             if self._stopping.is_set():
                 return None
             if code == 0 and replica is replicas[0]:
                 return None
             if code == 0:
                 continue
-            again = code >= FIRST_SIGNAL_CODE and not job.job_spec.scheduling.disable_retries
-            self._restarts[replica.name] += 1
-            if not again or self._restarts[replica.name] > RESTARTS:
+            how = "was lost" if lost else f"exited with a non-zero status of {code}"
+            if lost and self._restarts[replica.name] < WORKER_RESTARTS:
+                self._restarts[replica.name] += 1
+                self._say(job, f"The replica {replica.name} {how} and is restarted.")
+                again = replicas if together else [replica]
+            elif (lost or code in TRANSIENT) and self._retries < JOB_RETRIES and not scheduling.disable_retries:
+                self._retries += 1
+                self._restarts.clear()
+                self._say(job, f"The replica {replica.name} {how}; the job is retried.")
+                again = replicas
+            else:
                 return Failure(replica=replica.name, status=code)
-            self._say(job, f"The replica {replica.name} exited with a non-zero status of {code} and is restarted.")
-            together = job.job_spec.scheduling.restart_job_on_worker_restart
-            if together:
-                self._stop_all()
-                while self._running:
-                    self._take_first_end()
-            for other in replicas if together else (replica,):
+            if again is replicas:
+                self._end_attempt()
+            for other in again:
                 self._start(job, other, replicas)
         return None
 
@@ -123,22 +151,44 @@ class Replicas:
         )
         with self._lock:
             self._running[replica] = container
-        threading.Thread(target=lambda: self._ends.put((replica, container.wait())), daemon=True).start()
+        threading.Thread(target=self._wait, args=(replica, container), daemon=True).start()
 
-    def _take_first_end(self) -> tuple[Replica, int]:
-        """Wait for the first replica that ends; the others end shortly after because of it."""
+    def _wait(self, replica: Replica, container: Container) -> None:
+        """Put the replica's end into the queue as soon as the service notices it."""
+        end = container.wait()
+        if (loss := self._losses.get(replica)) is not None:
+            loss.noticed.wait(loss.seconds)
+            end = End(datetime.now(UTC), end.code)
+            del self._losses[replica]
+        self._ends.put((replica, end, loss is not None))
+
+    def _take_first_end(self) -> tuple[Replica, int, bool]:
+        """Wait for the first replica that ends; the others end shortly after because of it.
+
+        Returns its exit code and whether its machine was lost.
+        """
         ends = [self._ends.get()]
-        while len(ends) < sum(container.ended() for container in self._running.values()):
+        while len(ends) < sum(
+            container.ended() for replica, container in self._running.items() if replica not in self._losses
+        ):
             ends.append(self._ends.get())
         ends.sort(key=lambda end: end[1].at)
         for later in ends[1:]:
             self._ends.put(later)
-        replica, end = ends[0]
+        replica, end, lost = ends[0]
         with self._lock:
             self._running.pop(replica)
-        return replica, end.code
+        return replica, end.code, lost
+
+    def _end_attempt(self) -> None:
+        """Stop all replicas, and forget how they ended."""
+        self._stop_all()
+        while self._running:
+            self._take_first_end()
 
     def _stop_all(self) -> None:
+        for loss in list(self._losses.values()):
+            loss.noticed.set()
         with self._lock:
             running = list(self._running.values())
         stops = [threading.Thread(target=container.stop, daemon=True) for container in running]

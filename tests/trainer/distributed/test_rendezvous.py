@@ -90,7 +90,7 @@ def test_a_missing_peer_is_named_in_the_log_and_after_the_deadline(
     caplog.set_level("INFO")
     addresses = free_addresses(3)
     missing = addresses[2] if rank == 0 else addresses[0]
-    with pytest.raises(UserError, match=f"at {missing}") as caught:
+    with pytest.raises(rendezvous.ReplicasMissing, match=f"at {missing}") as caught:
         rendezvous.meet(cluster(addresses, rank), 0.4)
     assert caught.value.setting == "SLIPWAY_PEER_SECONDS"
     assert "waiting for" in caplog.text
@@ -122,6 +122,18 @@ def test_a_taken_port_is_refused() -> None:
         own = f"127.0.0.1:{holder.getsockname()[1]}"
         with pytest.raises(UserError, match="Cannot listen on"):
             rendezvous.meet(cluster([own, "127.0.0.1:1"], 0), 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({}, 300),
+        ({"CLUSTER_SPEC": "{}"}, 1800),  # a machine may come minutes after another
+        ({"CLUSTER_SPEC": "{}", "SLIPWAY_PEER_SECONDS": "20"}, 20),
+    ],
+)
+def test_vertex_ai_has_more_time_to_start_all_replicas(environment: dict[str, str], seconds: float) -> None:
+    assert rendezvous.seconds_to_wait(environment) == seconds
 
 
 REPLICA = """
@@ -222,7 +234,7 @@ def test_no_farewell_is_lost_on_busy_cores(monkeypatch: pytest.MonkeyPatch) -> N
 def test_once_all_are_done_the_loss_of_one_is_no_error(noticed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the loss was detected just before this replica learned that all are done."""
     exits: list[int] = []
-    monkeypatch.setattr(rendezvous.os, "_exit", exits.append)
+    monkeypatch.setattr(rendezvous, "leave", exits.append)
     monkeypatch.setattr(rendezvous, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(rendezvous, "LOST_SECONDS", 0.5)
     chief, (worker,) = watches()

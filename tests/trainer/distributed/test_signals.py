@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from slipway.core.errors import UserError
+from slipway.core.exit_codes import FAILED, PEER_LOST, UNAVAILABLE
 from slipway.trainer import __main__ as worker
+from slipway.trainer.distributed.rendezvous import ReplicasMissing
 from slipway.trainer.distributed.signals import StopRequest
+from slipway.trainer.engines.base import PeerLost
+from slipway.trainer.failures import storage_unavailable
+from tests.trainer.conftest import job
 
 PROGRAM = """
 import os, signal, sys, time
@@ -18,6 +27,16 @@ stopping.DEADLINE_SECONDS, stopping.PROMPT_SECONDS = 2.0, 0.5
 stop = stopping.StopRequest()
 stop.install()
 {body}
+"""
+
+
+LEAVING = """
+import runpy
+from slipway.trainer.distributed import processes, signals
+def stopped(*_):
+    raise signals.Stopped
+processes.with_processes = stopped
+runpy.run_module("slipway.trainer", run_name="__main__", alter_sys=True)
 """
 
 
@@ -97,3 +116,41 @@ def test_a_stop_that_a_library_turned_into_an_error_is_a_stop(
     monkeypatch.setattr(worker, "_work", work)
     monkeypatch.setattr(StopRequest, "install", lambda _stop: None)
     assert worker.main(["--config", "{}"]) == status
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (OSError(errno.EIO, "Input/output error", "/gcs/bucket/data"), UNAVAILABLE),
+        (RuntimeError("UNKNOWN: /gcs/bucket/train-00000; Transport endpoint is not connected"), UNAVAILABLE),
+        (ReplicasMissing("Some replicas did not connect."), UNAVAILABLE),
+        (PeerLost("connection closed"), PEER_LOST),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "train-00000"), FAILED),
+        (ValueError("a bug"), FAILED),
+        (UserError("A mistake."), FAILED),
+    ],
+)
+def test_only_an_error_that_may_pass_asks_for_another_try(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+) -> None:
+    def work(_config: str, _stop: StopRequest) -> None:
+        raise error
+
+    monkeypatch.setattr(worker, "_work", work)
+    monkeypatch.setattr(StopRequest, "install", lambda _stop: None)
+    assert worker.main(["--config", "{}"]) == status
+
+
+def test_an_error_of_the_storage_behind_another_one_may_pass() -> None:
+    error = RuntimeError("cannot read the data set")
+    error.__cause__ = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+    assert storage_unavailable(error)
+
+
+@pytest.mark.parametrize(("environment", "code"), [({"CLUSTER_SPEC": "{}"}, 134), ({}, 143)])
+def test_a_replica_translates_its_status_as_it_leaves(environment: dict[str, str], code: int) -> None:
+    """`python -m slipway.trainer` itself, asked to stop before it has anything to save."""
+    config = job(Path("data"), steps=1, steps_per_epoch=1).model_dump_json()
+    command = [sys.executable, "-c", LEAVING, "--config", config]
+    ended = subprocess.run(command, env={**os.environ, **environment}, timeout=60, check=False)
+    assert ended.returncode == code

@@ -142,6 +142,32 @@ def test_explain_shows_the_traceback_of_the_failed_replica(ready_google: FakeGoo
     assert {step["name"]: step["status"] for step in record(workspace)["steps"]}["evaluate"] == "skipped"
 
 
+def test_a_replica_that_asked_for_another_try_is_not_blamed(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
+):
+    step = ready_google.region.pipelines.script[TRAIN]
+    step.failure = Failure(replica="workerpool0-0", status=134)
+    step.logs = {"workerpool1-0": TRACEBACK, "workerpool0-0": ["lost workerpool1-0"]}
+    assert slipway(*RUN, "--hardware", "l4x4*2").exit_code == 1
+    error = record(workspace)["error"]
+    assert error["replica"] == "workerpool1-0"
+    assert error["message"] == "The replica workerpool1-0 failed, and the others asked for another try because of it."
+    assert error["traceback"].splitlines() == TRACEBACK
+
+
+def test_a_job_whose_retries_are_used_up_is_explained_as_such(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
+):
+    step = ready_google.region.pipelines.script[TRAIN]
+    step.failure = Failure(replica="workerpool0-0", status=134)
+    step.logs = {"workerpool0-0": ["lost worker 0; this replica cannot continue alone"]}
+    assert slipway(*RUN, "--hardware", "l4x4*2").exit_code == 1
+    error = record(workspace)["error"]
+    assert error["replica"] == "workerpool0-0"
+    assert error["message"].startswith("The replica workerpool0-0 asked for another try, because")
+    assert error["fix"].startswith("slipway run --resume latest")
+
+
 def test_a_user_error_in_a_step_is_shown_as_one(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     from slipway.core.errors import ERROR_PREFIX, UserError
 
