@@ -5,12 +5,13 @@ from kfp.dsl import HTML, Dataset, Output
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statistics: Output[HTML]) -> None:
-    """Prepare the data set, or reuse it if it exists.
+def prepare_data(settings: str, replicas: int, output: str, dataset: Output[Dataset], statistics: Output[HTML]) -> None:
+    """Prepare the data set, or reuse it if it exists and the source is unchanged.
 
     Args:
         settings: DataSettings as JSON; if `store` is empty, the data set is stored at the artifact's URI.
         replicas: The number of processes that will read the data set; the training split has at least as many shards.
+        output: The run's base output directory, which records the data set for a resumed run; "" if it has none.
         dataset: The folder or gs:// URI of the prepared data set.
         statistics: The statistics page.
     """
@@ -19,6 +20,7 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
     from pathlib import Path
 
     from slipway.components.prepare_data.prepare import prepare
+    from slipway.components.prepare_data.publishing.run_data import recall, remember
     from slipway.components.prepare_data.publishing.statistics import FILE_NAME
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.step import step
@@ -26,7 +28,10 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
 
     with step("prepare_data") as outcome:
         asked = DataSettings.model_validate_json(settings)
-        prepared = prepare(asked if asked.store else asked.model_copy(update={"store": dataset.uri}), replicas)
+        asked = asked if asked.store else asked.model_copy(update={"store": dataset.uri})
+        prepared = prepare(asked, replicas, earlier=recall(output) if output else None)
+        if output:
+            remember(output, prepared.uri)
         for note in prepared.manifest.notes:
             logging.warning(note)
             events.message(note)

@@ -22,11 +22,15 @@ from slipway.pipelines.table import TASKS, Role, Task
 
 
 class VertexPlatform(Platform):
-    """Containers on Vertex AI; training is a custom job with the hardware's worker pools."""
+    """Containers on Vertex AI; training is a custom job with the hardware's worker pools.
 
-    def __init__(self, settings: VertexSettings, images: Images) -> None:
+    If the resumed run is `trained`, no job is created: the model is in the run's output directory.
+    """
+
+    def __init__(self, settings: VertexSettings, images: Images, *, trained: bool) -> None:
         self.settings = settings
         self.images = images
+        self.trained = trained
 
     def image(self, role: Role) -> str:
         return {"steps": self.images.steps, "trainer": self.images.trainer, "evaluation": self.images.evaluation}[role]
@@ -65,6 +69,8 @@ class VertexPlatform(Platform):
         output: str | PipelineParameterChannel,
         access: dsl.PipelineTask | None,
     ) -> dsl.PipelineTask:
+        if self.trained:
+            return self.add(steps.collect_model, "", output)
         job = CustomTrainingJobOp(
             display_name=config.name,
             project=self.settings.project,
@@ -119,18 +125,19 @@ class VertexPlatform(Platform):
         return {"project": self.settings.project, "region": self.settings.region, "endpoints": self.settings.endpoints}
 
 
-def pipeline(config: RunConfig, images: Images, run_id: str | None = None) -> BaseComponent:
+def pipeline(config: RunConfig, images: Images, run_id: str | None = None, *, trained: bool = False) -> BaseComponent:
     """Return the pipeline for Vertex AI. It has no parameters: manual and scheduled runs have the same spec.
 
     Args:
         config: The run's configuration.
         images: The images of its containers.
         run_id: The run to resume, whose output directory is kept; by default, each job has its own.
+        trained: Whether an earlier attempt of that run finished the training.
 
     Raises:
         UserError: The configuration has no vertex section.
     """
-    platform = VertexPlatform(vertex_of(config), images)
+    platform = VertexPlatform(vertex_of(config), images, trained=trained)
     run = run_id or dsl.PIPELINE_JOB_NAME_PLACEHOLDER
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")

@@ -52,13 +52,15 @@ def facts_of(config: RunConfig) -> dict[str, str | None]:
     }
 
 
-def compile_pipeline(config: RunConfig, images: Images, target: Path, run_id: str | None = None) -> None:
-    """Write the pipeline spec; see `steps.pipeline` for `images` and `run_id`."""
+def compile_pipeline(
+    config: RunConfig, images: Images, target: Path, run_id: str | None = None, *, trained: bool = False
+) -> None:
+    """Write the pipeline spec; see `steps.pipeline` for the other arguments."""
     from kfp import compiler
 
     from slipway.pipelines.platforms.vertex.steps import pipeline
 
-    compiler.Compiler().compile(pipeline(config, images, run_id), str(target))
+    compiler.Compiler().compile(pipeline(config, images, run_id, trained=trained), str(target))
 
 
 def labels_of(config: RunConfig) -> dict[str, str]:
@@ -85,6 +87,8 @@ def pipeline_job(config: RunConfig, specification: Path) -> PipelineJob:
         # Required: the default contains the current time.
         job_id=config.name,
         pipeline_root=f"{vertex.bucket}/{ARTIFACTS}",
+        # Explicit in every task, where the compiled spec has {}, as kfp omits false.
+        enable_caching=False,
         failure_policy=vertex.failure_policy,
         project=vertex.project,
         location=vertex.region,

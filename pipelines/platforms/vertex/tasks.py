@@ -50,6 +50,7 @@ def update(record: RunRecord, job: PipelineJob) -> list[Change]:
     for step in record.steps:
         before = step.status
         _update_step(step, [tasks[task.name] for task in _tasks(step.name) if task.name in tasks], ended=job.end_time)
+        step.reused = step.name == "train" and record.trained and step.status == "succeeded"
         if step.status != before and step.status in EVENTS:
             changes.append(Change(step, EVENTS[step.status]))
     record.adopt_results()
@@ -89,7 +90,6 @@ def _update_step(step: StepRecord, tasks: list[PipelineTaskDetail], *, ended: bo
     ends = [task.end_time for task in tasks if task.end_time]
     if step.status in ("succeeded", "failed", "cancelled") and starts and ends:
         step.seconds = round((max(ends) - min(starts)).total_seconds(), 3)
-    step.reused = bool(tasks) and all(task.state.name == "SKIPPED" for task in own)
     if step.status == "succeeded":
         step.outputs = _outputs(step.name, {task.task_name: task for task in tasks})
 
