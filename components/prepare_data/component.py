@@ -40,7 +40,8 @@ def prepare_data(settings: str, replicas: int, output: str, dataset: Output[Data
         dataset.metadata.update(fingerprint=prepared.manifest.fingerprint, examples=examples)
         Path(statistics.path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(prepared.folder / FILE_NAME, statistics.path)
-        outcome.reused = prepared.reused
+        # Not in the data set's metadata, which are part of the inputs of the next tasks.
+        outcome.reused = statistics.metadata["reused"] = prepared.reused
         outcome.outputs = {
             "dataset": prepared.uri,
             "examples": examples,

@@ -30,7 +30,7 @@ from slipway.components.prepare_data.component import prepare_data
 dataset = dsl.Dataset(name="dataset", uri=f"{sys.argv[2]}/dataset", metadata={})
 statistics = dsl.HTML(name="statistics", uri=f"{sys.argv[2]}/statistics", metadata={})
 prepare_data.python_func(**json.loads(sys.argv[1]), dataset=dataset, statistics=statistics)
-print(json.dumps([dataset.uri, dataset.metadata, statistics.path]))
+print(json.dumps([dataset.uri, dataset.metadata, statistics.path, statistics.metadata]))
 """
 RUN = ("run", "-c", "run.yaml", "--target", "vertex")
 
@@ -54,9 +54,9 @@ def images(ready_google: FakeGoogle, workspace: Path) -> Path:
             stderr=(workspace / "step.log").open("a"),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        dataset, metadata, page = json.loads(done.stdout)
+        dataset, metadata, page, about_page = json.loads(done.stdout)
         assert Path(page).read_text() == (Path(dataset) / "statistics.html").read_text()
-        return {"dataset": (dataset, metadata), "statistics": (page, {})}
+        return {"dataset": (dataset, metadata), "statistics": (page, about_page)}
 
     ready_google.region.pipelines.script["prepare-data"].work = work
     values = yaml.safe_load((workspace / "run.yaml").read_text())
@@ -86,10 +86,12 @@ def examples(folder: Path) -> int:
 def test_a_second_run_trains_on_a_file_that_was_added(
     ready_google: FakeGoogle, workspace: Path, images: Path, slipway: Slipway
 ) -> None:
-    for number in (None, None, 40):
+    for number, reused in ((None, False), (None, True), (40, False)):
         if number is not None:
             add(images, number)
-        assert slipway(*RUN).exit_code == 0
+        shown = slipway(*RUN)
+        [line] = [line for line in shown.output.splitlines() if line.startswith("✓ prepare_data")]
+        assert (shown.exit_code, line.endswith("(reused)")) == (0, reused)
     first, unchanged, second = trained_on(ready_google)
     assert (first == unchanged, examples(first), examples(second)) == (True, 40, 41)
     assert (workspace / "step.log").read_text().count(f"Reusing {first}: ") == 1
@@ -134,6 +136,9 @@ def test_a_resumed_run_keeps_its_data_and_trains_only_if_training_failed(
     assert resumed.exit_code == 0, resumed.output
     record = json.loads((workspace / "runs" / "latest" / "run.json").read_text())
     assert (record["status"], record["tries"], record["trained"]) == ("succeeded", 3, jobs == 1)
-    assert {step["name"] for step in record["steps"] if step["reused"]} == ({"train"} if jobs == 1 else set())
+    assert {step["name"] for step in record["steps"] if step["reused"]} == {
+        "prepare_data",
+        *(["train"] if jobs == 1 else []),
+    }
     data = trained_on(ready_google)
     assert (len(data), len(set(data)), examples(data[0])) == (jobs, 1, 40)
