@@ -22,7 +22,8 @@ class Task:
         name: Its name in the spec.
         image: Which of a run's images it uses: that of the steps, of the trainer, or of the evaluation (the steps'
             image with the engine, if the engine's models need it).
-        cached: Whether the platform may reuse the result of an identical task.
+        cached: Whether a resumed run on this machine keeps its result, in a cache in the run's folder. The caches of
+            Vertex AI and Kubeflow are off for every task; see `Platform.configure`.
         retried: Whether Vertex AI retries it after a failure (`vertex.retries`).
         concurrent: Whether it runs beside the other steps: it can fail its step, but neither starts nor ends it.
     """
@@ -70,21 +71,20 @@ STEPS: Mapping[str, Step] = {
             "build_image",
             "building the image",
             outputs=("Output",),
-            # A cached result would not notice that the image was deleted.
-            tasks={"local": (), "vertex": (Task("build-image", cached=False),)},
+            tasks={"local": (), "vertex": (Task("build-image"),)},
         ),
         Step(
             "setup_access",
             "checking permissions",
             outputs=(),
-            # Permissions may have been revoked since an earlier run.
-            tasks={"vertex": (Task("setup-access", cached=False),)},
+            tasks={"vertex": (Task("setup-access"),)},
         ),
         Step(
             "prepare_data",
             "preparing the data set",
             outputs=("dataset", "statistics"),
-            tasks=_everywhere(Task("prepare-data")),
+            # The step finds an existing data set, and notices that it was deleted.
+            tasks=_everywhere(Task("prepare-data", cached=False)),
         ),
         Step(
             "plan_training",
@@ -108,11 +108,10 @@ STEPS: Mapping[str, Step] = {
             "evaluate",
             "evaluating the model",
             outputs=("Output", "metrics", "classification", "report"),
-            # The champion can change while the inputs of the task that finds it stay the same.
             tasks={
                 "local": (_EVALUATE,),
-                "vertex": (Task("find-champion", cached=False, concurrent=True), _EVALUATE),
-                "kubeflow": (Task("find-champion-folder", cached=False, concurrent=True), _EVALUATE),
+                "vertex": (Task("find-champion", concurrent=True), _EVALUATE),
+                "kubeflow": (Task("find-champion-folder", concurrent=True), _EVALUATE),
             },
         ),
         Step(
@@ -121,7 +120,7 @@ STEPS: Mapping[str, Step] = {
             outputs=("registered",),
             tasks={
                 "local": (_REGISTER_MODEL,),
-                "vertex": (Task("register-version", cached=False),),
+                "vertex": (Task("register-version"),),
                 "kubeflow": (_REGISTER_MODEL,),
             },
         ),

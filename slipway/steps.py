@@ -70,18 +70,23 @@ def on_image(component: BaseComponent, image: str) -> BaseComponent:
     return dsl.component(component.python_func, base_image=image, install_kfp_package=False)
 
 
-def prepare_data(data: DataSettings | Fields, *, readers: int = 1, image: str = "") -> PipelineTask:
-    """Prepare a data set, or reuse it if it exists. Outputs: `dataset`, `statistics` (an HTML page).
+def prepare_data(data: DataSettings | Fields, *, readers: int = 1, output: Text = "", image: str = "") -> PipelineTask:
+    """Prepare a data set, or reuse it if the source is unchanged. Outputs: `dataset`, `statistics` (an HTML page).
+
+    The step itself decides, so it is not cached: a platform's cache sees the settings, not what is in the source.
 
     Args:
         data: The `data` section of a run's configuration. If `store` is "", the data set is stored with the task's
             artifacts.
         readers: Number of processes that will read the data set.
+        output: The run's base output directory, if the run can be resumed: it then keeps its data set.
         image: The container image of the task.
     """
     from slipway.components.prepare_data.settings import DataSettings
 
-    return _task(_prepare_data.prepare_data, image, settings=_section(DataSettings, data), replicas=readers)
+    settings = _section(DataSettings, data)
+    task = _task(_prepare_data.prepare_data, image, settings=settings, replicas=readers, output=output)
+    return task.set_caching_options(False)
 
 
 def plan_training(
@@ -157,11 +162,11 @@ def train(
     )
 
 
-def collect_model(job: PipelineParameterChannel, output: Text, *, image: str = "") -> PipelineTask:
+def collect_model(job: Text, output: Text, *, image: str = "") -> PipelineTask:
     """Publish the model of a finished custom job. Outputs: `model`, `metrics` of the validation split.
 
     Args:
-        job: The output `gcp_resources` of CustomTrainingJobOp.
+        job: The output `gcp_resources` of CustomTrainingJobOp; "" if the job ended in an earlier attempt of the run.
         output: The job's base output directory, a gs:// URI.
         image: The container image of the task.
     """

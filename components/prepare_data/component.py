@@ -5,12 +5,13 @@ from kfp.dsl import HTML, Dataset, Output
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statistics: Output[HTML]) -> None:
-    """Prepare the data set, or reuse it if it exists.
+def prepare_data(settings: str, replicas: int, output: str, dataset: Output[Dataset], statistics: Output[HTML]) -> None:
+    """Prepare the data set, or reuse it if it exists and the source is unchanged.
 
     Args:
         settings: DataSettings as JSON; if `store` is empty, the data set is stored at the artifact's URI.
         replicas: The number of processes that will read the data set; the training split has at least as many shards.
+        output: The run's base output directory, which records the data set for a resumed run; "" if it has none.
         dataset: The folder or gs:// URI of the prepared data set.
         statistics: The statistics page.
     """
@@ -20,6 +21,7 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
 
     from slipway.components.inputs import read
     from slipway.components.prepare_data.prepare import prepare
+    from slipway.components.prepare_data.publishing.run_data import recall, remember
     from slipway.components.prepare_data.publishing.statistics import FILE_NAME
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.step import step
@@ -27,7 +29,10 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
 
     with step("prepare_data") as outcome:
         asked = read(DataSettings, "data", settings)
-        prepared = prepare(asked if asked.store else asked.model_copy(update={"store": dataset.uri}), replicas)
+        asked = asked if asked.store else asked.model_copy(update={"store": dataset.uri})
+        prepared = prepare(asked, replicas, earlier=recall(output) if output else None)
+        if output:
+            remember(output, prepared.uri)
         for note in prepared.manifest.notes:
             logging.warning(note)
             events.message(note)
@@ -36,7 +41,8 @@ def prepare_data(settings: str, replicas: int, dataset: Output[Dataset], statist
         dataset.metadata.update(fingerprint=prepared.manifest.fingerprint, examples=examples)
         Path(statistics.path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(prepared.folder / FILE_NAME, statistics.path)
-        outcome.reused = prepared.reused
+        # Not in the data set's metadata, which are part of the inputs of the next tasks.
+        outcome.reused = statistics.metadata["reused"] = prepared.reused
         outcome.outputs = {
             "dataset": prepared.uri,
             "examples": examples,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,10 @@ from slipway.components.prepare_data.writing.beam import beam_for, is_elsewhere
 from slipway.components.prepare_data.writing.set_writer import SetWriter
 from slipway.components.prepare_data.writing.workers import Tick, Workers, worker_count
 from slipway.core import events
+from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,24 +36,40 @@ class Prepared:
     reused: bool
 
 
-def prepare(settings: DataSettings, replicas: int) -> Prepared:
+def prepare(settings: DataSettings, replicas: int, earlier: str | None = None) -> Prepared:
     """Prepare the data set that `settings` describe, for training by `replicas` processes.
+
+    A data set is identified by the listing of its source as it is now, the settings and the format. Whatever was
+    prepared before, a file that was added, changed or removed makes another one.
+
+    Args:
+        settings: The settings.
+        replicas: The number of processes.
+        earlier: The URI of the data set of a resumed run, which is used as long as it exists.
 
     Raises:
         UserError: The source, one of its images or the store is invalid; nothing is left behind.
     """
+    if earlier is not None and (prepared := existing(earlier)):
+        return prepared
     source = open_source(settings)
     store = Store(settings.store, settings.name or source.name)
     known = store.recall(listing_name(source, settings))
-    if known is not None and (prepared := reusable(store, Target.of(source, known, settings, replicas, store.name))):
-        return prepared
+    if known is not None:
+        target = Target.of(source, known, settings, replicas, store.name)
+        refuse_other(target, earlier)
+        if prepared := reusable(store, target):
+            return prepared
     events.phase(f"listing {settings.source}")
     beam_for(settings, source, 0)  # if Beam writes data sets of any size, report its errors before listing
     with store_errors_named(store, 0), store.work_folder() as scratch:
+        started = time.monotonic()
         listing = list_source(source, settings, scratch)
+        logger.info("Listed %s examples in %.1f s.", f"{listing.examples():,}", time.monotonic() - started)
         refuse_unlisted(listing, settings)
         summary = listing.summary()
         target = Target.of(source, summary, settings, replicas, store.name)
+        refuse_other(target, earlier)
         store.remove_leftovers(but=target.identity)
         if prepared := reusable(store, target):
             return prepared
@@ -66,6 +87,34 @@ def prepare(settings: DataSettings, replicas: int) -> Prepared:
             return Prepared(store.path(target.identity), store.uri(target.identity), written, reused=False)
 
 
+def existing(uri: str) -> Prepared | None:
+    """Return the data set with this URI if it still exists, whatever its source contains now.
+
+    Raises:
+        UserError: The data set is damaged.
+    """
+    location, name, identity = uri.rsplit("/", 2)
+    store = Store(location, name)
+    found = store.complete(identity)
+    if found is None:
+        return None
+    logger.info("Using %s: the run began with this data set.", uri)
+    return Prepared(store.path(identity), uri, found, reused=True)
+
+
+def refuse_other(target: Target, earlier: str | None) -> None:
+    """Refuse to continue a run with another data set than the deleted one that it began with.
+
+    Raises:
+        UserError: The source or the settings have changed.
+    """
+    if earlier is not None and earlier.rpartition("/")[2] != target.identity:
+        raise UserError(
+            f"The run began with the data set {earlier}, which was deleted, and its source has changed since.",
+            fix="slipway run, to start a new run with the present content of the source",
+        )
+
+
 def reusable(store: Store, target: Target) -> Prepared | None:
     """Return the prepared data set if it exists.
 
@@ -75,7 +124,9 @@ def reusable(store: Store, target: Target) -> Prepared | None:
     found = store.complete(target.identity)
     if found is None:
         return None
-    return Prepared(store.path(target.identity), store.uri(target.identity), found, reused=True)
+    uri = store.uri(target.identity)
+    logger.info("Reusing %s: the source and the settings are unchanged.", uri)
+    return Prepared(store.path(target.identity), uri, found, reused=True)
 
 
 def listing_name(source: Source, settings: DataSettings) -> str | None:

@@ -55,7 +55,7 @@ def collect_model(job: str, output: str, model: Output[Model], metrics: Output[M
     """Publish the model in a custom job's base output directory (a gs:// URI); return the model's URI.
 
     Args:
-        job: The resource of the finished job, from CustomTrainingJobOp.
+        job: The resource of the finished job, from CustomTrainingJobOp; "" if it ended in an earlier attempt.
         output: The job's base output directory.
         model: The trained model.
         metrics: Its metrics on the validation split.

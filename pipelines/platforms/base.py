@@ -51,9 +51,15 @@ class Platform(ABC):
     def image(self, role: Role) -> str:
         """Return the container image of a task, "" for processes on this machine."""
 
-    def configure(self, task: PipelineTask, row: Task) -> PipelineTask:
-        """Apply the options of a task's row in the table, and the platform's own; return the task."""
-        return task.set_caching_options(row.cached)
+    def configure(self, task: PipelineTask, row: Task) -> PipelineTask:  # noqa: ARG002
+        """Apply the options of a task's row in the table, and the platform's own; return the task.
+
+        The servers' caches are off for all tasks. They never expire, do not see what is in the source of the data, and
+        could return another run's model: their keys contain the values of inputs, but Google does not document whether
+        `{{$.pipeline_job_name}}` in a value is replaced before (Kubeflow Pipelines' driver replaces it only if the
+        value is nothing else). Source: cloud.google.com/vertex-ai/docs/pipelines/configure-caching.
+        """
+        return task.set_caching_options(False)
 
     def add(
         self, step: Callable[..., PipelineTask] | BaseComponent, *arguments: object, **options: object

@@ -93,7 +93,8 @@ class RunRecord(BaseModel):
 
     `runner` says whether local steps are processes or containers; `champion` describes the registered model to beat, as
     passed to the steps. `job` is the run's name on a remote platform (on Vertex AI, the job's resource name), `console`
-    the URL of its page. Each resume of a remote run creates a new job; `tries` counts the jobs.
+    the URL of its page. Each resume of a remote run creates a new job; `tries` counts the jobs, and `trained` says
+    whether an earlier one finished the training.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -111,6 +112,7 @@ class RunRecord(BaseModel):
     job: str | None = None
     console: str | None = None
     tries: int = 1
+    trained: bool = False
     steps: list[StepRecord] = []
     champion: str | None = None
     metrics: dict[str, float] = {}

@@ -191,3 +191,111 @@ def test_an_image_that_the_agent_may_not_pull_fails_the_task(ready_google, speci
     failed = [task for task in job.job_detail.task_details if task.state.name == "FAILED"]
     assert {"prepare-data", "find-champion", "setup-access"} <= {task.task_name for task in failed}
     assert "does not have permission to access Artifact Registry repository" in failed[0].error.message
+
+
+ECHO = {"image": "r.example.com/i:1", "command": ["run", "{{$.inputs.parameters['output']}}"]}
+
+
+def cached_pipeline(*, enable_cache: bool | None = True, name: str = "digits", output: str = "gs://b/o") -> Any:
+    """A pipeline of prepare-data and, with its artifact, evaluate; both are cached unless told otherwise."""
+    options = {} if enable_cache is None else {"enableCache": enable_cache}
+    dataset = {"dataset": {"artifactType": {"schemaTitle": "system.Dataset", "schemaVersion": "0.0.1"}}}
+    text = {"parameters": {"output": {"parameterType": "STRING"}}}
+    given = {"parameters": {"output": {"runtimeValue": {"constant": output}}}}
+    produced = {"taskOutputArtifact": {"producerTask": "prepare-data", "outputArtifactKey": "dataset"}}
+    return {
+        "schemaVersion": "2.1.0",
+        "pipelineInfo": {"name": name},
+        "components": {
+            "comp-data": {
+                "executorLabel": "exec-one",
+                "inputDefinitions": text,
+                "outputDefinitions": {"artifacts": dataset},
+            },
+            "comp-evaluate": {"executorLabel": "exec-one", "inputDefinitions": {**text, "artifacts": dataset}},
+        },
+        "deploymentSpec": {"executors": {"exec-one": {"container": ECHO}}},
+        "root": {
+            "dag": {
+                "tasks": {
+                    "prepare-data": {
+                        "taskInfo": {"name": "prepare-data"},
+                        "componentRef": {"name": "comp-data"},
+                        "cachingOptions": options,
+                        "inputs": given,
+                    },
+                    "evaluate": {
+                        "taskInfo": {"name": "evaluate"},
+                        "componentRef": {"name": "comp-evaluate"},
+                        "cachingOptions": {"enableCache": True},
+                        "dependentTasks": ["prepare-data"],
+                        "inputs": {**given, "artifacts": {"dataset": produced}},
+                    },
+                }
+            }
+        },
+    }
+
+
+def states(google: FakeGoogle, *specifications: Any) -> list[tuple[str, str]]:
+    """The states of prepare-data and evaluate in one run of each specification after the other."""
+    client = Connection(PROJECT, REGION, google.endpoints).pipelines
+    found = []
+    for number, specification in enumerate(specifications):
+        request = request_of(specification) | {"pipeline_job_id": f"digits-{number}"}
+        job = client.create_pipeline_job(request)
+        while job.state.name in ("PIPELINE_STATE_PENDING", "PIPELINE_STATE_RUNNING"):
+            job = client.get_pipeline_job(name=job.name)
+        tasks = {task.task_name: task.state.name for task in job.job_detail.task_details}
+        found.append((tasks["prepare-data"], tasks["evaluate"]))
+    return found
+
+
+def test_a_cached_task_with_the_same_inputs_is_skipped_for_ever(ready_google):
+    """Cached results have no time to live; what a task reads (the files of a bucket) is not among its inputs.
+
+    Source: documentation page cloud.google.com/vertex-ai/docs/pipelines/configure-caching; SKIPPED is "due to cache
+    hit" in the proto of PipelineTaskDetail.State.
+    """
+    assert states(ready_google, *[cached_pipeline()] * 3) == [
+        ("SUCCEEDED", "SUCCEEDED"),
+        ("SKIPPED", "SKIPPED"),
+        ("SKIPPED", "SKIPPED"),
+    ]
+
+
+@pytest.mark.parametrize("off", [False, None])
+def test_a_task_is_cached_only_if_its_spec_says_so(ready_google, off):
+    """kfp writes `cachingOptions: {}` for set_caching_options(False), which the page gives to turn the cache off.
+
+    Source: documentation page cloud.google.com/vertex-ai/docs/pipelines/configure-caching; kfp's
+    compiler_test.py::test_compile_pipeline_with_caching_disabled.
+    """
+    assert states(ready_google, *[cached_pipeline(enable_cache=off)] * 2)[1][0] == "SUCCEEDED"
+
+
+def test_another_artifact_is_another_input_even_with_the_same_uri(ready_google):
+    """The interface has the ids of the input artifacts: after a task that runs each time, all that need it run.
+
+    Source: documentation page cloud.google.com/vertex-ai/docs/pipelines/configure-caching.
+    """
+    assert states(ready_google, *[cached_pipeline(enable_cache=False)] * 2)[1] == ("SUCCEEDED", "SUCCEEDED")
+
+
+@pytest.mark.parametrize("change", [{"name": "letters"}, {"output": "gs://b/other"}])
+def test_only_equal_inputs_in_pipelines_of_one_name_share_results(ready_google, change):
+    """Another value of a parameter, or another name of the pipeline, is a miss.
+
+    Source: documentation page cloud.google.com/vertex-ai/docs/pipelines/configure-caching.
+    """
+    assert states(ready_google, cached_pipeline(), cached_pipeline(**change))[1] == ("SUCCEEDED", "SUCCEEDED")
+
+
+def test_a_placeholder_does_not_distinguish_runs_in_the_cache(ready_google):
+    """`{{$.pipeline_job_name}}` in a value is compared as it stands: suspected, and the worse of the two.
+
+    Source: the page (cloud.google.com/vertex-ai/docs/pipelines/configure-caching) does not say; the driver of Kubeflow
+    Pipelines (backend/src/v2/driver, resolving input parameters) replaces only a value that is nothing else.
+    """
+    runs = [cached_pipeline(output="gs://b/runs/{{$.pipeline_job_name}}")] * 2
+    assert states(ready_google, *runs)[1] == ("SKIPPED", "SKIPPED")

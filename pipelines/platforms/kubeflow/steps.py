@@ -40,9 +40,6 @@ class KubeflowPlatform(Platform):
             name = self.settings.volume
             claim = {"constant": name, "pvcNameParameter": {"runtimeValue": {"constant": name}}}
             self._pod(task)["pvcMount"] = [{**claim, "mountPath": self.settings.folder}]
-            if row.name == "prepare-data":
-                # The step finds an existing data set on the volume; the cache would not notice that it was deleted.
-                task.set_caching_options(False)
         if row.name in WORKING:
             if self.settings.cpu:
                 task.set_cpu_limit(self.settings.cpu)

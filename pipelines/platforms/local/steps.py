@@ -13,7 +13,7 @@ from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
-from slipway.pipelines.table import Role
+from slipway.pipelines.table import Role, Task
 from slipway.trainer.distributed.accelerators import find
 from slipway.trainer.engines import table
 
@@ -35,6 +35,9 @@ class LocalPlatform(Platform):
 
     def image(self, role: Role) -> str:  # noqa: ARG002
         return self._image
+
+    def configure(self, task: dsl.PipelineTask, row: Task) -> dsl.PipelineTask:
+        return super().configure(task, row).set_caching_options(row.cached)
 
     def readers(self, config: RunConfig) -> int:
         if self.rehearsal:

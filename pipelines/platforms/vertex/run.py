@@ -64,8 +64,8 @@ class VertexRun:
 
         Args:
             images: The images of its containers.
-            earlier: The record of the previous attempt, if the run is resumed: its output directory and checkpoints are
-                kept, and Vertex AI's cache has the results of its finished steps.
+            earlier: The record of the previous attempt, if the run is resumed: its output directory is kept, with the
+                data set, the checkpoints and the model; after a finished training, no job is created for it.
 
         Returns:
             The record; its status is failed if Vertex AI became unreachable, in which case the job may exist.
@@ -76,8 +76,11 @@ class VertexRun:
         tries = earlier.tries + 1 if earlier else 1
         job_id = self.folder.run_id if tries == 1 else f"{self.folder.run_id}-{tries}"
         kept = self.folder.run_id if earlier else None
-        submission.compile_pipeline(self.config, images, self.folder.specification_file, kept)
         record = self._new_record()
+        record.trained = earlier is not None and (
+            earlier.trained or any((step.name, step.status) == ("train", "succeeded") for step in earlier.steps)
+        )
+        submission.compile_pipeline(self.config, images, self.folder.specification_file, kept, trained=record.trained)
         record.job = f"{self.connection.parent}/pipelineJobs/{job_id}"
         record.console = submission.console_url(self.config, job_id)
         record.tries = tries

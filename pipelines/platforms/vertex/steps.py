@@ -23,11 +23,15 @@ from slipway.pipelines.table import TASKS, Role, Task
 
 
 class VertexPlatform(Platform):
-    """Containers on Vertex AI; training is a custom job with the hardware's worker pools."""
+    """Containers on Vertex AI; training is a custom job with the hardware's worker pools.
 
-    def __init__(self, settings: VertexSettings, images: Images) -> None:
+    If the resumed run is `trained`, no job is created: the model is in the run's output directory.
+    """
+
+    def __init__(self, settings: VertexSettings, images: Images, *, trained: bool) -> None:
         self.settings = settings
         self.images = images
+        self.trained = trained
 
     def image(self, role: Role) -> str:
         return {"steps": self.images.steps, "trainer": self.images.trainer, "evaluation": self.images.evaluation}[role]
@@ -80,6 +84,8 @@ class VertexPlatform(Platform):
         output: str | PipelineParameterChannel,
         access: dsl.PipelineTask | None,
     ) -> dsl.PipelineTask:
+        if self.trained:
+            return self.add(steps.collect_model, "", output)
         job = CustomTrainingJobOp(
             display_name=config.name,
             project=self.settings.project,
@@ -135,7 +141,12 @@ class VertexPlatform(Platform):
 
 
 def pipeline(
-    config: RunConfig, images: Images, run_id: str | None = None, defaults: RunConfig | None = None
+    config: RunConfig,
+    images: Images,
+    run_id: str | None = None,
+    defaults: RunConfig | None = None,
+    *,
+    trained: bool = False,
 ) -> BaseComponent:
     """Return the pipeline for Vertex AI. Its parameters are those of the configuration.
 
@@ -144,11 +155,12 @@ def pipeline(
         images: The images of its containers.
         run_id: The run to resume, whose output directory is kept; by default, each job has its own.
         defaults: The configuration with the default values of the parameters; by default, `config`.
+        trained: Whether an earlier attempt of that run finished the training.
 
     Raises:
         UserError: The configuration has no vertex section.
     """
-    platform = VertexPlatform(vertex_of(config), images)
+    platform = VertexPlatform(vertex_of(config), images, trained=trained)
     run = run_id or dsl.PIPELINE_JOB_NAME_PLACEHOLDER
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")

@@ -75,13 +75,15 @@ def compile_pipeline(
     target: Path,
     run_id: str | None = None,
     defaults: RunConfig | None = None,
+    *,
+    trained: bool = False,
 ) -> None:
-    """Write the pipeline spec; see `steps.pipeline` for `images`, `run_id` and `defaults`."""
+    """Write the pipeline spec; see `steps.pipeline` for the other arguments."""
     from kfp import compiler
 
     from slipway.pipelines.platforms.vertex.steps import pipeline
 
-    compiler.Compiler().compile(pipeline(config, images, run_id, defaults), str(target))
+    compiler.Compiler().compile(pipeline(config, images, run_id, defaults, trained=trained), str(target))
 
 
 def labels_of(config: RunConfig) -> dict[str, str]:
@@ -109,6 +111,8 @@ def pipeline_job(config: RunConfig, specification: Path) -> PipelineJob:
         job_id=config.name,
         pipeline_root=f"{vertex.bucket}/{ARTIFACTS}",
         parameter_values=values_of(config),
+        # Explicit in every task, where the compiled spec has {}, as kfp omits false.
+        enable_caching=False,
         failure_policy=vertex.failure_policy,
         project=vertex.project,
         location=vertex.region,

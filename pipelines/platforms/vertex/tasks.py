@@ -49,7 +49,9 @@ def update(record: RunRecord, job: PipelineJob) -> list[Change]:
     changes = []
     for step in record.steps:
         before = step.status
-        _update_step(step, [tasks[task.name] for task in _tasks(step.name) if task.name in tasks], ended=job.end_time)
+        own = [tasks[task.name] for task in _tasks(step.name) if task.name in tasks]
+        _update_step(step, own, ended=job.end_time)
+        step.reused = step.status == "succeeded" and _is_reused(step.name, own, trained=record.trained)
         if step.status != before and step.status in EVENTS:
             changes.append(Change(step, EVENTS[step.status]))
     record.adopt_results()
@@ -89,7 +91,6 @@ def _update_step(step: StepRecord, tasks: list[PipelineTaskDetail], *, ended: bo
     ends = [task.end_time for task in tasks if task.end_time]
     if step.status in ("succeeded", "failed", "cancelled") and starts and ends:
         step.seconds = round((max(ends) - min(starts)).total_seconds(), 3)
-    step.reused = bool(tasks) and all(task.state.name == "SKIPPED" for task in own)
     if step.status == "succeeded":
         step.outputs = _outputs(step.name, {task.task_name: task for task in tasks})
 
@@ -135,6 +136,15 @@ def _outputs(step: str, tasks: Mapping[str, PipelineTaskDetail]) -> JsonObject:
         said = {name: bool(registered.get(name, default)) for name, default in (("champion", False), ("checked", True))}
         return {"model": registered["resourceName"], **said}
     return {}
+
+
+def _is_reused(step: str, tasks: list[PipelineTaskDetail], *, trained: bool) -> bool:
+    """Return whether a succeeded step found its result: an existing data set, or the model of an earlier attempt."""
+    if step == "prepare_data":
+        outputs = next(task.outputs for task in tasks)
+        pages = outputs["statistics"].artifacts if "statistics" in outputs else []
+        return any((page.metadata or {}).get("reused") is True for page in pages)
+    return step == "train" and trained
 
 
 def _split_order(name: str) -> tuple[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import manifest
 
 
-def run(settings: DataSettings, folder: Path) -> tuple[dsl.Dataset, dsl.HTML]:
+def run(settings: DataSettings, folder: Path, output: str = "") -> tuple[dsl.Dataset, dsl.HTML]:
     dataset = dsl.Dataset(name="dataset", uri=str(folder / "dataset"), metadata={})
     statistics = dsl.HTML(name="statistics", uri=str(folder / "out" / "statistics"), metadata={})
-    prepare_data.python_func(settings=settings.model_dump_json(), replicas=2, dataset=dataset, statistics=statistics)
+    prepare_data.python_func(
+        settings=settings.model_dump_json(), replicas=2, output=output, dataset=dataset, statistics=statistics
+    )
     return dataset, statistics
 
 
@@ -46,6 +49,71 @@ def test_the_step_gives_the_set_its_page_and_its_figures(
         assert (finished["event"], finished["step"], finished["reused"]) == ("finished", "prepare_data", reused)
         assert finished["outputs"]["dataset"] == dataset.uri
         assert finished["outputs"]["examples"] == dataset.metadata["examples"]
+
+
+def test_the_log_tells_whether_and_why_a_set_is_reused(
+    make_folder: Callable[..., Path],
+    make_settings: Callable[..., DataSettings],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    folder = make_folder({"a": 20, "b": 20})
+    first, _ = run(make_settings(folder), tmp_path)
+    assert "Listed 40 examples in 0." in (log := capfd.readouterr().err)
+    assert "Reusing" not in log
+    run(make_settings(folder), tmp_path)
+    assert f"Reusing {first.uri}: the source and the settings are unchanged." in capfd.readouterr().err
+    (folder / "a" / "new.png").write_bytes((folder / "a" / "image 1.png").read_bytes())
+    second, statistics = run(make_settings(folder, duplicates="keep"), tmp_path)
+    assert "Listed 41 examples in 0." in (log := capfd.readouterr().err)
+    assert "Reusing" not in log
+    assert sum(second.metadata["examples"].values()) == sum(first.metadata["examples"].values()) + 1
+    assert second.uri != first.uri
+    assert Path(statistics.path).read_text() == (Path(second.uri) / "statistics.html").read_text()
+
+
+def test_a_resumed_run_keeps_its_data_set_and_a_new_one_sees_new_files(
+    make_folder: Callable[..., Path],
+    make_settings: Callable[..., DataSettings],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    folder = make_folder({"a": 20, "b": 20})
+    settings, output = make_settings(folder), str(tmp_path / "runs" / "1" / "train")
+    first, _ = run(settings, tmp_path, output)
+    (folder / "a" / "image 3.png").unlink()
+    resumed, statistics = run(settings, tmp_path, output)
+    assert (resumed.uri, resumed.metadata) == (first.uri, first.metadata)
+    assert Path(statistics.path).read_text() == (Path(first.uri) / "statistics.html").read_text()
+    assert f"Using {first.uri}: the run began with this data set." in capfd.readouterr().err
+    assert run(settings, tmp_path, str(tmp_path / "runs" / "2" / "train"))[0].uri != first.uri
+    shutil.rmtree(first.uri)
+    with pytest.raises(SystemExit):
+        run(settings, tmp_path, output)
+    error = capfd.readouterr().err
+    assert f"{first.uri}, which was deleted, and its source has changed since" in " ".join(error.split())
+
+
+@pytest.mark.parametrize("output", ["", "train"])
+def test_a_deleted_set_is_prepared_again(
+    make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings], tmp_path: Path, output: str
+) -> None:
+    settings = make_settings(make_folder({"a": 20, "b": 20}))
+    output = output and str(tmp_path / output)
+    first, _ = run(settings, tmp_path, output)
+    before = {path.name: path.read_bytes() for path in Path(first.uri).iterdir()}
+    shutil.rmtree(first.uri)
+    again, _ = run(settings, tmp_path, output)
+    assert again.uri == first.uri
+    assert {path.name: path.read_bytes() for path in Path(first.uri).iterdir()} == before
+
+
+def test_an_output_directory_that_is_not_the_runs_own_is_refused(
+    make_settings: Callable[..., DataSettings], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(make_settings("digits"), tmp_path, f"{tmp_path}/runs/{dsl.PIPELINE_JOB_NAME_PLACEHOLDER}")
+    assert "unresolved placeholder" in capfd.readouterr().err
 
 
 def test_every_class_has_a_sample_image(

@@ -36,16 +36,13 @@ RESOURCES = "gcp_resources"
 
 
 class ContainerSteps:
-    """The tasks of one pipeline job; nothing is cached."""
+    """The tasks of one pipeline job."""
 
     def __init__(self, containers: Containers, pipeline: vertex.PipelineJob, jobs: JobService) -> None:
         self._containers = containers
         self._pipeline = pipeline
         self._jobs = jobs
         self._told: dict[str, ExecutorInput] = {}
-
-    def is_cached(self, task: Task) -> bool:
-        return False
 
     def launch(
         self,

@@ -13,6 +13,7 @@ from google.rpc import status_pb2
 from kfp.pipeline_spec.pipeline_spec_pb2 import ComponentSpec, PipelineSpec
 
 from tests.fakes.errors import ServiceError
+from tests.fakes.vertex.cache import Cache, key_of
 from tests.fakes.vertex.jobs import JobService
 from tests.fakes.vertex.metadata import STORE, MetadataService
 from tests.fakes.vertex.pipeline_checks import parameters_of, specification_of
@@ -32,8 +33,11 @@ CONDITION = re.compile(r"inputs\.parameter_values\['([^']+)'\] == '([^']*)'")
 class Execution:
     """The execution of one pipeline job. `look` advances it and updates the states in the job."""
 
-    def __init__(self, job: vertex.PipelineJob, jobs: JobService, metadata: MetadataService, steps: Steps) -> None:
+    def __init__(
+        self, job: vertex.PipelineJob, jobs: JobService, metadata: MetadataService, steps: Steps, cache: Cache
+    ) -> None:
         self.job = job
+        self._cache = cache
         self._jobs = jobs
         self._metadata = metadata
         self._context: vertex.Context | None = None
@@ -58,8 +62,8 @@ class Execution:
             return
         if self.job.state == Pipeline.PIPELINE_STATE_PENDING:
             self.job.state, self.job.start_time = Pipeline.PIPELINE_STATE_RUNNING, datetime.now(UTC)
-            place, _, identity = self.job.name.partition("/pipelineJobs/")
-            self._context = self._metadata.add(f"{place}{STORE}/contexts/{identity}", "system.PipelineRun")
+            identity = self.job.name.rpartition("/")[2]
+            self._context = self._metadata.add(f"{self._store}/contexts/{identity}", "system.PipelineRun")
             self._detail()
             return
         for task in [task for task in self._tasks.values() if task.detail.state == State.RUNNING]:
@@ -73,6 +77,10 @@ class Execution:
             self._conclude(failed)
         self.job.update_time = datetime.now(UTC)
         self._detail()
+
+    @property
+    def _store(self) -> str:
+        return self.job.name.rpartition("/pipelineJobs/")[0] + STORE
 
     def _detail(self) -> None:
         self.job.job_detail = vertex.PipelineJobDetail(
@@ -108,8 +116,8 @@ class Execution:
         task.detail.state = State.RUNNING
         if task.component.HasField("dag"):
             self._add((*task.scope, task.name), task.component)
-        elif self._steps.is_cached(task):
-            self._finish(task, inputs, State.SKIPPED)
+        elif self._cache.take(self._key(task), task):
+            self._end(task, inputs, State.SKIPPED)
         else:
             self._launch(task, inputs)
 
@@ -136,15 +144,23 @@ class Execution:
         inputs = self._inputs(task)
         try:
             if self._steps.advance(task):
-                self._finish(task, inputs, State.SUCCEEDED)
+                self._finish(task, inputs)
             else:
                 self._say(task, inputs)
         except StepFailed as error:
             self._fail(task, str(error))
 
-    def _finish(self, task: Task, inputs: Mapping[str, Any], state: State) -> None:
+    def _finish(self, task: Task, inputs: Mapping[str, Any]) -> None:
         self._steps.finish(task, inputs)
-        self._end(task, inputs, state)
+        for artifact in task.artifacts.values():
+            artifact.name = f"{self._store}/artifacts/{self._jobs.world.number()}"
+        self._cache.put(self._key(task), task)
+        self._end(task, inputs, State.SUCCEEDED)
+
+    def _key(self, task: Task) -> str:
+        container = self._executors[task.component.executor_label].get("container", {})
+        name = self._specification.pipeline_info.name
+        return key_of(name, task, container, self._given(task), self._artifacts(task))
 
     def _end(self, task: Task, inputs: Mapping[str, Any], state: State) -> None:
         task.detail.state, task.detail.end_time = state, datetime.now(UTC)
@@ -163,7 +179,7 @@ class Execution:
         metadata = {f"input:{name}": value for name, value in inputs.items()}
         metadata |= {f"output:{name}": value for name, value in task.outputs.items()}
         task.detail.execution = vertex.Execution(
-            name=f"{self.job.name.rpartition('/pipelineJobs/')[0]}/metadataStores/default/executions/{task.detail.task_id}",
+            name=f"{self._store}/executions/{task.detail.task_id}",
             display_name=task.name,
             schema_title="system.ContainerExecution",
             metadata=metadata,
@@ -171,7 +187,11 @@ class Execution:
 
     def _inputs(self, task: Task) -> dict[str, Any]:
         """Return a task's available parameters."""
-        above = self._inputs(self._tasks[task.scope]) if task.scope else self._root
+        return {name: self._filled(value) for name, value in self._given(task).items()}
+
+    def _given(self, task: Task) -> dict[str, Any]:
+        """Return a task's available parameters, with the placeholders that they contain."""
+        above = self._given(self._tasks[task.scope]) if task.scope else self._root
         given = {}
         for name, definition in task.component.input_definitions.parameters.items():
             if definition.HasField("default_value"):
@@ -185,7 +205,7 @@ class Execution:
             else:
                 produced = source.task_output_parameter
                 given[name] = self._sibling(task, produced.producer_task).outputs.get(produced.output_parameter_key, "")
-        return {name: self._filled(value) for name, value in given.items()}
+        return given
 
     def _artifacts(self, task: Task) -> dict[str, vertex.Artifact]:
         """Return a task's input artifacts."""

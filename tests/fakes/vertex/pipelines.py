@@ -12,6 +12,7 @@ from google.protobuf import empty_pb2
 from tests.fakes.errors import ServiceError
 from tests.fakes.filters import matcher
 from tests.fakes.paging import page_of
+from tests.fakes.vertex.cache import Cache
 from tests.fakes.vertex.execution import PIPELINE_ENDED, Execution
 from tests.fakes.vertex.jobs import JobService
 from tests.fakes.vertex.metadata import MetadataService
@@ -39,6 +40,7 @@ class PipelineService:
         self._executions: dict[str, Execution] = {}
         self._custom_jobs = jobs
         self._metadata = metadata
+        self._cache = Cache()
 
     def methods(self) -> dict[str, tuple[Any, Any]]:
         return {
@@ -73,7 +75,7 @@ class PipelineService:
             steps: Steps = ScriptedSteps(made, self._custom_jobs, self.script)
             if self.containers is not None:
                 steps = self.containers.steps(made, self._custom_jobs)
-            self._executions[name] = Execution(made, self._custom_jobs, self._metadata, steps)
+            self._executions[name] = Execution(made, self._custom_jobs, self._metadata, steps, self._cache)
             self.world.writes["pipelineJob"] += 1
         return made
 

@@ -20,6 +20,7 @@ from tests.fakes.vertex.operations import Operations
 from tests.fakes.vertex.pipeline_checks import check_pipeline_job
 from tests.fakes.vertex.pipelines import PipelineService
 from tests.fakes.vertex.shapes import check_display_name, invalid, project_of
+from tests.fakes.vertex.stored import Stored
 from tests.fakes.world import Project, World
 
 State = vertex.Schedule.State
@@ -39,13 +40,17 @@ SETTABLE = (
 
 
 class ScheduleService:
-    """Schedules by name. `ahead` is the service clock's offset; `move` advances the clock and starts runs."""
+    """Schedules by name. `ahead` is the service clock's offset; `move` advances the clock and starts runs.
+
+    `stored` is how the service stores the job of a schedule.
+    """
 
     def __init__(self, world: World, region: str, pipelines: PipelineService, operations: Operations) -> None:
         self.world = world
         self.region = region
         self.schedules: dict[str, vertex.Schedule] = {}
         self.ahead = timedelta()
+        self.stored = Stored()
         self._pipelines = pipelines
         self._operations = operations
         self._creators: dict[str, str] = {}
@@ -144,11 +149,16 @@ class ScheduleService:
             schedule.state = State.ACTIVE
             schedule.started_run_count = 0
             schedule.catch_up = False
+            self._store_job(schedule)
             self.schedules[schedule.name] = schedule
             self._creators[schedule.name] = caller
             self._seen[schedule.name] = self.now
             self.world.writes["schedule"] += 1
             return self._shown(schedule)
+
+    def _store_job(self, schedule: vertex.Schedule) -> None:
+        request = schedule.create_pipeline_job_request
+        request.pipeline_job = self.stored.job(request.pipeline_job)
 
     def _check(self, project: Project, schedule: vertex.Schedule, caller: str) -> None:
         """Raise CreateSchedule's error for an invalid schedule."""
@@ -199,6 +209,7 @@ class ScheduleService:
                 setattr(changed, path, value)
             self._check(project, changed, caller)
             changed.update_time = self.now
+            self._store_job(changed)
             self.schedules[have.name] = changed
             self._seen[have.name] = self.now
             self.world.writes["schedule"] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,15 +34,16 @@ class StepScript:
     """One task, by its name in the spec. `looks`: the number of polls before it ends.
 
     `logs` are lines or entries ({"severity", "message"}) by replica (`workerpool0-0`): one per poll, the rest when the
-    task ends. `refused` is the job service's error when the task's job is created.
+    task ends. `refused` is the job service's error when the task's job is created. `work` does the step's real work: it
+    receives the task's parameters and returns URI and metadata of its artifacts by name.
     """
 
     looks: int = 1
     failure: Failure | None = None
     refused: Exception | None = None
-    cached: bool = False
     outputs: dict[str, Any] = field(default_factory=dict)
     logs: Mapping[str, list[str | dict[str, Any]]] = field(default_factory=dict)
+    work: Callable[[Mapping[str, Any]], Mapping[str, tuple[str, dict[str, Any]]]] | None = None
 
 
 class Script:

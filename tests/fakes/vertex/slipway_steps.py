@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from google.cloud import aiplatform_v1 as vertex
 
 from slipway.components.inputs import read
 from slipway.components.plan_training.plan import plan_training
+from slipway.core import manifest
 from slipway.core.manifest import Manifest, Shard, Split
 from slipway.core.values import whole_numbers
 from slipway.trainer.config import ModelSettings, TrainSettings
@@ -15,15 +19,16 @@ EXAMPLES = 60_000
 SHARDS = 64
 
 
-def outputs_of(task: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def outputs_of(task: str, inputs: Mapping[str, Any], artifacts: Mapping[str, vertex.Artifact]) -> dict[str, Any]:
     """Return a step's output parameters by task name."""
     if task == "plan-training":
         values = whole_numbers(dict(inputs))
+        data = artifacts["dataset"].uri
         plan = plan_training(
             pools=values["pools"],
             devices=int(inputs["devices"]),
-            manifest=_manifest(),
-            data="gs://bucket/datasets/digits/0",
+            manifest=_manifest() if data.startswith("gs://") else manifest.read(Path(data)),
+            data=data,
             model=read(ModelSettings, "model", inputs["model"], values),
             train=read(TrainSettings, "train", inputs["train"], values),
             image=inputs["image"],

@@ -29,9 +29,6 @@ class StepFailed(Exception):
 class Steps(Protocol):
     """The work of one pipeline job's tasks."""
 
-    def is_cached(self, task: Task) -> bool:
-        """Whether the task's result is cached."""
-
     def launch(
         self,
         task: Task,
@@ -45,7 +42,7 @@ class Steps(Protocol):
         """Advance; return whether the work has succeeded. Raises StepFailed."""
 
     def finish(self, task: Task, inputs: Mapping[str, Any]) -> None:
-        """Write the outputs and artifacts of a finished or cached task. Raises StepFailed."""
+        """Write the outputs and artifacts of a finished task. Raises StepFailed."""
 
 
 class ScriptedSteps:
@@ -55,9 +52,7 @@ class ScriptedSteps:
         self._pipeline = pipeline
         self._jobs = jobs
         self._script = script
-
-    def is_cached(self, task: Task) -> bool:
-        return self._script[task.name].cached and task.spec.caching_options.enable_cache
+        self._given: dict[str, Mapping[str, vertex.Artifact]] = {}
 
     def launch(
         self,
@@ -68,6 +63,7 @@ class ScriptedSteps:
     ) -> None:
         """Create the task's job and, for a launcher, the job that it creates."""
         parent, account = parent_of(self._pipeline), account_of(self._pipeline)
+        self._given[task.detail.task_id] = artifacts
         script = self._script[task.name]
         launcher = "--payload" in container.get("args", []) and "CustomJob" in container["args"]
         own = StepScript(looks=1_000_000) if launcher else script
@@ -92,12 +88,15 @@ class ScriptedSteps:
 
     def finish(self, task: Task, inputs: Mapping[str, Any]) -> None:
         try:
-            task.outputs |= outputs_of(task.name, inputs) | self._script[task.name].outputs
+            given = self._given[task.detail.task_id]
+            task.outputs |= outputs_of(task.name, inputs, given) | self._script[task.name].outputs
         except UserError as error:
             for line in f"{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}".splitlines():
                 self._jobs.log.write_job(task.job, "workerpool0-0", {"severity": "ERROR", "message": line})
             raise StepFailed("The replica workerpool0-0 exited with a non-zero status of 1.") from None
-        for name, (uri, metadata) in artifacts_of(task.name, root_of(self._pipeline), task.outputs).items():
+        work = self._script[task.name].work
+        made = work(inputs) if work else artifacts_of(task.name, root_of(self._pipeline), task.outputs)
+        for name, (uri, metadata) in made.items():
             task.artifacts[name] = vertex.Artifact(display_name=name, uri=uri, metadata=metadata)
 
     def _work(self, script: StepScript) -> Work:

@@ -15,16 +15,21 @@ from google.protobuf import json_format
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, FakeGoogle
 from tests.fakes.ready import RUNNER
+from tests.fakes.vertex.pipeline_checks import specification_of
 from tests.fakes.vertex.schedules import QUOTA
+from tests.fakes.vertex.stored import Stored
 from tests.pipelines.schedules.conftest import Slipway
 
 Write = Callable[..., Path]
+BILLING = "vertex-ai-pipelines-run-billing-id"
 OUTPUT_ONLY = ("name", "create_time", "update_time", "start_time", "end_time", "state", "job_detail", "error")
 
 
 def request(job: vertex.PipelineJob) -> dict[str, Any]:
-    """The request of a job in the fake."""
+    """The request of a job in the fake, however the fake stores it."""
     values = json_format.MessageToDict(vertex.PipelineJob.pb(job), preserving_proto_field_name=True)
+    values["pipeline_spec"] = json_format.MessageToDict(specification_of(job))
+    values["labels"].pop(BILLING, None)
     return {key: value for key, value in values.items() if key not in OUTPUT_ONLY}
 
 
@@ -58,8 +63,8 @@ def test_a_scheduled_run_equals_a_manual_run_except_for_the_schedule(
     assert as_typed["runtime_config"]["parameter_values"]["epochs"] == 7
     assert as_typed["labels"]["team"] == "vision"
     assert as_typed["service_account"] == RUNNER
-    tasks = as_typed["pipeline_spec"]["root"]["dag"]["tasks"]
-    assert tasks["prepare-data"]["cachingOptions"] == {"enableCache": True}
+    tasks = json_format.MessageToDict(vertex.PipelineJob.pb(typed).pipeline_spec)["root"]["dag"]["tasks"]
+    assert [task["cachingOptions"] for task in tasks.values()] == [{"enableCache": False}] * len(tasks)
     # And the scheduled one goes as the other does.
     assert ready_google.region.pipelines.run_to_end(scheduled.name).state.name == "PIPELINE_STATE_SUCCEEDED"
 
@@ -115,6 +120,41 @@ def test_a_duration_that_replaces_that_of_the_file_is_a_parameter(
     assert "epochs" not in values
     assert values["steps"] == 500
     assert ready_google.region.pipelines.run_to_end(scheduled.name).state.name == "PIPELINE_STATE_SUCCEEDED"
+
+
+@pytest.mark.parametrize("snake_case", [False, True])
+@pytest.mark.parametrize("numbers", [False, True])
+@pytest.mark.parametrize("defaults", [False, True])
+def test_the_form_in_which_the_job_is_stored_is_no_difference(
+    ready_google: FakeGoogle, write: Write, slipway: Slipway, snake_case: bool, numbers: bool, defaults: bool
+) -> None:
+    ready_google.region.schedules.stored = Stored(snake_case, numbers, defaults)
+    write()
+    assert "created" in slipway("schedule", "apply").stdout
+    assert "unchanged: matches" in slipway("schedule", "apply").stdout
+    assert ready_google.world.writes["schedule"] == 1
+    write(set=["train.batch_size=32"])
+    [result] = json.loads(slipway("schedule", "diff", "--json").stdout)
+    fields = {one["field"].removeprefix("job.").partition(".")[0] for one in result["differences"]}
+    assert fields == {"pipeline_spec", "labels"}
+    assert any('"batch_size":32' in str(one["file"]) for one in result["differences"])
+
+
+def test_a_value_that_the_service_changes_does_not_stop_apply(
+    ready_google: FakeGoogle, write: Write, slipway: Slipway
+) -> None:
+    class Unknown(Stored):
+        def job(self, job: vertex.PipelineJob) -> vertex.PipelineJob:
+            stored = super().job(job)
+            stored.display_name = stored.display_name.upper()
+            return stored
+
+    ready_google.region.schedules.stored = Unknown()
+    write()
+    applied = slipway("schedule", "apply")
+    assert applied.exit_code == 0, applied.output
+    assert "Vertex AI stores 1 values differently, such as job.display_name" in applied.stdout
+    assert ready_google.world.writes["schedule"] == 2
 
 
 def test_pause_resume_and_delete(ready_google: FakeGoogle, write: Write, slipway: Slipway) -> None:

@@ -68,9 +68,6 @@ def test_with_a_volume_every_step_mounts_it_and_stores_its_outputs_there(tmp_pat
     assert json.loads(inputs(specification, "prepare-data")["settings"])["store"] == "/data/datasets"
     assert json.loads(inputs(specification, "register-model")["settings"])["registry"] == "/data/models"
     assert inputs(specification, "find-champion-folder")["registry"] == "/data/models"
-    tasks = specification["root"]["dag"]["tasks"]
-    assert not tasks["prepare-data"]["cachingOptions"].get("enableCache")
-    assert not tasks["find-champion-folder"]["cachingOptions"].get("enableCache")
 
 
 def test_without_a_volume_nothing_is_registered_and_train_receives_the_data(tmp_path: Path) -> None:

@@ -119,16 +119,6 @@ def test_the_model_is_registered_only_on_promote_in_the_runs_region(specificatio
     ] == {"schemaTitle": "google.VertexModel", "schemaVersion": "0.0.1"}
 
 
-def test_steps_that_read_changing_state_are_not_cached(specification):
-    cached = {
-        name: task.get("cachingOptions", {}).get("enableCache", False)
-        for name, task in specification["root"]["dag"]["tasks"].items()
-        if not name.startswith("condition")
-    }
-    assert {name for name, value in cached.items() if not value} == {"find-champion", "setup-access"}
-    assert {"prepare-data", "plan-training", "custom-training-job", "evaluate"} <= set(cached)
-
-
 def test_steps_are_retried_and_training_is_not(specification):
     tried = {
         name: task.get("retryPolicy", {}).get("maxRetryCount", 0)
