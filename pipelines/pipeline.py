@@ -28,7 +28,7 @@ def training_steps(config: RunConfig, platform: Platform, run_id: Text, output: 
     image = platform.build_image()
     access = platform.setup_access(config)
     prepared = platform.add(steps.prepare_data, platform.data(config), readers=platform.readers(config))
-    if config.data.beam is not None:  # Beam may start machines (Dataflow), as training does
+    if platform.preparing_starts_machines(config):  # as training does
         prepared.after(*(task for task in (access, None if isinstance(image, str) else image.task) if task is not None))
     dataset = prepared.outputs["dataset"]
     planned = platform.add(

@@ -9,7 +9,7 @@ the pipeline is defined. Slipway's own pipeline (`slipway.pipelines.pipeline`) u
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from kfp import dsl
@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     Text: TypeAlias = str | PipelineParameterChannel
     Artifact: TypeAlias = PipelineArtifactChannel
 
+# A container image, or a function that receives the component and returns the one to run instead.
+Place: TypeAlias = "str | Callable[[BaseComponent], Callable[..., PipelineTask]]"
+
 __all__ = [
+    "Place",
     "collect_model",
     "evaluate",
     "find_champion",
@@ -51,14 +55,17 @@ __all__ = [
 ONE_REPLICA: Sequence[Mapping[str, object]] = ({"replica_count": 1},)
 
 
-def on_image(component: BaseComponent, image: str) -> BaseComponent:
+def on_image(component: BaseComponent, image: Place) -> Callable[..., PipelineTask]:
     """Return a Python component that runs in the container image `image`; "" returns it unchanged."""
-    if not image:
-        return component
-    return dsl.component(component.python_func, base_image=image, install_kfp_package=False)
+    if callable(image):
+        return image(component)
+    placed: Callable[..., PipelineTask] = component
+    if image:
+        placed = dsl.component(component.python_func, base_image=image, install_kfp_package=False)
+    return placed
 
 
-def prepare_data(data: DataSettings | Fields, *, readers: int = 1, image: str = "") -> PipelineTask:
+def prepare_data(data: DataSettings | Fields, *, readers: int = 1, image: Place = "") -> PipelineTask:
     """Prepare a data set, or reuse it if it exists. Outputs: `dataset`, `statistics` (an HTML page).
 
     Args:
@@ -82,7 +89,7 @@ def plan_training(
     devices: int = 0,
     memory: int = 0,
     trainer_image: Text = "",
-    image: str = "",
+    image: Place = "",
 ) -> PipelineTask:
     """Divide the training among the replicas. Output: `Output`, the worker_pool_specs of a Vertex AI custom job.
 
@@ -117,7 +124,7 @@ def train(
     output: Text = "",
     restarts: RestartSettings | Fields | None = None,
     virtual_devices: int = 0,
-    image: str = "",
+    image: Place = "",
 ) -> PipelineTask:
     """Train on the machine of the task, one process per replica. Outputs: `model`, `metrics` of the validation split.
 
@@ -142,7 +149,7 @@ def train(
     )
 
 
-def collect_model(job: PipelineParameterChannel, output: Text, *, image: str = "") -> PipelineTask:
+def collect_model(job: PipelineParameterChannel, output: Text, *, image: Place = "") -> PipelineTask:
     """Publish the model of a finished custom job. Outputs: `model`, `metrics` of the validation split.
 
     Args:
@@ -159,7 +166,7 @@ def evaluate(
     *,
     settings: EvaluateSettings | Fields | None = None,
     champion: Text = "none",
-    image: str = "",
+    image: Place = "",
 ) -> PipelineTask:
     """Measure a model on the test split and apply the gate.
 
@@ -182,7 +189,7 @@ def evaluate(
     )
 
 
-def find_champion_folder(registry: Text, model_name: Text, *, image: str = "") -> PipelineTask:
+def find_champion_folder(registry: Text, model_name: Text, *, image: Place = "") -> PipelineTask:
     """Find the champion in a registry that is a folder. Output: `Output`, its folder; "" if there is none yet."""
     return on_image(_register_model.find_champion_folder, image)(registry=registry, model_name=model_name)
 
@@ -196,7 +203,7 @@ def register_model(
     run_id: Text,
     settings: RegisterSettings | Fields | None = None,
     champion: Text = "none",
-    image: str = "",
+    image: Place = "",
 ) -> PipelineTask:
     """Register a promoted model as the champion in a registry that is a folder. Output: `registered`.
 
@@ -223,7 +230,7 @@ def register_model(
     )
 
 
-def find_champion(connection: Mapping[str, object], model_name: Text, *, image: str = "") -> PipelineTask:
+def find_champion(connection: Mapping[str, object], model_name: Text, *, image: Place = "") -> PipelineTask:
     """Find the champion in Vertex AI Model Registry. Outputs: `uri` (gs://) and `version`; "" if there is none yet.
 
     Args:
@@ -247,7 +254,7 @@ def register_version(
     labels: Mapping[str, str] | None = None,
     encryption_key: str | None = None,
     champion: Text = "none",
-    image: str = "",
+    image: Place = "",
 ) -> PipelineTask:
     """Register a promoted model as the champion in Vertex AI Model Registry. Output: `registered`.
 

@@ -77,7 +77,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "quota",
         "the project's quota of the hardware is used up, or 0",
         r"(?:following quota metrics exceed quota limits: |Quota exceeded for quota metric \W?)"
-        r"(?P<metric>aiplatform\.googleapis\.com/[\w]+)",
+        r"(?P<metric>aiplatform\.googleapis\.com/\w+(?:,\s*aiplatform\.googleapis\.com/\w+)*)",
         "The project has too little quota in {region} for this hardware: {metric}.",
         f"request more quota in {{region}} at {QUOTA_PAGE}, or use a region that has some: slipway doctor lists them",
     ),

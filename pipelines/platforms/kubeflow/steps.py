@@ -13,6 +13,7 @@ from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.kubeflow import KubeflowSettings
+from slipway.pipelines.config.resources import StepResources, resources_of
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
@@ -42,11 +43,12 @@ class KubeflowPlatform(Platform):
             if row.name == "prepare-data":
                 # The step finds an existing data set on the volume; the cache would not notice that it was deleted.
                 task.set_caching_options(False)
-        if row.name in WORKING:
-            if self.settings.cpu:
-                task.set_cpu_limit(self.settings.cpu)
-            if self.settings.memory:
-                task.set_memory_limit(self.settings.memory)
+        common = StepResources(cpu=self.settings.cpu, memory=self.settings.memory) if row.name in WORKING else None
+        own = resources_of(row.name, self.settings.steps, "kubeflow")
+        if cpu := (own and own.cpu) or (common and common.cpu):
+            task.set_cpu_limit(str(cpu))
+        if memory := (own and own.memory) or (common and common.memory):
+            task.set_memory_limit(memory)
         return task
 
     def data(self, config: RunConfig) -> DataSettings:
