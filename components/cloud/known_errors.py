@@ -146,8 +146,8 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "a replica used more memory than its machine has",
         r"replica (?P<replica>[\w-]+) ran out of memory",
         "The replica {replica} ran out of memory.",
-        "use a machine with more memory: --hardware 'CHOICE@MACHINE' (slipway hardware lists them), or a smaller "
-        "--set train.batch_size",
+        "use a machine with more memory: for train --hardware 'CHOICE@MACHINE' (slipway hardware lists them) or a "
+        "smaller --set train.batch_size, for another step --set vertex.steps.STEP.memory=32G",
     ),
     _known(
         "pipeline root",

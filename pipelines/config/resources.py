@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, PositiveInt
 
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, nearest
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB, MOST_DISK_GB, MOST_STEP_CPUS, MOST_STEP_MEMORY_GB
 from slipway.pipelines.table import STEPS, PlatformName, step_of, steps_on
 from slipway.trainer.config import Settings
@@ -88,16 +88,18 @@ def check_steps(steps: Iterable[str], platform: PlatformName, *, but: Iterable[s
     """Raise UserError for a step that the platform does not have, or whose resources cannot be set there (`but`)."""
     known = [name for name in steps_on(platform) if name not in but]
     for name in steps:
-        if name not in known:
-            error = UserError.unknown("step", name, known, setting=f"{platform}.steps")
+        if name in but:
             raise UserError(
-                f"The resources of the step {name} cannot be set." if name in STEPS else error.message,
+                f"The machines of the step {name} are those of the training hardware.",
                 setting=f"{platform}.steps",
                 value=name,
-                allowed=error.allowed,
-                nearest=error.nearest,
-                fix="set the machines of the training with --hardware CHOICE" if name in but else error.fix,
+                allowed=", ".join(known),
+                fix=f"remove {platform}.steps.{name}, and set --hardware CHOICE",
             )
+        if name not in known:
+            near = nearest(name, known)
+            fix = f"write {platform}.steps.{near}" if near else f"remove {platform}.steps.{name}"
+            raise UserError.unknown(f"step on {platform}", name, known, setting=f"{platform}.steps", fix=fix)
 
 
 def check_vertex_steps(steps: Mapping[str, VertexStepResources]) -> None:

@@ -40,6 +40,7 @@ CHECKS = (
     Check("repository", vertex.repository, of_run=True, cloud=True),
     Check("image", vertex.image, of_run=True, cloud=True),
     Check("roles", vertex.roles, cloud=True),
+    Check("data disk", vertex.data_disk, of_run=True, cloud=True),
     Check("quota", quotas.run_quota, of_run=True, cloud=True),
     Check("schedule quota", quotas.schedule_quota, cloud=True),
     Check("first job", vertex.first_job, cloud=True),

@@ -243,8 +243,8 @@ def test_an_image_that_the_service_agent_may_not_pull_fails_the_job(ready_google
 
 
 def test_a_job_that_has_ended_is_not_cancelled(ready_google):
-    """Source: the proto of JobService.CancelCustomJob (cancellation is "not guaranteed" to succeed). That a job that has
-    ended is refused, and the message, are not documented.
+    """Source: the proto of JobService.CancelCustomJob ("success is not guaranteed"). That a job that has ended is
+    refused, and the message, are not documented.
     """
     jobs = Connection(PROJECT, REGION, ready_google.endpoints).jobs
     job = create(ready_google, pools_of("cpu"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -13,7 +14,7 @@ from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import examine_all, examine_side_by_side, refuse_on_failure
 from slipway.pipelines.doctor import vertex as checks
-from slipway.pipelines.doctor.check import Check, Context, Finding
+from slipway.pipelines.doctor.check import Check, Context, Finding, examine
 from slipway.pipelines.doctor.quotas import peak
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
@@ -237,6 +238,52 @@ def test_a_run_stays_within_the_quotas_that_the_doctor_counted(ready, tmp_path):
             )
             ended = ready.region.pipelines.run_to_end(job.name)
             assert ended.state.name == f"PIPELINE_STATE_{state}", (metric, given)
+
+
+def put(google: FakeGoogle, name: str, gigabytes: float) -> None:
+    """Add an object of a size, without its content."""
+    google.storage.write(BUCKET, name, b"")
+    objects = google.storage._objects.objects[BUCKET]
+    objects[name]["size"] = str(int(gigabytes * 1e9))
+
+
+@pytest.mark.parametrize(
+    ("source", "files", "disk", "needed"),
+    [
+        ("images:gs://{}/photos.tar", {"photos.tar": 120}, None, "120 GB"),
+        ("images:gs://{}/photos.tar.gz", {"photos.tar.gz": 45}, None, "90 GB"),
+        ("tfrecord:gs://{}/set/train-*", {"set/train-0": 70, "set/train-1": 70, "set/test": 500}, "120G", "140 GB"),
+    ],
+)
+def test_a_data_set_that_the_steps_disk_cannot_hold_is_refused_before_the_run(
+    ready, tmp_path, source, files, disk, needed
+):
+    for name, gigabytes in files.items():
+        put(ready, name, gigabytes)
+    data = {"source": source.format(BUCKET)}
+    place = {"steps": {"prepare_data": {"disk": disk}}} if disk else {}
+    finding = examine(Check("data disk", checks.data_disk), subject(ready, tmp_path, data=data, **place))
+    assert needed in finding.found
+    assert finding.error.setting == "vertex.steps.prepare_data.disk"
+    found = re.search(r"disk=(\d+G)", finding.fix)
+    assert found
+    enough = subject(ready, tmp_path, data=data, steps={"prepare_data": {"disk": found[1]}})
+    assert examine(Check("data disk", checks.data_disk), enough).status == "pass"
+    beam = subject(ready, tmp_path, data={**data, "beam": {"options": {"region": REGION}, "from_gigabytes": 50}})
+    assert examine(Check("data disk", checks.data_disk), beam).status == "skipped"
+
+
+def test_a_source_of_many_files_is_not_listed_before_the_run(ready, tmp_path, monkeypatch):
+    found = examine(
+        Check("data disk", checks.data_disk), subject(ready, tmp_path, data={"source": f"images:gs://{BUCKET}/photos"})
+    )
+    assert (found.status, "listed by the step" in found.found) == ("skipped", True)
+    for number in range(4):
+        put(ready, f"set/train-{number}", 100)
+    monkeypatch.setattr(checks, "MOST_OBJECTS", 3)
+    files = subject(ready, tmp_path, data={"source": f"tfrecord:gs://{BUCKET}/set/train-*"})
+    found = examine(Check("data disk", checks.data_disk), files)
+    assert (found.status, "more than 3 objects" in found.found) == ("skipped", True)
 
 
 def test_an_exhausted_schedule_quota(ready, tmp_path):
