@@ -75,10 +75,10 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     ),
     _known(
         "quota",
-        "the project's quota of the hardware is used up, or 0",
+        "a quota of the project is used up, or 0",
         r"(?:following quota metrics exceed quota limits: |Quota exceeded for quota metric \W?)"
         r"(?P<metric>aiplatform\.googleapis\.com/\w+(?:,\s*aiplatform\.googleapis\.com/\w+)*)",
-        "The project has too little quota in {region} for this hardware: {metric}.",
+        "The project has too little quota in {region} for this run: {metric}.",
         f"request more quota in {{region}} at {QUOTA_PAGE}, or use a region that has some: slipway doctor lists them",
     ),
     _known(

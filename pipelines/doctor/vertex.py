@@ -259,7 +259,7 @@ def _size(connection: Connection, place: str) -> int:
         raise NotApplicableError(refusal(error, connection, f"list {place}").message) from None
     if len(found) > MOST_OBJECTS:
         raise NotApplicableError(f"there are more than {MOST_OBJECTS:,} objects at gs://{bucket}/{prefix}")
-    size = sum(blob.size or 0 for blob in found if fnmatch.fnmatchcase(blob.name, pattern))
+    size = sum(int(blob.size or 0) for blob in found if fnmatch.fnmatchcase(blob.name, pattern))
     if not size:
         raise NotApplicableError(f"there is nothing at {place}; the step reports it")
     return size

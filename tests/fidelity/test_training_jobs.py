@@ -81,6 +81,15 @@ def test_a_job_has_at_most_four_pools(ready_google):
     assert "At most 4 worker pools can be specified." in refused(ready_google, pools_of("cpu") * 5)
 
 
+def test_a_pool_that_is_not_skipped_has_replicas(ready_google):
+    """Source: the proto of WorkerPoolSpec ("replica_count: The number of worker replicas to use for this worker pool").
+    The message is not documented.
+    """
+    pools = pools_of("cpu*2")
+    sentence = "The replica count of a worker pool must be at least 1."
+    assert sentence in refused(ready_google, [pools[0], {**pools[1], "replica_count": 0}])
+
+
 def test_a_pool_has_a_container(ready_google):
     """Source: the proto of WorkerPoolSpec (container_spec and python_package_spec are the oneof `task`)."""
     pool = pools_of("cpu")[0]
@@ -240,6 +249,14 @@ def test_an_image_that_the_service_agent_may_not_pull_fails_the_job(ready_google
     assert job.state.name == "JOB_STATE_FAILED"
     assert "gcp-sa-aiplatform-cc" in job.error.message
     assert "does not have permission to access Artifact Registry repository" in job.error.message
+
+
+def test_a_job_that_does_not_exist_is_not_found(ready_google):
+    """Source: google.rpc.Code.NOT_FOUND, "Some requested entity (e.g., file or directory) was not found"."""
+    _ = ready_google.region
+    with pytest.raises(Exception, match="does not exist") as error:
+        Connection(PROJECT, REGION, ready_google.endpoints).jobs.get_custom_job(name=f"{PARENT}/customJobs/1")
+    assert status_of(error.value) == 404
 
 
 def test_a_job_that_has_ended_is_not_cancelled(ready_google):
