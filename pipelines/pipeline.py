@@ -34,7 +34,7 @@ def training_steps(
     access = platform.setup_access(config)
     data = section("data", platform.data(config), config, parameters)
     prepared = platform.add(steps.prepare_data, data, readers=platform.readers(config), output=output)
-    if config.data.beam is not None:  # Beam may start machines (Dataflow), as training does
+    if platform.preparing_starts_machines(config):  # as training does
         prepared.after(*(task for task in (access, None if isinstance(image, str) else image.task) if task is not None))
     dataset = prepared.outputs["dataset"]
     planned = platform.add(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -48,7 +48,11 @@ if TYPE_CHECKING:
     Text: TypeAlias = str | PipelineParameterChannel
     Artifact: TypeAlias = PipelineArtifactChannel
 
+# A container image, or a function that receives the component and returns the one to run instead.
+Place: TypeAlias = "str | Callable[[BaseComponent], Callable[..., PipelineTask]]"
+
 __all__ = [
+    "Place",
     "collect_model",
     "evaluate",
     "find_champion",
@@ -63,14 +67,21 @@ __all__ = [
 ONE_REPLICA: Sequence[Mapping[str, object]] = ({"replica_count": 1},)
 
 
-def on_image(component: BaseComponent, image: str) -> BaseComponent:
+def on_image(component: BaseComponent, image: Place) -> Callable[..., PipelineTask]:
     """Return a Python component that runs in the container image `image`; "" returns it unchanged."""
-    if not image:
-        return component
-    return dsl.component(component.python_func, base_image=image, install_kfp_package=False)
+    if callable(image):
+        return image(component)
+    placed: Callable[..., PipelineTask] = component
+    if image:
+        built = dsl.component(component.python_func, base_image=image, install_kfp_package=False)
+        built.component_spec.inputs = component.component_spec.inputs  # its function's, and those of `_with_inputs`
+        placed = built
+    return placed
 
 
-def prepare_data(data: DataSettings | Fields, *, readers: int = 1, output: Text = "", image: str = "") -> PipelineTask:
+def prepare_data(
+    data: DataSettings | Fields, *, readers: int = 1, output: Text = "", image: Place = ""
+) -> PipelineTask:
     """Prepare a data set, or reuse it if the source is unchanged. Outputs: `dataset`, `statistics` (an HTML page).
 
     The step itself decides, so it is not cached: a platform's cache sees the settings, not what is in the source.
@@ -98,7 +109,7 @@ def plan_training(
     devices: int = 0,
     memory: int = 0,
     trainer_image: Text = "",
-    image: str = "",
+    image: Place = "",
 ) -> PipelineTask:
     """Divide the training among the replicas. Output: `Output`, the worker_pool_specs of a Vertex AI custom job.
 
@@ -135,7 +146,7 @@ def train(
     output: Text = "",
     restarts: RestartSettings | Fields | None = None,
     virtual_devices: int = 0,
-    image: str = "",
+    image: Place = "",
 ) -> PipelineTask:
     """Train on the machine of the task, one process per replica. Outputs: `model`, `metrics` of the validation split.
 
@@ -162,7 +173,7 @@ def train(
     )
 
 
-def collect_model(job: Text, output: Text, *, image: str = "") -> PipelineTask:
+def collect_model(job: Text, output: Text, *, image: Place = "") -> PipelineTask:
     """Publish the model of a finished custom job. Outputs: `model`, `metrics` of the validation split.
 
     Args:
@@ -179,7 +190,7 @@ def evaluate(
     *,
     settings: EvaluateSettings | Fields | None = None,
     champion: Text = "none",
-    image: str = "",
+    image: Place = "",
 ) -> PipelineTask:
     """Measure a model on the test split and apply the gate.
 
@@ -204,7 +215,7 @@ def evaluate(
     )
 
 
-def find_champion_folder(registry: Text, model_name: Text, *, image: str = "") -> PipelineTask:
+def find_champion_folder(registry: Text, model_name: Text, *, image: Place = "") -> PipelineTask:
     """Find the champion in a registry that is a folder. Output: `Output`, its folder; "" if there is none yet."""
     return on_image(_register_model.find_champion_folder, image)(registry=registry, model_name=model_name)
 
@@ -218,7 +229,7 @@ def register_model(
     run_id: Text,
     settings: RegisterSettings | Fields | None = None,
     champion: Text = "none",
-    image: str = "",
+    image: Place = "",
 ) -> PipelineTask:
     """Register a promoted model as the champion in a registry that is a folder. Output: `registered`.
 
@@ -247,7 +258,7 @@ def register_model(
     )
 
 
-def find_champion(connection: Mapping[str, object], model_name: Text, *, image: str = "") -> PipelineTask:
+def find_champion(connection: Mapping[str, object], model_name: Text, *, image: Place = "") -> PipelineTask:
     """Find the champion in Vertex AI Model Registry. Outputs: `uri` (gs://) and `version`; "" if there is none yet.
 
     Args:
@@ -271,7 +282,7 @@ def register_version(
     labels: Mapping[str, str] | None = None,
     encryption_key: str | None = None,
     champion: Text = "none",
-    image: str = "",
+    image: Place = "",
 ) -> PipelineTask:
     """Register a promoted model as the champion in Vertex AI Model Registry. Output: `registered`.
 
@@ -364,12 +375,12 @@ def _is_certain(kind: str, location: Sequence[int | str], values: object) -> boo
     return kind == "extra_forbidden" or not isinstance(value, dict | None)
 
 
-def _task(component: BaseComponent, image: str, /, **arguments: object) -> PipelineTask:
+def _task(component: BaseComponent, image: Place, /, **arguments: object) -> PipelineTask:
     """Add a task; the channels in its settings become further inputs, which `slipway.components.inputs` reads."""
     sections = {name: argument for name, argument in arguments.items() if isinstance(argument, _Section)}
     inputs = {name: channel for section in sections.values() for name, channel in section.inputs.items()}
     texts = {name: section.text for name, section in sections.items()}
-    return _with_inputs(on_image(component, image), inputs)(**{**arguments, **texts, **inputs})
+    return on_image(_with_inputs(component, inputs), image)(**{**arguments, **texts, **inputs})
 
 
 def _with_inputs(component: BaseComponent, inputs: Mapping[str, PipelineParameterChannel]) -> BaseComponent:

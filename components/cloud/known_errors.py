@@ -78,10 +78,10 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     ),
     _known(
         "quota",
-        "the project's quota of the hardware is used up, or 0",
+        "a quota of the project is used up, or 0",
         r"(?:following quota metrics exceed quota limits: |Quota exceeded for quota metric \W?)"
-        r"(?P<metric>aiplatform\.googleapis\.com/[\w]+)",
-        "The project has too little quota in {region} for this hardware: {metric}.",
+        r"(?P<metric>aiplatform\.googleapis\.com/\w+(?:,\s*aiplatform\.googleapis\.com/\w+)*)",
+        "The project has too little quota in {region} for this run: {metric}.",
         f"request more quota in {{region}} at {QUOTA_PAGE}, or use a region that has some: slipway doctor lists them",
     ),
     _known(
@@ -165,8 +165,8 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "a replica used more memory than its machine has",
         r"replica (?P<replica>[\w-]+) ran out of memory",
         "The replica {replica} ran out of memory.",
-        "use a machine with more memory: --hardware 'CHOICE@MACHINE' (slipway hardware lists them), or a smaller "
-        "--set train.batch_size",
+        "use a machine with more memory: for train --hardware 'CHOICE@MACHINE' (slipway hardware lists them) or a "
+        "smaller --set train.batch_size, for another step --set vertex.steps.STEP.memory=32G",
     ),
     _known(
         "try again",

@@ -22,6 +22,7 @@ from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.kubeflow import KubeflowSettings
+from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
 from slipway.pipelines.config.values import read_values
 from slipway.trainer.config import ModelSettings, Settings, TrainSettings
 
@@ -100,6 +101,10 @@ class VertexSettings(Settings):
         description="After a step has failed, fast starts no other step; slow finishes the steps that do not depend "
         "on it.",
     )
+    steps: dict[str, VertexStepResources] = Field(
+        default_factory=dict,
+        description="CPUs, memory and disk by the step's name, such as prepare_data: {memory: 64G}.",
+    )
     retries: int = Field(default=1, ge=0, le=10, description="Number of retries for every step except train.")
     encryption_key: str | None = Field(
         default=None,
@@ -117,6 +122,12 @@ class VertexSettings(Settings):
         description="Address (host[:port]) by service name, for services that are not reached at Google's public "
         f"addresses (private access): {', '.join(SERVICES)}.",
     )
+
+    @field_validator("steps")
+    @classmethod
+    def _possible_steps(cls, steps: dict[str, VertexStepResources]) -> dict[str, VertexStepResources]:
+        check_vertex_steps(steps)
+        return steps
 
     @field_validator("endpoints")
     @classmethod

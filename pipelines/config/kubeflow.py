@@ -7,9 +7,9 @@ import posixpath
 from pydantic import Field, field_validator, model_validator
 
 from slipway.components.build_image.reference import check_pinned
+from slipway.pipelines.config.resources import Cpu, Memory, StepResources, check_steps
 from slipway.trainer.config import Settings
 
-QUANTITY = r"^[1-9]\d*(\.\d+)?(m|Ki|Mi|Gi|Ti|K|M|G|T)?$"
 LABEL_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
@@ -51,15 +51,18 @@ class KubeflowSettings(Settings):
         description="URI (gs://, s3:// or minio://) in an object store that the server has credentials for. Required "
         "without `volume`; with it, only reports and metrics are stored here. null: the server's default.",
     )
-    cpu: str | None = Field(
+    cpu: Cpu | None = Field(
         default=None,
-        pattern=QUANTITY,
         description="CPU limit of each working step, a Kubernetes quantity such as 4 or 500m; null: none.",
     )
-    memory: str | None = Field(
+    memory: Memory | None = Field(
         default=None,
-        pattern=QUANTITY,
         description="Memory limit of each working step, a Kubernetes quantity such as 16Gi; null: none.",
+    )
+    steps: dict[str, StepResources] = Field(
+        default_factory=dict,
+        description="CPU and memory limits by the step's name, in place of `cpu` and `memory`. A step uses the disk of "
+        "its node, because Kubeflow Pipelines cannot request ephemeral storage.",
     )
     accelerator: str = Field(
         default="nvidia.com/gpu",
@@ -76,6 +79,12 @@ class KubeflowSettings(Settings):
     @classmethod
     def _pinned(cls, image: str) -> str:
         return check_pinned(image)
+
+    @field_validator("steps")
+    @classmethod
+    def _known_steps(cls, steps: dict[str, StepResources]) -> dict[str, StepResources]:
+        check_steps(steps, "kubeflow")
+        return steps
 
     @model_validator(mode="after")
     def _has_a_place(self) -> KubeflowSettings:

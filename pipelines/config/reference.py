@@ -92,9 +92,11 @@ def _sections(section: JsonSchemaValue, name: str, schema: JsonSchemaValue) -> I
 
 
 def _section_of(setting: JsonSchemaValue, schema: JsonSchemaValue) -> JsonSchemaValue | None:
-    """Return the schema of the section that a setting is, or that it is a list of; None for a single value."""
+    """Return the schema of the section that a setting is, or of those in a list or mapping; None for a value."""
     for form in _forms(setting):
-        target = schema.get("$defs", {}).get(form.get("items", form).get("$ref", "").rpartition("/")[2], {})
+        inner = form.get("items") or form.get("additionalProperties")
+        inner = inner if isinstance(inner, dict) else form
+        target = schema.get("$defs", {}).get(inner.get("$ref", "").rpartition("/")[2], {})
         if "properties" in target:
             return dict(target)
     return None
@@ -129,8 +131,9 @@ def _kind(form: JsonSchemaValue) -> str:
     if "items" in form:
         return f"list of {_kind(form['items'])}s"
     kind = form.get("type", "any")
-    if "additionalProperties" in form and isinstance(form["additionalProperties"], dict):
-        return "mapping"
+    inner = form.get("additionalProperties")
+    if isinstance(inner, dict):
+        return "mapping to section" if _kind(inner) == "section" else "mapping"
     return " or ".join(TYPES.get(each, each) for each in ([kind] if isinstance(kind, str) else kind))
 
 

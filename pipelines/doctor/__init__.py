@@ -42,7 +42,8 @@ CHECKS = (
     Check("encryption key", vertex.encryption_key, of_run=True, cloud=True),
     Check("image", vertex.image, of_run=True, cloud=True),
     Check("roles", vertex.roles, cloud=True),
-    Check("quota", quotas.hardware_quota, of_run=True, cloud=True),
+    Check("data disk", vertex.data_disk, of_run=True, cloud=True),
+    Check("quota", quotas.run_quota, of_run=True, cloud=True),
     Check("schedule quota", quotas.schedule_quota, cloud=True),
     Check("first job", vertex.first_job, cloud=True),
 )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import itertools
+import re
 from collections.abc import Callable
 
 from slipway.components.build_image.reference import ImageReference
@@ -11,6 +14,8 @@ from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import is_absent, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
+from slipway.components.prepare_data.publishing.store import DISK_SETTING, USABLE, disk_fix
+from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.access import COMMAND
 from slipway.components.setup_access.desired import Account, Binding, Bucket, Identity, Key
 from slipway.components.setup_access.difference import Line, blocking
@@ -18,10 +23,15 @@ from slipway.core.errors import UserError
 from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
 from slipway.pipelines.doctor.project import Project
 from slipway.pipelines.hardware import validate_for
+from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
 
 # Number of missing items named in an error; setup shows them all.
 SHOWN = 3
 USER = "roles/aiplatform.user"
+# Sources of which a few requests tell the size.
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+COMPRESSED = (".tar.gz", ".tgz")
+MOST_OBJECTS = 10_000
 
 
 def credentials(context: Context) -> str:
@@ -232,6 +242,62 @@ def _exists(image: ImageReference, connection: Connection) -> bool:
             return False
         raise
     return True
+
+
+def data_disk(context: Context) -> str:
+    """The disk of the step prepare_data has room for the data set, if the size of the source can be read cheaply.
+
+    That of an archive and of TFRecord files in a bucket can: one request for each 1,000 files. The step itself checks
+    its disk when it has listed its source, before it writes.
+    """
+    project, data = context.project, context.config.data
+    place = source_kind(data.source).located(data)[1]
+    if not place.startswith("gs://") or not data.source.startswith(("images:", "tfrecord:")):
+        raise NotApplicableError(
+            "the size of the source is known only when it is listed; the step checks its disk then"
+        )
+    if data.source.startswith("images:") and not place.lower().endswith(ARCHIVES):
+        raise NotApplicableError("the images are listed by the step, which checks its disk then")
+    _ = project.number
+    size = _size(project.connection, place)
+    if place.lower().endswith(COMPRESSED):
+        size *= 2  # it is extracted before the shards are written
+    if data.beam is not None and size >= data.beam.from_gigabytes * 1e9:
+        raise NotApplicableError("Apache Beam writes the data set")
+    resources = project.vertex.steps.get("prepare_data")
+    disk = (resources.disk_gb if resources else None) or DEFAULT_DISK_GB
+    if size > disk * 1e9 * USABLE:
+        raise UserError(
+            f"Preparing {data.source} takes about {size / 1e9:,.0f} GB on the disk of the step, which has {disk} GB.",
+            setting=DISK_SETTING,
+            value=resources.disk if resources else None,
+            fix=disk_fix(size).removeprefix("on Vertex AI, "),
+        )
+    return f"about {size / 1e9:,.1f} of {disk} GB"
+
+
+def _size(connection: Connection, place: str) -> int:
+    """Return the size in bytes of the objects that match a pattern.
+
+    Raises:
+        NotApplicableError: They cannot be listed, or are too many.
+    """
+    bucket, _, pattern = place.removeprefix("gs://").partition("/")
+    prefix = re.split(r"[*?\[]", pattern)[0]
+    try:
+        found = retried(
+            lambda: list(itertools.islice(connection.storage.list_blobs(bucket, prefix=prefix), MOST_OBJECTS + 1))
+        )
+    except Exception as error:
+        if status_of(error) not in (403, 404):
+            raise
+        raise NotApplicableError(refusal(error, connection, f"list {place}").message) from None
+    if len(found) > MOST_OBJECTS:
+        raise NotApplicableError(f"there are more than {MOST_OBJECTS:,} objects at gs://{bucket}/{prefix}")
+    size = sum(int(blob.size or 0) for blob in found if fnmatch.fnmatchcase(blob.name, pattern))
+    if not size:
+        raise NotApplicableError(f"there is nothing at {place}; the step reports it")
+    return size
 
 
 def roles(context: Context) -> str:

@@ -41,7 +41,6 @@ class Family:
 
     name: str
     provisioning: tuple[Provisioning, ...]
-    quota: str | None
     default_quota: dict[str, int] = field(default_factory=dict)
     certainty: str
     source: tuple[str, ...]
@@ -111,6 +110,11 @@ class Machine:
         return self.name.partition("-")[0]
 
     @property
+    def is_tpu(self) -> bool:
+        """Whether it is the host of a TPU."""
+        return self.tpu is not None or any(name.startswith("tpu") for name in self.accelerators)
+
+    @property
     def size(self) -> tuple[float, float]:
         """vCPUs and memory, the sort key of machines; unknown values sort last."""
         return (self.vcpus or math.inf, self.memory_gb or math.inf)
@@ -130,6 +134,7 @@ class Catalogue:
     sources: dict[str, str]
     certainties: dict[str, str]
     cpu_machine: str
+    cpu_quotas: dict[str, str]
     families: tuple[Family, ...]
     accelerators: tuple[Accelerator, ...]
     machines: tuple[Machine, ...]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from slipway.core.values import JsonObject
 from slipway.pipelines.hardware import catalogue
 from slipway.pipelines.hardware.catalogue import Accelerator, Family, Machine, Provisioning, load
 from slipway.pipelines.hardware.grammar import write_time
+from slipway.pipelines.hardware.quotas import machine_quotas
 
 STRATEGIES = {"standard": "STANDARD", "spot": "SPOT", "flex": "FLEX_START"}
 # Vertex AI's ReservationAffinity.Type for the words that are not names of reservations.
@@ -92,21 +94,19 @@ class Hardware:
         return modes if self.machines_per_replica == 1 else tuple(mode for mode in modes if mode != "spot")
 
     @property
-    def quota_metric(self) -> str | None:
-        """The regional quota metric that it counts against, or None if the catalogue does not list it."""
-        if self._offer.quota is None:
-            return None
-        preemptible = "preemptible_" if self.provisioning != "standard" else ""
-        return f"{catalogue.QUOTA_PREFIX}{preemptible}{self._offer.quota}"
-
-    @property
-    def quota_needed(self) -> int | None:
-        """The required quota: vCPUs for CPU machines, accelerators for all others."""
-        each = self.machine_row.vcpus if self.accelerator is None else self.count
-        return each * self.replicas if each else None
+    def quotas(self) -> Counter[str]:
+        """What it draws on by regional quota metric: accelerators, vCPUs and boot disks, if the metric is known."""
+        preemptible = self.provisioning != "standard"
+        row = self.accelerator_row
+        drawn: Counter[str] = Counter()
+        if row is not None and row.quota is not None:
+            drawn[f"{catalogue.QUOTA_PREFIX}{'preemptible_' * preemptible}{row.quota}"] = self.count * self.replicas
+        return drawn + machine_quotas(
+            self.machine_row, self.replicas, preemptible=preemptible, disk_type=self.disk_type, disk_gb=self.disk_gb
+        )
 
     def default_quota(self, region: str) -> int | None:
-        """Return a new project's quota in `region`, or None if the catalogue does not list it."""
+        """Return a new project's quota of accelerators in `region`, or None if the catalogue does not list it."""
         quotas = self._offer.default_quota
         return quotas.get(region, quotas.get("*"))
 

@@ -120,10 +120,11 @@ def _lines(hardware: Hardware, region: str | None) -> list[tuple[str, str]]:
         )
         if row.cores_per_chip > 1:
             devices += f" ({row.device_memory_gb:g} GB per core)"
-    quota = f"{hardware.quota_needed} of {hardware.quota_metric or 'an unlisted quota'}"
+    quotas = [f"{needed:,} of {metric}" for metric, needed in hardware.quotas.items()]
     default = hardware.default_quota(region) if region else None
     if default is not None:
-        quota += f"; a new project has {default} in {region}"
+        of = row.title if row is not None else machine.family.upper()
+        quotas.append(f"a new project has {default} of {of} in {region}")
     pools, scheduling = hardware.worker_pools(), hardware.scheduling()
     return [
         ("hardware", str(hardware)),
@@ -134,7 +135,7 @@ def _lines(hardware: Hardware, region: str | None) -> list[tuple[str, str]]:
         ("scheduling", json.dumps(scheduling) if scheduling else ""),
         ("regions", "every training region" if hardware.regions is None else ", ".join(hardware.regions)),
         ("provisioning", ", ".join(hardware.provisioning_modes)),
-        ("quota", quota if hardware.quota_needed else ""),
+        ("quotas", "\n".join(quotas)),
         ("engines", ", ".join(row.engines if row else ENGINES)),
         ("certainty", hardware.certainty),
         ("note", row.note or "" if row else ""),
@@ -178,8 +179,7 @@ def describe(text: str, region: str | None = None, engine: str | None = None) ->
         "scheduling": hardware.scheduling(),
         "regions": list(hardware.regions) if hardware.regions is not None else None,
         "provisioning": list(hardware.provisioning_modes),
-        "quota_metric": hardware.quota_metric,
-        "quota_needed": hardware.quota_needed,
+        "quotas": dict(hardware.quotas),
         "default_quota": hardware.default_quota(region) if region else None,
         "engines": list(row.engines) if row else list(ENGINES),
         "certainty": hardware.certainty,
@@ -301,7 +301,7 @@ def _offer(machine: Machine, row: Accelerator | None) -> Offer:
         regions=row.regions if row else None,
         provisioning=source.provisioning,
         engines=row.engines if row else ENGINES,
-        quota=source.quota,
+        quota=row.quota if row else load().cpu_quotas.get(machine.family),
         status=row.status if row else "offered",
         replacements=row.replacements if row else (),
         certainty=load().certainties[machine.certainty or source.certainty],

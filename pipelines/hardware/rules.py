@@ -11,6 +11,7 @@ from slipway.core.errors import UserError, nearest
 from slipway.pipelines.hardware.catalogue import Accelerator, Machine, Provisioning, chips_of, load
 from slipway.pipelines.hardware.choice import Hardware, smallest_machine
 from slipway.pipelines.hardware.grammar import read_base, read_mapping, read_text, write_time
+from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB, MOST_DISK_GB
 from slipway.pipelines.hardware.request import Refusal, Request
 from slipway.pipelines.hardware.sizes import (
     check_gpu,
@@ -23,7 +24,7 @@ from slipway.pipelines.hardware.sizes import (
 )
 
 DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
-DISK_GB = range(100, 64_001)
+DISK_GB = range(DEFAULT_DISK_GB, MOST_DISK_GB + 1)
 LARGEST_REPLICAS = 1_000
 WEEK = 7 * 86_400
 LONGEST_WAIT = 365 * 86_400

@@ -51,6 +51,10 @@ class Platform(ABC):
     def image(self, role: Role) -> str:
         """Return the container image of a task, "" for processes on this machine."""
 
+    def place(self, row: Task) -> steps.Place:
+        """Return where a task runs: its container image, or a function that returns the component to run instead."""
+        return self.image(row.image)
+
     def configure(self, task: PipelineTask, row: Task) -> PipelineTask:  # noqa: ARG002
         """Apply the options of a task's row in the table, and the platform's own; return the task.
 
@@ -73,10 +77,10 @@ class Platform(ABC):
         """
         if isinstance(step, BaseComponent):
             row = TASKS[step.name]
-            task = steps.on_image(step, self.image(row.image))(*arguments, **options)
+            task = steps.on_image(step, self.place(row))(*arguments, **options)
         else:
             row = TASKS[step.__name__.replace("_", "-")]
-            task = step(*arguments, **options, image=self.image(row.image))
+            task = step(*arguments, **options, image=self.place(row))
         return self.configure(task, row)
 
     def build_image(self) -> Text:
@@ -90,6 +94,10 @@ class Platform(ABC):
     def data(self, config: RunConfig) -> DataSettings:
         """Return the data settings with the store for this platform."""
         return config.data
+
+    def preparing_starts_machines(self, config: RunConfig) -> bool:
+        """Return whether preparing the data may start other machines than the step's."""
+        return config.data.beam is not None
 
     def readers(self, config: RunConfig) -> int:
         """Return the number of processes that read the data set."""

@@ -85,44 +85,6 @@ def test_a_failure_stops_what_needs_the_task(ready_google, specification):
     assert lines[:2] == ["first", "second"]
 
 
-@pytest.mark.parametrize(
-    ("hardware", "machine", "sentence"),
-    [
-        ("l4x4*2", {"machine_type": "n1-standard-4"}, 'Accelerator "NVIDIA_L4" is not supported for machine type "n1-'),
-        ("l4x4*2", {"accelerator_count": None}, "Both `accelerator_type` and `accelerator_count` should be specified"),
-        ("l4x4*2", {"machine_type": "n9-standard-4"}, "Machine type n9-standard-4 is not supported."),
-        ("cpu", {"replicas": 2}, "Chief spec replica count cannot be greater than 1."),
-        ("tpu-v5e-2x4", {"tpu_topology": "3x3"}, "is not supported for machine type"),
-        ("tpu-v5e-2x4", {"twice": True}, "TPU jobs must have exactly one worker pool with a replica count of 1."),
-    ],
-)
-def test_worker_pools_that_cannot_be_are_refused(ready_google, hardware, machine, sentence):
-    from slipway.pipelines.hardware import parse
-
-    pools = parse(hardware).worker_pools()
-    for pool in pools:
-        pool["container_spec"] = {"image_uri": vertex_settings(ready_google)["image"]}
-        pool["replica_count"] = machine.get("replicas", pool["replica_count"])
-        known = {key: value for key, value in machine.items() if key not in ("replicas", "twice")}
-        pool["machine_spec"] = {k: v for k, v in {**pool["machine_spec"], **known}.items() if v is not None}
-    jobs = Connection(PROJECT, REGION, ready_google.endpoints).jobs
-    spec = {"worker_pool_specs": pools * (2 if machine.get("twice") else 1)}
-    with pytest.raises(Exception, match="400") as refused:
-        jobs.create_custom_job(
-            parent=f"projects/{PROJECT}/locations/{REGION}", custom_job={"display_name": "job", "job_spec": spec}
-        )
-    assert sentence in str(refused.value)
-
-
-def test_a_quota_that_is_used_up_refuses_the_job(ready_google, specification):
-    metric = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
-    ready_google.world.quotas[(PROJECT, REGION, metric)] = 7
-    job, tasks = run(ready_google, specification(vertex_settings(ready_google)))
-    assert tasks["custom-training-job"] == "FAILED"
-    error = next(task.error.message for task in job.job_detail.task_details if task.state.name == "FAILED")
-    assert error == f"RESOURCE_EXHAUSTED: The following quota metrics exceed quota limits: {metric}"
-
-
 def without_agents(google: FakeGoogle, job: dict[str, Any]) -> None:
     for email in AGENTS:
         google.world.accounts.pop(email)

@@ -113,17 +113,19 @@ BUILD = VerifiedBuild(
 
 @pytest.mark.parametrize("build", [None, BUILD], ids=["images exist", "image is built"])
 @pytest.mark.parametrize("beam", [None, {"options": {"region": "europe-west4"}}], ids=["processes", "Dataflow"])
+@pytest.mark.parametrize("disk", [None, "500G"], ids=["step", "custom job"])
 @pytest.mark.parametrize("hardware", ["cpu*2", "l4x1", "tpu-v5e-2x2"])
 def test_what_starts_machines_waits_for_the_permissions_and_the_image(
-    tmp_path: Path, hardware: str, beam: dict[str, Any] | None, build: VerifiedBuild | None
+    tmp_path: Path, hardware: str, disk: str | None, beam: dict[str, Any] | None, build: VerifiedBuild | None
 ) -> None:
     digits = yaml.safe_load(Path("configs/digits.yaml").read_text())
-    values = digits | {"vertex": VERTEX, "hardware": hardware, "data": {**digits["data"], "beam": beam}}
+    place = {**VERTEX, "steps": {"prepare_data": {"disk": disk}, "evaluate": {"disk": disk}}}
+    values = digits | {"vertex": place, "hardware": hardware, "data": {**digits["data"], "beam": beam}}
     config: RunConfig = validate(values, "the test's configuration")
     tasks = Compiled(tmp_path, vertex.pipeline(config, replace(IMAGES, build=build))).tasks
     expensive = {step.tasks["vertex"][0].name for step in STEPS.values() if step.starts_machines}
     assert expensive
-    for task in expensive | ({"prepare-data"} if beam else set()):
+    for task in expensive | ({"prepare-data", "evaluate"} if beam or disk else set()):
         assert {"setup-access", *(["build-image"] if build else [])} <= awaited(tasks, task), task
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import re
 import secrets
@@ -28,6 +29,10 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.core.paths import is_remote, local_path
 
+# The disk of the step on Vertex AI, of which the system and the step's image need the rest (an estimate).
+DISK_SETTING = "vertex.steps.prepare_data.disk"
+USABLE = 0.8
+LEAST_LARGER_DISK_GB = 200
 WORK = re.compile(r"^\.([0-9a-f]{16})\.(work|lock)$")
 
 
@@ -44,8 +49,8 @@ class Store:
         self.folder = local_path(location).expanduser().absolute() / name
         self._uri = f"{location.rstrip('/')}/{name}" if is_remote(location) else str(self.folder)
         # Mounted buckets do not support renaming folders or modifying files: data sets are written to the local disk.
-        self._mounted = self.folder.is_relative_to(remote.CLOUD_MOUNT)
-        self._work_root = Path(tempfile.gettempdir()) / "slipway" / name if self._mounted else self.folder
+        self.is_mounted = self.folder.is_relative_to(remote.CLOUD_MOUNT)
+        self.work_root = Path(tempfile.gettempdir()) / "slipway" / name if self.is_mounted else self.folder
 
     def path(self, identity: str) -> Path:
         """Return the folder of the data set with this identity (the first 16 digits of the fingerprint)."""
@@ -95,7 +100,7 @@ class Store:
         With `beside`, the folder is in the store itself, so that other machines can access it.
         """
         identity = identity or secrets.token_hex(8)
-        root = self.folder if beside else self._work_root
+        root = self.folder if beside else self.work_root
         made = _make_folders(root)
         folder = root / f".{identity}.work"
         try:
@@ -112,7 +117,7 @@ class Store:
 
     def remove_leftovers(self, but: str) -> None:
         """Remove work folders of killed runs, except that of the data set with the identity `but`."""
-        for root in {self._work_root, self.folder}:
+        for root in {self.work_root, self.folder}:
             names = root.iterdir() if root.is_dir() else ()
             for name in {found[1] for path in names if (found := WORK.match(path.name))} - {but}:
                 with _locked(root / f".{name}.lock", wait=False) as free:
@@ -124,7 +129,7 @@ class Store:
         target = self.path(identity)
         if target.exists():  # without a manifest, so incomplete
             shutil.rmtree(target)
-        if self._mounted:
+        if self.is_mounted:
             self._copy(finished, target)
             return
         sync(finished)
@@ -172,15 +177,30 @@ def require_room(store: Store, folder: Path, needed: int) -> None:
 
 def no_room(store: Store, needed: int) -> UserError:
     """Return the error for a full disk; the folder may have been removed already."""
-    folder = next(path for path in (store.folder, *store.folder.parents) if path.exists())
+    written = store.work_root
+    folder = next(path for path in (written, *written.parents) if path.exists())
     free = shutil.disk_usage(folder).free
     size = f"it needs about {_megabytes(needed)}" if needed else "its temporary files do not fit"
+    if store.is_mounted:
+        return UserError(
+            f"Not enough disk space for the data set in {written}, where it is written before it is copied to the "
+            f"bucket: {size}, {_megabytes(free)} are free.",
+            setting=DISK_SETTING,
+            fix=f"{disk_fix(needed)}; on Kubeflow, use nodes with a larger disk",
+        )
     return UserError(
         f"Not enough disk space for the data set in {store.folder}: {size}, {_megabytes(free)} are free.",
         setting="data.store",
         value=str(store.folder.parent),
         fix="free disk space, or set data.store to a folder on a larger disk",
     )
+
+
+def disk_fix(needed: int) -> str:
+    """Return how to prepare a data set of `needed` bytes (0 if unknown) that does not fit the step's disk."""
+    gigabytes = max(LEAST_LARGER_DISK_GB, math.ceil(needed / 1e9 / USABLE / 10) * 10)
+    size = f"{gigabytes}G" if needed else "SIZE"
+    return f"on Vertex AI, --set {DISK_SETTING}={size}, or write the data set with Apache Beam: data.beam"
 
 
 def _megabytes(count: int) -> str:

@@ -13,6 +13,7 @@ from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.kubeflow import KubeflowSettings
+from slipway.pipelines.config.resources import StepResources, resources_of
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
@@ -40,11 +41,12 @@ class KubeflowPlatform(Platform):
             name = self.settings.volume
             claim = {"constant": name, "pvcNameParameter": {"runtimeValue": {"constant": name}}}
             self._pod(task)["pvcMount"] = [{**claim, "mountPath": self.settings.folder}]
-        if row.name in WORKING:
-            if self.settings.cpu:
-                task.set_cpu_limit(self.settings.cpu)
-            if self.settings.memory:
-                task.set_memory_limit(self.settings.memory)
+        common = StepResources(cpu=self.settings.cpu, memory=self.settings.memory) if row.name in WORKING else None
+        own = resources_of(row.name, self.settings.steps, "kubeflow")
+        if cpu := (own and own.cpu) or (common and common.cpu):
+            task.set_cpu_limit(str(cpu))
+        if memory := (own and own.memory) or (common and common.memory):
+            task.set_memory_limit(memory)
         return task
 
     def data(self, config: RunConfig) -> DataSettings:

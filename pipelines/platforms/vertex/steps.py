@@ -3,7 +3,13 @@
 kfp reads a pipeline's annotations as objects, so they are not postponed here.
 """
 
-from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
+import functools
+from collections.abc import Callable
+
+from google_cloud_pipeline_components.v1.custom_job import (
+    CustomTrainingJobOp,
+    create_custom_training_job_from_component,
+)
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterChannel
@@ -13,6 +19,8 @@ from slipway.components.build_image.component import build_image
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.setup_access.component import setup_access
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
+from slipway.pipelines.config.resources import VertexStepResources, resources_of
+from slipway.pipelines.hardware.quotas import step_machine
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
@@ -38,9 +46,38 @@ class VertexPlatform(Platform):
 
     def configure(self, task: dsl.PipelineTask, row: Task) -> dsl.PipelineTask:
         super().configure(task, row)
+        resources = resources_of(row.name, self.settings.steps, "vertex")
+        if resources is not None and not resources.needs_custom_job:
+            if resources.cpu is not None:
+                task.set_cpu_limit(str(resources.cpu))
+            if resources.memory_gb is not None:
+                task.set_memory_limit(f"{resources.memory_gb}G")
         if row.retried and self.settings.retries:
             task.set_retry(self.settings.retries, backoff_duration="30s", backoff_factor=2.0)
         return task
+
+    def place(self, row: Task) -> steps.Place:
+        resources = resources_of(row.name, self.settings.steps, "vertex")
+        if resources is None or not resources.needs_custom_job:
+            return super().place(row)
+        return functools.partial(self._custom_job, self.image(row.image), resources)
+
+    def _custom_job(
+        self, image: str, resources: VertexStepResources, component: BaseComponent
+    ) -> Callable[..., dsl.PipelineTask]:
+        """Return a component as one that runs in a custom job, on the requested machine and disk."""
+        return create_custom_training_job_from_component(
+            steps.on_image(component, image),
+            machine_type=step_machine(resources.cpus, resources.memory_gb).name,
+            boot_disk_size_gb=resources.disk_gb,
+            service_account=self.settings.service_account or "",
+            network=self.settings.network or "",
+            encryption_spec_key_name=self.settings.encryption_key or "",
+            labels=self.settings.labels,
+            # Without a value here, the launcher's payload would have placeholders that nothing replaces.
+            reserved_ip_ranges=[],
+            psc_interface_config={},
+        )
 
     def build_image(self) -> str | PipelineParameterChannel:
         build = self.images.build
@@ -56,6 +93,10 @@ class VertexPlatform(Platform):
     def setup_access(self, config: RunConfig) -> dsl.PipelineTask:
         settings = access_settings(config).model_dump_json()
         return self.add(setup_access, settings=settings, grant=self.settings.access == "grant")
+
+    def preparing_starts_machines(self, config: RunConfig) -> bool:
+        resources = self.settings.steps.get("prepare_data")
+        return super().preparing_starts_machines(config) or (resources is not None and resources.needs_custom_job)
 
     def data(self, config: RunConfig) -> DataSettings:
         data = config.data

@@ -25,8 +25,9 @@ WORDS: dict[str, tuple[str, str, str]] = {
     "chief": ("Chief spec replica count cannot be greater than 1.", "one, the chief", "--hardware 'cpu*4'"),
     "quota": (
         "429 RESOURCE_EXHAUSTED The following quota metrics exceed quota limits: "
-        "aiplatform.googleapis.com/custom_model_training_tpu_v2",
-        "in europe-west4 for this hardware: aiplatform.googleapis.com/custom_model_training_tpu_v2",
+        "aiplatform.googleapis.com/custom_model_training_cpus,aiplatform.googleapis.com/custom_model_training_pd_ssd",
+        "in europe-west4 for this run: aiplatform.googleapis.com/custom_model_training_cpus,"
+        "aiplatform.googleapis.com/custom_model_training_pd_ssd.",
         "quotas?project=p",
     ),
     "capacity": (

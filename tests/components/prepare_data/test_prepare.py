@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -371,6 +372,32 @@ def test_a_set_in_a_bucket_is_copied_there_with_its_manifest_last(
     (prepared.folder / manifest.FILE_NAME).unlink()
     assert not prepare(settings, 2).reused
     assert manifest.read(prepared.folder) == prepared.manifest
+
+
+def test_the_disk_of_the_step_must_hold_a_set_that_is_copied_into_a_bucket(
+    make_folder: Callable[..., Path],
+    make_settings: Callable[..., DataSettings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not the bucket's: its mount reports a petabyte."""
+    mount, local = tmp_path / "gcs", tmp_path / "local"
+    local.mkdir()
+    mount.mkdir()
+    monkeypatch.setattr(remote, "CLOUD_MOUNT", str(mount))
+    monkeypatch.setattr(store, "local_path", lambda place: mount / place.removeprefix("gs://"))
+    monkeypatch.setattr(store.tempfile, "tempdir", str(local))
+    free = SimpleNamespace(free=1000), SimpleNamespace(free=10**15)
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: free[Path(path).is_relative_to(mount)])
+    with pytest.raises(UserError) as error:
+        prepare(make_settings(make_folder({"a": 10, "b": 10}), store="gs://bucket/datasets"), 2)
+    assert f"Not enough disk space for the data set in {local}" in error.value.message
+    assert "0.0 MB are free" in error.value.message
+    assert error.value.setting == "vertex.steps.prepare_data.disk"
+    assert "--set vertex.steps.prepare_data.disk=200G" in str(error.value.fix)
+    assert "data.beam" in str(error.value.fix)
+    assert list(local.iterdir()) == []
+    assert list(mount.iterdir()) == []
 
 
 def test_preparing_imports_nothing_heavy(tmp_path: Path) -> None:

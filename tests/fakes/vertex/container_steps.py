@@ -56,7 +56,7 @@ class ContainerSteps:
         account = account_of(self._pipeline)
         environment = {one["name"]: one.get("value", "") for one in container.get("env", [])}
         work = StepContainer(self._containers, container["image"], self._command(task, container, told), environment)
-        job = step_job(container["image"], account)
+        job = step_job(container, account)
         task.job = self._jobs.create(parent_of(self._pipeline), job, account, work, of_pipeline=True).name
 
     def advance(self, task: Task) -> bool:

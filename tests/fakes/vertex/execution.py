@@ -129,14 +129,28 @@ class Execution:
         try:
             self._steps.launch(task, container, inputs, self._artifacts(task))
         except ServiceError as error:
-            if task.job:
+            if task.job:  # the launcher's call was refused
                 self._jobs.log.write_job(task.job, "workerpool0-0", {"severity": "ERROR", "message": str(error)})
-            self._fail(task, f"{error.reason}: {error.message}")
+                self._jobs.end(task.job, failed=True)
+                self._fail(task, f"{error.reason}: {error.message}")
+            else:
+                self._fail(task, self._refusal(task, error))
             return
         task.detail.executor_detail = vertex.PipelineTaskExecutorDetail(
             container_detail=vertex.PipelineTaskExecutorDetail.ContainerDetail(main_job=task.job)
         )
         self._say(task, inputs)
+
+    def _refusal(self, task: Task, error: ServiceError) -> str:
+        """Return the message of a task for which the service could not create a job, as reported (see test_quotas)."""
+        number, _, location, _, identity = self.job.name.split("/")[1:]
+        return (
+            "com.google.cloud.ai.platform.common.errors.AiPlatformException: "
+            f"code={error.reason}, message={error.message}, cause=null; Failed to handle the pipeline task. "
+            f"Task: Project number: {number}, Job id: {identity}, Task id: {task.detail.task_id}, "
+            f"Task name: {task.name}, Task state: DRIVER_SUCCEEDED, Execution name: projects/{number}/locations/"
+            f"{location}/metadataStores/default/executions/{task.detail.task_id}"
+        )
 
     def _advance(self, task: Task) -> None:
         if task.component.HasField("dag"):

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from google.cloud import aiplatform_v1 as vertex
 
 from slipway.core.errors import ERROR_PREFIX, UserError
+from slipway.core.values import whole_numbers
+from slipway.pipelines.hardware.catalogue import load
 from tests.fakes.errors import ServiceError
 from tests.fakes.vertex.jobs import ENDED, JobService
 from tests.fakes.vertex.script import Script, StepScript
@@ -18,8 +20,11 @@ from tests.fakes.vertex.task import Task
 from tests.fakes.vertex.work import ScriptedWork, Work
 
 PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
-# What a container of a pipeline runs on where its spec does not say.
+# The machine of a pipeline's container without limits; with limits, the smallest of these families that has them.
 STEP_MACHINE = "e2-standard-4"
+STEP_FAMILIES = ("e2", "n1")
+MOST_CPUS = 96
+MOST_MEMORY_GB = 624
 
 
 class StepFailed(Exception):
@@ -68,7 +73,7 @@ class ScriptedSteps:
         launcher = "--payload" in container.get("args", []) and "CustomJob" in container["args"]
         own = StepScript(looks=1_000_000) if launcher else script
         task.job = self._jobs.create(
-            parent, step_job(container["image"], account), account, self._work(own), of_pipeline=True
+            parent, step_job(container, account), account, self._work(own), of_pipeline=True
         ).name
         if launcher:
             job = custom_job_of(container["args"], inputs)
@@ -119,16 +124,35 @@ def root_of(pipeline: vertex.PipelineJob) -> str:
     return f"{pipeline.runtime_config.gcs_output_directory}/{pipeline.name.rpartition('/')[2]}"
 
 
-def step_job(image: str, account: str) -> vertex.CustomJob:
-    """Return the job that the service creates for a task's container."""
+def step_job(container: Mapping[str, Any], account: str) -> vertex.CustomJob:
+    """Return the job that the service creates for a task's container.
+
+    Raises:
+        ServiceError: The container asks for more than a step can have.
+    """
     pool = {
-        "machine_spec": {"machine_type": STEP_MACHINE},
+        "machine_spec": {"machine_type": step_machine(container.get("resources", {}))},
         "replica_count": 1,
-        "container_spec": {"image_uri": image},
+        "container_spec": {"image_uri": container["image"]},
     }
     return vertex.CustomJob(
         display_name="caip_pipelines_task", job_spec={"worker_pool_specs": [pool], "service_account": account}
     )
+
+
+def step_machine(resources: Mapping[str, Any]) -> str:
+    """Return the machine of a step by the limits in its container's spec (CPUs, gigabytes)."""
+    cpus, memory = resources.get("cpuLimit", 0), resources.get("memoryLimit", 0)
+    if not cpus and not memory:
+        return STEP_MACHINE
+    if cpus > MOST_CPUS or memory > MOST_MEMORY_GB:
+        raise ServiceError(400, f"A step has at most {MOST_CPUS} CPUs and {MOST_MEMORY_GB}G of memory.")
+    fitting = [
+        machine
+        for machine in load().machines
+        if machine.family in STEP_FAMILIES and machine.vcpus >= (cpus or 4) and machine.memory_gb >= (memory or 16)
+    ]
+    return min(fitting, key=lambda machine: (STEP_FAMILIES.index(machine.family), machine.size)).name
 
 
 def custom_job_of(arguments: list[str], inputs: Mapping[str, Any]) -> vertex.CustomJob:
@@ -136,7 +160,7 @@ def custom_job_of(arguments: list[str], inputs: Mapping[str, Any]) -> vertex.Cus
     payload = arguments[arguments.index("--payload") + 1]
 
     def fill(match: re.Match[str]) -> str:
-        value = inputs[match[1]]
+        value = whole_numbers(inputs[match[1]])  # a spec's numbers are doubles; JSON has 500, not 500.0
         return json.dumps(value)[1:-1] if isinstance(value, str) else json.dumps(value)
 
     try:
@@ -146,7 +170,7 @@ def custom_job_of(arguments: list[str], inputs: Mapping[str, Any]) -> vertex.Cus
 
 
 def _without_empty(value: Any) -> Any:
-    """Remove empty fields and convert integral floats to ints, as JSON numbers are read by the launcher."""
+    """Remove empty fields, as the launcher does."""
     if isinstance(value, dict):
         kept = {key: _without_empty(item) for key, item in value.items()}
         return {key: item for key, item in kept.items() if item not in (None, "", {}, [])}

@@ -13,6 +13,7 @@ from tests.fakes.vertex.shapes import IMAGE, invalid
 from tests.fakes.world import World
 
 LARGEST_JOB = 4
+UNLIMITED = -1
 
 
 def check_worker_pools(spec: vertex.CustomJobSpec, region: str) -> None:
@@ -36,16 +37,19 @@ def check_worker_pools(spec: vertex.CustomJobSpec, region: str) -> None:
 
 def check_quota(world: World, spec: vertex.CustomJobSpec, project: str, region: str, running: Counter[str]) -> None:
     """Raise the service's error if the pools exceed `world.quotas`; `running` is the usage of other jobs."""
-    for metric, wanted in demand(spec).items():
-        limit = world.quotas.get((project, region, metric))
-        if limit is not None and running[metric] + wanted > limit:
-            raise ServiceError(429, f"The following quota metrics exceed quota limits: {metric}")
+    exceeded = []
+    for metric, wanted in sorted(demand(spec).items()):
+        limit = world.quotas.get((project, region, metric), UNLIMITED)
+        if limit != UNLIMITED and running[metric] + wanted > limit:
+            exceeded.append(metric)
+    if exceeded:
+        raise ServiceError(429, f"The following quota metrics exceed quota limits: {','.join(exceeded)}")
 
 
 def demand(spec: vertex.CustomJobSpec) -> Counter[str]:
-    """Return a job's usage by quota metric: accelerators, or vCPUs if it has none."""
+    """Return a job's usage by quota metric: accelerators; except on TPUs, vCPUs and SSD boot disks, too."""
     strategy = vertex.Scheduling.Strategy
-    preemptible = "preemptible_" if spec.scheduling.strategy in (strategy.SPOT, strategy.FLEX_START) else ""
+    preemptible = spec.scheduling.strategy in (strategy.SPOT, strategy.FLEX_START)
     taken: Counter[str] = Counter()
     for pool in spec.worker_pool_specs:
         if not _used(pool):
@@ -54,11 +58,21 @@ def demand(spec: vertex.CustomJobSpec) -> Counter[str]:
         machine = load().machine_index[pool.machine_spec.machine_type]
         if row is not None and row.quota:
             chips = pool.machine_spec.accelerator_count or _chips(pool.machine_spec)
-            taken[f"{QUOTA_PREFIX}{preemptible}{row.quota}"] += chips * pool.replica_count
-        family = load().family(machine)
-        if row is None and family is not None and family.quota:
-            taken[f"{QUOTA_PREFIX}{preemptible}{family.quota}"] += (machine.vcpus or 0) * pool.replica_count
+            taken[f"{QUOTA_PREFIX}{'preemptible_' * preemptible}{row.quota}"] += chips * pool.replica_count
+        if _is_tpu(pool.machine_spec):
+            continue
+        cpus = "preemptible_cpus" if preemptible else load().cpu_quotas.get(machine.family)
+        if cpus:
+            taken[f"{QUOTA_PREFIX}{cpus}"] += (machine.vcpus or 0) * pool.replica_count
+        if _disk_type(pool) == "pd-ssd":
+            taken[f"{QUOTA_PREFIX}pd_ssd"] += (pool.disk_spec.boot_disk_size_gb or 100) * pool.replica_count
     return taken
+
+
+def _disk_type(pool: Any) -> str:
+    """Return the type of a pool's boot disks."""
+    default = "hyperdisk-balanced" if pool.machine_spec.machine_type == "a3-ultragpu-8g" else "pd-ssd"
+    return pool.disk_spec.boot_disk_type or default
 
 
 def _check_container(pool: Any) -> None:

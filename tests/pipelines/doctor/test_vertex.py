@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -15,7 +16,8 @@ from slipway.pipelines.cli.options import check_configuration
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import examine_all, examine_side_by_side, refuse_on_failure
 from slipway.pipelines.doctor import vertex as checks
-from slipway.pipelines.doctor.check import Check, Context, Finding
+from slipway.pipelines.doctor.check import Check, Context, Finding, examine
+from slipway.pipelines.doctor.quotas import peak
 from slipway.pipelines.platforms.vertex.access import access_settings
 from tests.fakes.cloud_kms import add_key
 from tests.fakes.errors import ServiceError
@@ -74,7 +76,7 @@ def test_a_project_that_is_ready_passes(ready, tmp_path):
     found = findings(ready, tmp_path, "t4x2")
     assert failed(found) == set()
     assert found["project"].found == f"{PROJECT}, number {NUMBER}"
-    assert found["quota"].found == f"4 of {T4} in {REGION}, 2 needed"
+    assert found["quota"].found == f"2 of 4 custom_model_training_nvidia_t4_gpus in {REGION}"
     assert found["schedule quota"].found == f"0 of 10 active in {REGION}"
     assert "first" in found["first job"].found
     assert ready.world.writes.total() == 0
@@ -267,6 +269,119 @@ def test_only_regions_with_quota_are_suggested(ready, tmp_path):
     assert "us-east1" in error.allowed
     assert "europe-west1" not in error.allowed
     assert error.nearest == "europe-west2"
+
+
+def limit(google: FakeGoogle, region: str = REGION, **limits: int) -> None:
+    prefix = "aiplatform.googleapis.com/custom_model_training_"
+    google.world.quotas.update({(PROJECT, region, prefix + metric): amount for metric, amount in limits.items()})
+
+
+def test_every_quota_that_falls_short_is_named_with_what_it_is_for(ready, tmp_path):
+    limit(ready, preemptible_nvidia_t4_gpus=2, preemptible_cpus=1, cpus=11, pd_ssd=300)
+    limit(ready, "us-east1", preemptible_nvidia_t4_gpus=2, preemptible_cpus=4, cpus=12, pd_ssd=300)
+    limit(ready, "us-west1", preemptible_nvidia_t4_gpus=2, preemptible_cpus=4, cpus=11, pd_ssd=300)
+    error = findings(ready, tmp_path, "t4x2+spot")["quota"].error
+    assert error is not None
+    training = "aiplatform.googleapis.com/custom_model_training_"
+    assert error.message == (
+        f"The quota in {REGION} is too small: the run needs 12 of {training}cpus for find-champion, prepare-data and "
+        f"setup-access, and the limit is 11; it needs 4 of {training}preemptible_cpus for custom-training-job, and the "
+        "limit is 1."
+    )
+    assert error.allowed == "a region with enough: us-east1"
+    assert f"12 of {training}cpus and 4 of {training}preemptible_cpus in {REGION}" in error.fix
+    limit(ready, preemptible_cpus=4, cpus=12)
+    found = findings(ready, tmp_path, "t4x2+spot")["quota"]
+    assert (found.status, found.found) == (
+        "pass",
+        "12 of 12 custom_model_training_cpus, 300 of 300 custom_model_training_pd_ssd, "
+        "2 of 2 custom_model_training_preemptible_nvidia_t4_gpus, "
+        f"4 of 4 custom_model_training_preemptible_cpus in {REGION}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("hardware", "place", "cpus"),
+    [
+        ("cpu", {}, 12),  # three steps at the start
+        ("cpu*4", {}, 20),  # the launcher beside four replicas
+        ("l4x4", {}, 12),  # the GPUs' machines have their own metric
+        ("cpu", {"image": None}, 16),  # the image is built, too
+        ("cpu", {"steps": {"prepare_data": {"memory": "64G"}}}, 16),
+        ("cpu", {"steps": {"prepare_data": {"cpu": 16, "disk": "500G"}}}, 20),  # its launcher, after the permissions
+        ("cpu", {"steps": {"evaluate": {"cpu": 32}}}, 32),
+    ],
+)
+def test_cpus_are_counted_at_the_peak_of_the_run(ready, tmp_path, hardware, place, cpus):
+    demand = peak(subject(ready, tmp_path, hardware, **place).config)
+    assert demand["aiplatform.googleapis.com/custom_model_training_cpus"].amount == cpus
+
+
+def test_a_run_stays_within_the_quotas_that_the_doctor_counted(ready, tmp_path):
+    """The fake refuses the first job that exceeds a quota."""
+    from slipway.pipelines.images.images import Images
+    from slipway.pipelines.platforms.vertex.submission import compile_pipeline, pipeline_job, submit
+
+    asked = subject(ready, tmp_path, "cpu*4", steps={"prepare_data": {"memory": "32G", "disk": "500G"}})
+    counted = {metric.rpartition("training_")[2]: demand.amount for metric, demand in peak(asked.config).items()}
+    assert counted == {"cpus": 20, "pd_ssd": 600}
+    for metric, amount in counted.items():
+        for given, state in ((amount, "SUCCEEDED"), (amount - 1, "FAILED")):
+            limit(ready, **counted | {metric: given})
+            compile_pipeline(asked.config, Images.one(str(asked.config.vertex.image)), tmp_path / "spec.yaml")
+            job = submit(
+                asked.project.connection,
+                pipeline_job(asked.config, tmp_path / "spec.yaml"),
+                f"digits-{metric.replace('_', '-')}-{given}",
+            )
+            ended = ready.region.pipelines.run_to_end(job.name)
+            assert ended.state.name == f"PIPELINE_STATE_{state}", (metric, given)
+
+
+def put(google: FakeGoogle, name: str, gigabytes: float) -> None:
+    """Add an object of a size, without its content."""
+    google.storage.write(BUCKET, name, b"")
+    objects = google.storage._objects.objects[BUCKET]
+    objects[name]["size"] = str(int(gigabytes * 1e9))
+
+
+@pytest.mark.parametrize(
+    ("source", "files", "disk", "needed"),
+    [
+        ("images:gs://{}/photos.tar", {"photos.tar": 120}, None, "120 GB"),
+        ("images:gs://{}/photos.tar.gz", {"photos.tar.gz": 45}, None, "90 GB"),
+        ("tfrecord:gs://{}/set/train-*", {"set/train-0": 70, "set/train-1": 70, "set/test": 500}, "120G", "140 GB"),
+    ],
+)
+def test_a_data_set_that_the_steps_disk_cannot_hold_is_refused_before_the_run(
+    ready, tmp_path, source, files, disk, needed
+):
+    for name, gigabytes in files.items():
+        put(ready, name, gigabytes)
+    data = {"source": source.format(BUCKET)}
+    place = {"steps": {"prepare_data": {"disk": disk}}} if disk else {}
+    finding = examine(Check("data disk", checks.data_disk), subject(ready, tmp_path, data=data, **place))
+    assert needed in finding.found
+    assert finding.error.setting == "vertex.steps.prepare_data.disk"
+    found = re.search(r"disk=(\d+G)", finding.fix)
+    assert found
+    enough = subject(ready, tmp_path, data=data, steps={"prepare_data": {"disk": found[1]}})
+    assert examine(Check("data disk", checks.data_disk), enough).status == "pass"
+    beam = subject(ready, tmp_path, data={**data, "beam": {"options": {"region": REGION}, "from_gigabytes": 50}})
+    assert examine(Check("data disk", checks.data_disk), beam).status == "skipped"
+
+
+def test_a_source_of_many_files_is_not_listed_before_the_run(ready, tmp_path, monkeypatch):
+    found = examine(
+        Check("data disk", checks.data_disk), subject(ready, tmp_path, data={"source": f"images:gs://{BUCKET}/photos"})
+    )
+    assert (found.status, "listed by the step" in found.found) == ("skipped", True)
+    for number in range(4):
+        put(ready, f"set/train-{number}", 100)
+    monkeypatch.setattr(checks, "MOST_OBJECTS", 3)
+    files = subject(ready, tmp_path, data={"source": f"tfrecord:gs://{BUCKET}/set/train-*"})
+    found = examine(Check("data disk", checks.data_disk), files)
+    assert (found.status, "more than 3 objects" in found.found) == ("skipped", True)
 
 
 def test_an_exhausted_schedule_quota(ready, tmp_path):

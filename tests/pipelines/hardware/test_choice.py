@@ -116,13 +116,26 @@ def test_chips_devices_and_machines():
     }
 
 
-def test_spot_and_flex_have_their_own_quota():
-    assert parse("l4x4").quota_metric == "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
-    assert (
-        parse("l4x4+flex").quota_metric == "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_l4_gpus"
-    )
-    assert parse("cpu").quota_metric == "aiplatform.googleapis.com/custom_model_training_cpus"
-    assert parse("h200x8").quota_metric is None
+@pytest.mark.parametrize(
+    ("hardware", "quotas"),
+    [
+        ("cpu*3", {"cpus": 12, "pd_ssd": 300}),
+        ("cpu@n2-standard-8", {"n2_cpus": 8, "pd_ssd": 100}),
+        ("t4x2*2", {"nvidia_t4_gpus": 4, "cpus": 8, "pd_ssd": 200}),
+        ("t4x2+spot", {"preemptible_nvidia_t4_gpus": 2, "preemptible_cpus": 4, "pd_ssd": 100}),
+        ("l4x4+flex", {"preemptible_nvidia_l4_gpus": 4, "preemptible_cpus": 48, "pd_ssd": 100}),
+        ("a100x1+disk=pd-standard:500", {"nvidia_a100_gpus": 1, "a2_cpus": 12}),
+        ("a100x1+disk=500", {"nvidia_a100_gpus": 1, "a2_cpus": 12, "pd_ssd": 500}),
+        ("h200x8", {"a3_cpus": 224}),  # no metric of the GPU is listed; its boot disk is a hyperdisk
+        ("tpu-v5e-2x4", {"tpu_v5e": 8}),
+    ],
+)
+def test_it_draws_on_a_quota_for_accelerators_cpus_and_disks(hardware, quotas):
+    prefix = "aiplatform.googleapis.com/custom_model_training_"
+    assert parse(hardware).quotas == {prefix + metric: amount for metric, amount in quotas.items()}
+
+
+def test_default_quotas():
     assert parse("l4x4").default_quota("us-central1") == 0
     assert parse("t4x1").default_quota("us-central1") == 12
     assert parse("t4x1").default_quota("us-east4") is None

@@ -79,7 +79,8 @@ def test_a_choice_is_shown_in_full(printed):
         "4 NVIDIA L4 per replica, 8 chips in total, 24 GB per chip",
         '1: {"replica_count": 1',
         "8 of aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus",
-        "a new project has 0 in us-central1",
+        "96 of aiplatform.googleapis.com/custom_model_training_g2_cpus",
+        "a new project has 0 of NVIDIA L4 in us-central1",
         "standard, spot, flex",
         "tensorflow, jax, pytorch",
     ):

@@ -59,6 +59,26 @@ def test_train_requests_gpus_and_selects_nodes(tmp_path: Path) -> None:
     assert inputs(specification, "plan-training")["devices"] == 2
 
 
+def test_a_steps_own_limits_replace_those_of_all_steps(tmp_path: Path) -> None:
+    steps = {"prepare_data": {"memory": "64Gi"}, "plan_training": {"cpu": "500m"}, "evaluate": {"cpu": 2}}
+    specification, _ = compiled(tmp_path, configuration(cpu=4, memory="16Gi", steps=steps))
+    executors = specification["deploymentSpec"]["executors"]
+    resources = {name: executors[f"exec-{name}"]["container"].get("resources", {}) for name in executors_of(executors)}
+    limits = {
+        name: (found.get("resourceCpuLimit"), found.get("resourceMemoryLimit")) for name, found in resources.items()
+    }
+    assert {name: found for name, found in limits.items() if any(found)} == {
+        "prepare-data": ("4", "64Gi"),
+        "plan-training": ("500m", None),
+        "train": ("4", "16Gi"),
+        "evaluate": ("2", "16Gi"),
+    }
+
+
+def executors_of(executors: dict[str, Any]) -> list[str]:
+    return [name.removeprefix("exec-") for name in executors]
+
+
 def test_with_a_volume_every_step_mounts_it_and_stores_its_outputs_there(tmp_path: Path) -> None:
     specification, pods = compiled(tmp_path, configuration(volume="claim", folder="/data"))
     assert set(pods) == set(specification["deploymentSpec"]["executors"])

@@ -20,6 +20,7 @@ from tests.pipelines.platforms.vertex.conftest import Slipway
 RUN = ("run", "-c", "run.yaml", "--target", "vertex", "--hardware", "l4x4*2")
 TRAIN = "custom-training-job"
 METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
+CPUS = "aiplatform.googleapis.com/custom_model_training_cpus"
 
 Damage = Callable[[FakeGoogle], None]
 
@@ -31,6 +32,10 @@ def first_job(google: FakeGoogle) -> None:
 
 def no_quota(google: FakeGoogle) -> None:
     google.world.quotas[(PROJECT, REGION, METRIC)] = 0
+
+
+def no_cpus(google: FakeGoogle) -> None:
+    google.world.quotas[(PROJECT, REGION, CPUS)] = 3
 
 
 def no_account(google: FakeGoogle) -> None:
@@ -94,7 +99,13 @@ TPU_AGENT = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
             f"may not pull the image from {REPOSITORY}",
             "artifactregistry.reader",
         ),
-        (no_quota, "train", f"too little quota in {REGION} for this hardware: {METRIC}", f"quotas?project={PROJECT}"),
+        (
+            no_cpus,
+            "setup_access prepare_data evaluate",
+            f"too little quota in {REGION} for this run: {CPUS}.",
+            f"quotas?project={PROJECT}",
+        ),
+        (no_quota, "train", f"too little quota in {REGION} for this run: {METRIC}", f"quotas?project={PROJECT}"),
         (
             refused('Accelerator "NVIDIA_TESLA_K80" is not supported for machine type "n1-standard-4"'),
             "train",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,47 @@ def test_steps_are_retried_and_training_is_not(specification):
     }
     assert tried["custom-training-job"] == 0
     assert tried["prepare-data"] == tried["evaluate"] == 1
+
+
+def test_a_steps_resources_are_limits_of_the_task_that_does_its_work(tmp_path):
+    told = ["--set", "vertex.steps.prepare_data.memory=64G", "--set", "vertex.steps.evaluate={cpu: 8, memory: 30Gi}"]
+    found = executors(compiled(tmp_path, "cpu", *told))
+    resources = {
+        name: found[name]["container"]["resources"] for name in found if "resources" in found[name]["container"]
+    }
+    assert resources == {
+        "comp-prepare-data": {"memoryLimit": 64.0, "resourceMemoryLimit": "64G"},
+        "comp-evaluate": {
+            "cpuLimit": 8.0,
+            "resourceCpuLimit": "8",
+            "memoryLimit": 33.0,
+            "resourceMemoryLimit": "33G",
+        },
+    }
+
+
+def test_a_step_on_a_larger_disk_is_a_custom_job_as_the_runs_account(tmp_path):
+    key = "projects/p/locations/europe-west4/keyRings/r/cryptoKeys/k"
+    told = ["--set", "vertex.steps.prepare_data={memory: 64G, disk: 500G}", "--set", f"vertex.encryption_key={key}"]
+    made = compiled(tmp_path, "cpu", *told)
+    found = made["components"]["comp-prepare-data"]
+    given = {name: value.get("defaultValue") for name, value in found["inputDefinitions"]["parameters"].items()}
+    (pool,) = given["worker_pool_specs"]
+    assert pool["machine_spec"] == {"machine_type": "e2-highmem-8"}
+    assert pool["disk_spec"] == {"boot_disk_type": "pd-ssd", "boot_disk_size_gb": 500}
+    assert pool["container_spec"]["image_uri"] == IMAGE
+    assert (given["service_account"], given["encryption_spec_key_name"]) == (VERTEX["service_account"], key)
+    assert set(found["outputDefinitions"]["artifacts"]) == {"dataset", "statistics"}
+    container = executors(made)["comp-prepare-data"]["container"]
+    assert container["command"][-1] == "google_cloud_pipeline_components.container.v1.custom_job.launcher"
+    assert "resources" not in container
+    # Every placeholder of the launcher's payload has a value.
+    tasks = made["root"]["dag"]["tasks"]
+    passed = {name for name, value in given.items() if value is not None}
+    passed |= set(tasks["prepare-data"]["inputs"]["parameters"])
+    assert set(re.findall(r"inputs\.parameters\['(\w+)'\]", json.dumps(container["args"]))) <= passed
+    assert "setup-access" in tasks["prepare-data"]["dependentTasks"]
+    assert tasks["prepare-data"]["retryPolicy"]["maxRetryCount"] == 1
 
 
 def test_a_configuration_without_a_vertex_section_is_refused(tmp_path):
