@@ -18,10 +18,22 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
 
 from tests.fakes.errors import Faults, ServiceError
 from tests.fakes.http_service import HttpService, Raw, Request
+from tests.fakes.kubeflow_pods import Cluster
 
 BASE = "/apis/v2beta1"
 # The fields of KubernetesExecutorConfig that a task's pod may have.
-POD_SETTINGS = {"pvcMount", "nodeSelector", "tolerations", "secretAsEnv", "imagePullSecret", "enabledSharedMemory"}
+POD_SETTINGS = {
+    "pvcMount",
+    "nodeSelector",
+    "tolerations",
+    "secretAsEnv",
+    "imagePullSecret",
+    "enabledSharedMemory",
+    "securityContext",
+}
+# The only fields of its SecurityContext: there is no fsGroup.
+SECURITY_CONTEXT = {"runAsUser", "runAsGroup", "runAsNonRoot"}
+DEFAULT_ACCOUNT = "pipeline-runner"
 ROOTS = ("gs://", "s3://", "minio://")
 UNSET = "1970-01-01T00:00:00Z"
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED")
@@ -32,6 +44,7 @@ class FakeKubeflow:
 
     `multi_user`: every call must name a namespace of `profiles`. `token`: the bearer token that callers need. `hold`:
     polling does not advance runs. `failures`: the error of a task by its name. `rejected`: the gate rejects the model.
+    `cluster`: what the pods of the tasks meet.
     """
 
     def __init__(self, *, multi_user: bool = False, token: str | None = None, seed: int = 0) -> None:
@@ -44,6 +57,7 @@ class FakeKubeflow:
         self.hold = False
         self.failures: dict[str, str] = {}
         self.rejected = False
+        self.cluster = Cluster()
         self.now = datetime(2026, 11, 21, 12, tzinfo=UTC)
         self.host = ""
         self._tasks: dict[str, list[dict[str, Any]]] = {}
@@ -70,9 +84,10 @@ class FakeKubeflow:
         running = next((task for task in tasks if task["state"] == "RUNNING"), None)
         if running is not None:
             running["end_time"] = _text(self.now)
-            running["state"] = "FAILED" if running["display_name"] in self.failures else "SUCCEEDED"
-            if running["state"] == "FAILED":
-                running["error"] = {"code": 1, "message": self.failures[running["display_name"]]}
+            problem = self.failures.get(running["display_name"]) or self._problem(run, running["display_name"])
+            running["state"] = "FAILED" if problem else "SUCCEEDED"
+            if problem:
+                running["error"] = {"code": 1, "message": problem}
                 self._end(run, "FAILED")
                 return
         waiting = next((task for task in tasks if task["state"] == "PENDING"), None)
@@ -80,6 +95,18 @@ class FakeKubeflow:
             self._end(run, "SUCCEEDED")
         else:
             waiting["state"], waiting["start_time"] = "RUNNING", _text(self.now)
+
+    def _problem(self, run: dict[str, Any], task: str) -> str | None:
+        """Return why a task's pod fails on the cluster; None for a group of tasks, which has no pod."""
+        given = run["pipeline_spec"]
+        specification = given.get("pipeline_spec", given)
+        label = _executors(_specification(given)).get(task)
+        if label is None:
+            return None
+        pods = given.get("platform_spec", {}).get("platforms", {}).get("kubernetes", {})
+        pod = pods.get("deploymentSpec", {}).get("executors", {}).get(label, {})
+        container = specification["deploymentSpec"]["executors"][label]["container"]
+        return self.cluster.problem(task, run.get("service_account") or DEFAULT_ACCOUNT, container, pod)
 
     def _end(self, run: dict[str, Any], state: str) -> None:
         run["state"], run["finished_at"] = state, _text(self.now)
@@ -191,7 +218,8 @@ def _specification(given: dict[str, Any]) -> PipelineSpec:
         if platform != "kubernetes":
             raise ServiceError(400, f"Invalid input error: Unknown platform {platform}.")
         for label, pod in json_format.MessageToDict(single)["deploymentSpec"]["executors"].items():
-            if label not in executors or set(pod) - POD_SETTINGS:
+            security = set(pod.get("securityContext", {}))
+            if label not in executors or set(pod) - POD_SETTINGS or security - SECURITY_CONTEXT:
                 raise ServiceError(400, f"Invalid input error: The platform spec of {label} cannot be read.")
     return specification
 
@@ -208,6 +236,14 @@ def _check_runtime(specification: PipelineSpec, runtime: dict[str, Any]) -> None
         raise ServiceError(400, f"Invalid input error: Unknown parameters {sorted(given - set(declared))}.")
     if needed - given:
         raise ServiceError(400, f"Invalid input error: The parameters {sorted(needed - given)} have no value.")
+
+
+def _executors(specification: PipelineSpec) -> dict[str, str]:
+    """Return the executors of all tasks by the task's name."""
+    components = specification.components
+    dags = [specification.root.dag, *(component.dag for component in components.values())]
+    found = {name: components[task.component_ref.name] for dag in dags for name, task in dag.tasks.items()}
+    return {name: component.executor_label for name, component in found.items() if component.executor_label}
 
 
 def _task_names(specification: PipelineSpec, *, with_conditions: bool) -> list[str]:

@@ -34,11 +34,17 @@ class KubeflowPlatform(Platform):
 
     def configure(self, task: dsl.PipelineTask, row: Task) -> dsl.PipelineTask:
         super().configure(task, row)
+        pod = self._pod(task)
+        if self.settings.run_as_user is not None:
+            # The platform spec has no fsGroup, with which Kubernetes would make a volume writable for a group.
+            pod["securityContext"] = {"runAsUser": str(self.settings.run_as_user)}
+        if self.settings.image_pull_secrets:
+            pod["imagePullSecret"] = [{"secretName": name} for name in self.settings.image_pull_secrets]
         if self.settings.volume:
             # Old servers read only the first of the two names of the claim.
             name = self.settings.volume
             claim = {"constant": name, "pvcNameParameter": {"runtimeValue": {"constant": name}}}
-            self._pod(task)["pvcMount"] = [{**claim, "mountPath": self.settings.folder}]
+            pod["pvcMount"] = [{**claim, "mountPath": self.settings.folder}]
             if row.name == "prepare-data":
                 # The step finds an existing data set on the volume; the cache would not notice that it was deleted.
                 task.set_caching_options(False)
@@ -69,6 +75,11 @@ class KubeflowPlatform(Platform):
             task.set_accelerator_type(self.settings.accelerator).set_accelerator_limit(devices)
         if self.settings.node_selector:
             self._pod(task)["nodeSelector"] = {"labels": self.settings.node_selector}
+        if self.settings.tolerations:
+            self._pod(task)["tolerations"] = [
+                taint.model_dump(exclude_defaults=True) | {"operator": taint.operator}
+                for taint in self.settings.tolerations
+            ]
         return task
 
     def find_champion(self, config: RunConfig) -> Champion:
@@ -81,7 +92,10 @@ class KubeflowPlatform(Platform):
 
     @staticmethod
     def _pod(task: dsl.PipelineTask) -> JsonObject:
-        """Return a task's KubernetesExecutorConfig as JSON, which kfp writes into the platform spec."""
+        """Return a task's KubernetesExecutorConfig as JSON, which kfp writes into the platform spec.
+
+        Its fields: kubernetes_platform/proto/kubernetes_executor_config.proto in kubeflow/pipelines.
+        """
         settings: JsonObject = task.platform_config.setdefault("kubernetes", {})
         return settings
 
