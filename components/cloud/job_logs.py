@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import retried
+from slipway.core.noise import is_noise
 from slipway.core.values import JsonObject
-from slipway.pipelines.runs.logs import is_noise
 
 PAGE = 1000
 # Entries of different machines arrive out of order; each read goes back this far for late ones.
