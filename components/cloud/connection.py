@@ -26,6 +26,8 @@ SERVICES = (
     "cloudresourcemanager",
     "iam",
     "logging",
+    "pubsub",
+    "secretmanager",
     "serviceusage",
     "storage",
 )

@@ -1,4 +1,4 @@
-"""What a run on Vertex AI says about itself: why it failed (step, custom job, replica, traceback), what it evaluated."""
+"""What a job of Vertex AI says: why it failed (step, custom job, replica, traceback), and what was evaluated."""
 
 from __future__ import annotations
 
@@ -121,6 +121,21 @@ def evaluation(task: PipelineTaskDetail) -> JsonObject:
         "checked": bool(said.get("checked", True)),
     }
     return {"metrics": figures(metadata.get("metrics", {})), "verdict": verdict, "report": artifacts["report"].uri}
+
+
+def results(job: PipelineJob) -> JsonObject:
+    """Return the results of a job's steps that have finished, as fields of a Notice."""
+    tasks = {task.task_name: task for task in job.job_detail.task_details}
+    found: JsonObject = {}
+    if "evaluate" in tasks and "report" in tasks["evaluate"].outputs:
+        evaluated = evaluation(tasks["evaluate"])
+        verdict = evaluated["verdict"]
+        found |= {"metrics": evaluated["metrics"], "report": evaluated["report"]}
+        found |= {"decision": verdict["decision"], "reasons": tuple(verdict["reasons"])}
+    if "register-version" in tasks and "registered" in tasks["register-version"].outputs:
+        artifact = tasks["register-version"].outputs["registered"].artifacts[0]
+        found["model"] = dict(artifact.metadata or {}).get("resourceName")
+    return found
 
 
 def figures(metadata: Mapping[str, object]) -> dict[str, float]:

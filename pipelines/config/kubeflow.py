@@ -103,6 +103,12 @@ class KubeflowSettings(Settings):
     image_pull_secrets: list[Annotated[str, Field(pattern=LABEL_NAME)]] = Field(
         default_factory=list, description="Secrets in the namespace with the credentials of the image's registry."
     )
+    secret: str | None = Field(
+        default=None,
+        pattern=LABEL_NAME,
+        description="Secret in the namespace whose key NAME is the value of the environment variable NAME of "
+        "`notify.webhook: env:NAME`.",
+    )
     ca_certificate: str | None = Field(
         default=None,
         description="Path of a PEM file with the certificate authority of `host`; null: the system's authorities.",

@@ -8,6 +8,8 @@ from kfp.dsl.base_component import BaseComponent
 from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterChannel
 
 from slipway import steps
+from slipway.components.notify.component import notify
+from slipway.components.notify.settings import ExitTask
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.values import JsonObject
@@ -16,6 +18,7 @@ from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
+from slipway.pipelines.platforms.kubeflow.server import Server
 from slipway.pipelines.table import Role, Task
 
 # The tasks to which the limits of `kubeflow.cpu` and `kubeflow.memory` apply.
@@ -54,6 +57,17 @@ class KubeflowPlatform(Platform):
             if self.settings.memory:
                 task.set_memory_limit(self.settings.memory)
         return task
+
+    def exit_tasks(self, config: RunConfig, run_id: str | PipelineParameterChannel) -> list[dsl.PipelineTask]:
+        if config.notify is None:
+            return []
+        about = ExitTask(notify=config.notify, name=config.name, hardware=config.hardware, where="Kubeflow")
+        page = Server(self.settings).page(dsl.PIPELINE_JOB_ID_PLACEHOLDER)
+        task = self.add(notify, settings=about.model_dump_json(), run=run_id, page=page)
+        if variable := config.notify.variable:
+            keys = [{"secretKey": variable, "envVar": variable}]
+            self._pod(task)["secretAsEnv"] = [{"secretName": self.settings.secret, "keyToEnv": keys}]
+        return [task]
 
     def data(self, config: RunConfig) -> DataSettings:
         return config.data.model_copy(update={"store": self.settings.place(config.data.store)})
@@ -110,6 +124,7 @@ def pipeline(config: RunConfig) -> BaseComponent:
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     def training(run_id: str, output: str) -> None:
-        training_steps(config, platform, run_id, output, platform.find_champion(config))
+        with platform.notifying(config, run_id):
+            training_steps(config, platform, run_id, output, platform.find_champion(config))
 
     return training
