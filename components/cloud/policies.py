@@ -22,19 +22,21 @@ ACCOUNT_DOMAIN = ".iam.gserviceaccount.com"
 DEFAULT_ACCOUNT_DOMAIN = "developer.gserviceaccount.com"
 # Conflicts are normal when several writers change one policy.
 CONFLICT_TRIES = 30
+# The kinds of resources with full names, whose policies are read and written by the same calls.
+FULL_NAMES = ("repository", "topic", "secret")
 
 
 @dataclass(frozen=True, order=True)
 class Resource:
-    """A resource with an IAM policy, named by project id, bucket name, full repository name or account e-mail."""
+    """A resource with an IAM policy, named by project id, bucket name, account e-mail, or else its full name."""
 
-    kind: Literal["project", "bucket", "repository", "account"]
+    kind: Literal["project", "bucket", "repository", "account", "topic", "secret"]
     name: str
 
     def __str__(self) -> str:
         if self.kind == "bucket":
             return f"gs://{self.name}"
-        return self.name.rpartition("/")[2] if self.kind == "repository" else self.name
+        return self.name.rpartition("/")[2] if self.kind in FULL_NAMES else self.name
 
 
 def read(
@@ -122,7 +124,9 @@ def _read(connection: Connection, resource: Resource) -> Policy:
             resource=account_name(resource.name), options_requestedPolicyVersion=VERSION
         )
     else:
-        call = _repositories(connection).getIamPolicy(resource=resource.name, options_requestedPolicyVersion=VERSION)
+        call = collection(connection, resource.kind).getIamPolicy(
+            resource=resource.name, options_requestedPolicyVersion=VERSION
+        )
     return dict(call.execute())
 
 
@@ -139,7 +143,7 @@ def _write(connection: Connection, resource: Resource, policy: Policy) -> None:
     elif resource.kind == "account":
         _accounts(connection).setIamPolicy(resource=account_name(resource.name), body=body).execute()
     else:
-        _repositories(connection).setIamPolicy(resource=resource.name, body=body).execute()
+        collection(connection, resource.kind).setIamPolicy(resource=resource.name, body=body).execute()
 
 
 def account_name(email: str) -> str:
@@ -158,5 +162,10 @@ def _accounts(connection: Connection) -> Any:
     return connection.api("iam", "v1").projects().serviceAccounts()
 
 
-def _repositories(connection: Connection) -> Any:
+def collection(connection: Connection, kind: str) -> Any:
+    """Return the client of the resources of a kind in FULL_NAMES."""
+    if kind == "topic":
+        return connection.api("pubsub", "v1").projects().topics()
+    if kind == "secret":
+        return connection.api("secretmanager", "v1").projects().secrets()
     return connection.api("artifactregistry", "v1").projects().locations().repositories()

@@ -10,6 +10,7 @@ from slipway.core.values import JsonObject
 # Chat services cut or refuse long messages; Google Chat's limit is 4,096 characters
 # (https://developers.google.com/workspace/chat/create-messages).
 LONGEST_ERROR = 2_000
+SHOWN_METRICS = 3
 MARKS = {"succeeded": "✓", "failed": "✗"}
 
 
@@ -69,7 +70,8 @@ class Notice:
         if self.fix:
             yield f"fix: {self.fix}"
         if self.metrics:
-            yield "test: " + ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+            first = list(self.metrics.items())[:SHOWN_METRICS]
+            yield "test: " + ", ".join(f"{name} {value:.4g}" for name, value in first)
         if self.decision:
             yield f"verdict: {self.decision}. {' '.join(self.reasons)}".rstrip()
         for label, value in (("model", self.model), ("report", self.report), ("page", self.page)):

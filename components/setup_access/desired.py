@@ -66,6 +66,28 @@ class Repository:
 
 
 @dataclass(frozen=True)
+class Topic:
+    """A Pub/Sub topic, by its full name."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A secret in Secret Manager, by its full name. Only its owner can create it."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
 class Account:
     """A user-managed service account."""
 
@@ -90,7 +112,7 @@ class Binding:
         return f"{self.role} on {self.resource} for {self.member.partition(':')[2]}"
 
 
-Item = Api | Identity | Bucket | Repository | Account | Binding
+Item = Api | Identity | Bucket | Repository | Topic | Secret | Account | Binding
 
 
 def apis(settings: AccessSettings) -> list[Api]:
@@ -108,6 +130,10 @@ def apis(settings: AccessSettings) -> list[Api]:
         listed.append(Api("cloudbuild.googleapis.com", "builds the image"))
     if settings.tpu:
         listed.append(Api("tpu.googleapis.com", "provides the TPUs"))
+    if settings.topic:
+        listed.append(Api("pubsub.googleapis.com", "receives the notifications"))
+    if settings.secret:
+        listed.append(Api("secretmanager.googleapis.com", "holds the webhook's address"))
     return sorted(listed, key=lambda api: api.name)
 
 
@@ -127,6 +153,10 @@ def desired(settings: AccessSettings, number: int, builder: str | None) -> list[
     items.append(Bucket(settings.bucket, settings.region, "holds data, checkpoints and models"))
     if settings.repository:
         items.append(Repository(settings.repository, "holds the image"))
+    if settings.topic:
+        items.append(Topic(settings.topic, "receives the notifications"))
+    if settings.secret:
+        items.append(Secret(settings.secret, "holds the webhook's address"))
     return [*items, *bindings(settings, number, builder)]
 
 
@@ -155,6 +185,7 @@ def bindings(settings: AccessSettings, number: int, builder: str | None) -> list
     return [
         *_agents(settings, number),
         *_account(settings),
+        *_notifications(settings),
         *_builder(settings, builder),
         *(binding for member in settings.submitters for binding in _submitter(settings, member)),
     ]
@@ -206,6 +237,21 @@ def _account(settings: AccessSettings) -> Iterator[Binding]:
     # A service account needs actAs on itself to start jobs that run as it.
     own = Resource("account", settings.account)
     yield Binding(own, "roles/iam.serviceAccountUser", member, "the pipeline's training jobs run as the same account")
+
+
+def _notifications(settings: AccessSettings) -> Iterator[Binding]:
+    if not settings.account:
+        return
+    member = f"serviceAccount:{settings.account}"
+    if settings.explains:
+        project = Resource("project", settings.project)
+        yield Binding(project, "roles/logging.viewer", member, "a notification explains a failure from the logs")
+    if settings.topic:
+        topic = Resource("topic", settings.topic)
+        yield Binding(topic, "roles/pubsub.publisher", member, "the run publishes its notification")
+    if settings.secret:
+        secret = Resource("secret", settings.secret)
+        yield Binding(secret, "roles/secretmanager.secretAccessor", member, "the run reads the webhook's address")
 
 
 def _builder(settings: AccessSettings, builder: str | None) -> Iterator[Binding]:

@@ -8,7 +8,18 @@ from typing import Literal
 
 from slipway.components.cloud import policies
 from slipway.components.cloud.policies import Resource
-from slipway.components.setup_access.desired import Account, Api, Binding, Bucket, Identity, Item, Repository, desired
+from slipway.components.setup_access.desired import (
+    Account,
+    Api,
+    Binding,
+    Bucket,
+    Identity,
+    Item,
+    Repository,
+    Secret,
+    Topic,
+    desired,
+)
 from slipway.components.setup_access.observed import HOSTS, Observed
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
@@ -37,6 +48,8 @@ INCLUDED_IN = {
     "roles/iam.serviceAccountUser": ("roles/owner", "roles/editor"),
     "roles/logging.logWriter": ("roles/logging.admin", "roles/owner", "roles/editor"),
     "roles/logging.viewer": ("roles/logging.admin", "roles/owner", "roles/editor"),
+    "roles/pubsub.publisher": ("roles/pubsub.editor", "roles/pubsub.admin", "roles/owner"),
+    "roles/secretmanager.secretAccessor": ("roles/secretmanager.admin", "roles/owner"),
     "roles/storage.objectViewer": ("roles/storage.objectUser", "roles/storage.objectAdmin", "roles/storage.admin"),
     "roles/storage.objectUser": ("roles/storage.objectAdmin", "roles/storage.admin"),
 }
@@ -94,6 +107,10 @@ def _line(item: Item, settings: AccessSettings, observed: Observed) -> Line:
         return _bucket(item, observed)
     if isinstance(item, Repository):
         return _resource(item, Resource("repository", item.name), settings, observed)
+    if isinstance(item, Topic):
+        return _resource(item, Resource("topic", item.name), settings, observed)
+    if isinstance(item, Secret):
+        return _secret(item, observed)
     return _binding(item, settings, observed)
 
 
@@ -131,7 +148,20 @@ def _bucket(item: Bucket, observed: Observed) -> Line:
     return Line(item, "there", f"in {place}, with uniform access")
 
 
-def _resource(item: Account | Repository, resource: Resource, settings: AccessSettings, observed: Observed) -> Line:
+def _secret(item: Secret, observed: Observed) -> Line:
+    state = observed.resources[Resource("secret", item.name)]
+    if state.exists is None:
+        return _unseen(item, state.error)
+    if state.exists:
+        return Line(item, "there", "exists")
+    _, project, _, name = item.name.split("/")
+    fix = f"gcloud secrets create {name} --project={project} --data-file=FILE, with the webhook's URL in FILE"
+    return Line(item, "wrong", "it does not exist, and only you know its value", fix)
+
+
+def _resource(
+    item: Account | Repository | Topic, resource: Resource, settings: AccessSettings, observed: Observed
+) -> Line:
     state = observed.resources[resource]
     if state.exists is None:
         return _unseen(item, state.error)

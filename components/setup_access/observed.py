@@ -24,6 +24,8 @@ HOSTS = {
     "bucket": "storage.googleapis.com",
     "repository": "artifactregistry.googleapis.com",
     "account": "iam.googleapis.com",
+    "topic": "pubsub.googleapis.com",
+    "secret": "secretmanager.googleapis.com",
 }
 
 
@@ -83,6 +85,10 @@ def resources_of(settings: AccessSettings) -> list[Resource]:
     listed = [Resource("project", settings.project), *(Resource("bucket", name) for name in buckets)]
     if settings.repository:
         listed.append(Resource("repository", settings.repository))
+    if settings.topic:
+        listed.append(Resource("topic", settings.topic))
+    if settings.secret:
+        listed.append(Resource("secret", settings.secret))
     accounts = {settings.account, settings.builder if settings.builds else None} - {None}
     return [*listed, *(Resource("account", str(account)) for account in sorted(map(str, accounts)))]
 
@@ -181,13 +187,20 @@ def _bucket(connection: Connection, resource: Resource) -> JsonObject:
 
 
 def _repository(connection: Connection, resource: Resource) -> JsonObject:
-    repositories = connection.api("artifactregistry", "v1").projects().locations().repositories()
-    return dict(repositories.get(name=resource.name).execute())
+    return dict(policies.collection(connection, "repository").get(name=resource.name).execute())
 
 
 def _account(connection: Connection, resource: Resource) -> JsonObject:
     accounts = connection.api("iam", "v1").projects().serviceAccounts()
     return dict(accounts.get(name=policies.account_name(resource.name)).execute())
+
+
+def _topic(connection: Connection, resource: Resource) -> JsonObject:
+    return dict(policies.collection(connection, "topic").get(topic=resource.name).execute())
+
+
+def _secret(connection: Connection, resource: Resource) -> JsonObject:
+    return dict(policies.collection(connection, "secret").get(name=resource.name).execute())
 
 
 def _project(_: Connection, resource: Resource) -> JsonObject:
@@ -200,4 +213,6 @@ FACTS: Mapping[str, Callable[[Connection, Resource], JsonObject]] = {
     "bucket": _bucket,
     "repository": _repository,
     "account": _account,
+    "topic": _topic,
+    "secret": _secret,
 }

@@ -28,6 +28,9 @@ class AccessSettings(Settings):
     builder: str | None = Field(
         default=None, description="E-mail address of Cloud Build's account; None: the project's default."
     )
+    topic: str | None = Field(default=None, description="Full name of the Pub/Sub topic that runs publish to.")
+    secret: str | None = Field(default=None, description="Full name of the secret with the webhook that runs call.")
+    explains: bool = Field(default=False, description="Whether runs read their own logs, to notify of a failure.")
     endpoints: dict[str, str] = Field(default_factory=dict, description="Custom endpoints: host[:port] by service.")
 
     @property

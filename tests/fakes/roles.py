@@ -52,6 +52,8 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     ),
     "roles/serviceusage.serviceUsageViewer": frozenset({"serviceusage.services.get", "serviceusage.quotas.get"}),
     "roles/serviceusage.serviceUsageConsumer": frozenset({"serviceusage.services.use"}),
+    "roles/pubsub.publisher": frozenset({"pubsub.topics.publish"}),
+    "roles/secretmanager.secretAccessor": frozenset({"secretmanager.versions.access"}),
     "roles/logging.viewer": frozenset({"logging.logEntries.list"}),
     "roles/cloudbuild.builds.editor": frozenset(
         {"cloudbuild.builds.create", "cloudbuild.builds.get", "cloudbuild.builds.list"}

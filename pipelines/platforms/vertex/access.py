@@ -35,7 +35,7 @@ def access_settings(config: RunConfig) -> AccessSettings:
     Raises:
         UserError: The configuration has no vertex section.
     """
-    vertex = vertex_of(config)
+    vertex, notify = vertex_of(config), config.notify
     return AccessSettings(
         project=vertex.project,
         region=vertex.region,
@@ -48,6 +48,9 @@ def access_settings(config: RunConfig) -> AccessSettings:
         tpu=config.parsed_hardware.is_tpu,
         builds=_builds(vertex),
         builder=vertex.build.service_account,
+        topic=notify.topic if notify else None,
+        secret=notify.secret if notify else None,
+        explains=bool(notify and (notify.webhook or notify.topic)),
         endpoints=vertex.endpoints,
     )
 
