@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from slipway.core.errors import UserError
 from slipway.pipelines.platforms.kubeflow import launch
 from slipway.pipelines.runs.record import RunRecord
 from tests.fakes.kubeflow import FakeKubeflow
+from tests.fakes.webhook import FakeWebhook
 from tests.pipelines.platforms.kubeflow.conftest import IMAGE, configuration
 
 
@@ -27,10 +29,17 @@ class Nobody:
 
 @pytest.fixture
 def kubeflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeKubeflow]:
+    monkeypatch.setenv("SLIPWAY_RETRY_SECONDS", "0.01")
     monkeypatch.setattr("slipway.pipelines.platforms.kubeflow.launch.POLL_SECONDS", 0)
     monkeypatch.setattr("kfp.client.client.time", SimpleNamespace(sleep=lambda _seconds: None))
     monkeypatch.chdir(tmp_path)
     with FakeKubeflow() as server:
+        yield server
+
+
+@pytest.fixture
+def webhook() -> Iterator[FakeWebhook]:
+    with FakeWebhook() as server:
         yield server
 
 
@@ -143,6 +152,33 @@ def test_a_tainted_node_needs_a_toleration(
     assert status == ("succeeded" if tolerated else "failed")
     if not tolerated:
         assert (step, "had untolerated taint {nvidia.com/gpu: present}" in message) == ("train", True)
+
+
+def test_an_exit_task_runs_after_a_failure_and_does_not_change_the_outcome(
+    kubeflow: FakeKubeflow, webhook: FakeWebhook
+) -> None:
+    """An exit task is a lifecycle hook of the workflow: it runs after a failure, and its own does not fail the run.
+
+    Source: kubeflow/pipelines#11470 ("so that the overall pipeline status is not impacted"); before it, servers
+    reported a failed run as succeeded (#11405).
+    """
+    kubeflow.failures["train"] = "OOMKilled"
+    assert outcome(kubeflow, notify={"webhook": webhook.url})[:2] == ("failed", "train")
+    assert webhook.received[0]["status"] == "failed"
+    kubeflow.failures = {"notify": "the pod was evicted"}
+    assert outcome(kubeflow, notify={"webhook": webhook.url})[0] == "succeeded"
+
+
+def test_a_server_before_2_14_refuses_a_final_status(kubeflow: FakeKubeflow, webhook: FakeWebhook) -> None:
+    """The input PipelineTaskFinalStatus is supported since 2.14.0; older servers refuse the run.
+
+    Source: CHANGELOG.md of kubeflow/pipelines (#11953); the text is in argocompiler/dag.go before that, and reported in
+    kubeflow/pipelines#11641.
+    """
+    kubeflow.knows_final_status = False
+    with pytest.raises(UserError, match="task final status not supported yet") as refused:
+        outcome(kubeflow, notify={"webhook": webhook.url})
+    assert "2.14" in str(refused.value.fix)
 
 
 def test_an_unknown_service_account_starts_no_pod(kubeflow: FakeKubeflow) -> None:
