@@ -52,7 +52,7 @@ class NotifySettings(Settings):
             setting="notify.webhook",
             value="(hidden)",
             allowed="https://…, env:NAME or projects/PROJECT/secrets/SECRET; http:// only for localhost",
-            fix="--set notify.webhook=env:SLIPWAY_WEBHOOK, and export SLIPWAY_WEBHOOK=URL",
+            fix="--set notify.webhook=env:CHAT_WEBHOOK, and export CHAT_WEBHOOK=URL",
         )
 
     @model_validator(mode="after")

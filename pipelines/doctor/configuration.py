@@ -151,7 +151,7 @@ def notification(context: Context) -> str:
             setting="notify.email",
             value=", ".join(settings.email),
             allowed="notify.webhook or notify.topic",
-            fix="--set notify.email=[] --set notify.webhook=env:SLIPWAY_WEBHOOK",
+            fix="--set notify.email=[] --set notify.webhook=env:CHAT_WEBHOOK",
         )
     if context.target == "kubeflow" and settings.variable and kubeflow is not None and kubeflow.secret is None:
         raise UserError(

@@ -228,3 +228,26 @@ def test_an_account_of_builds_that_cannot_be_asked_for_hides_nothing(google):
     unseen = [line for line in difference(asked, observe(asked)) if line.status == "unseen"]
     assert [str(line.item) for line in unseen] == ["the account of Cloud Build's builds"]
     assert "cloudbuild.builds.get is missing" in unseen[0].observed
+
+
+def test_notifications_need_their_topic_their_secret_and_the_logs(new_project):
+    topic, secret = f"projects/{PROJECT}/topics/runs", f"projects/{PROJECT}/secrets/webhook"
+    new_project.secrets.values[secret] = "https://hooks.example.com/x"
+    asked = settings(new_project, topic=topic, secret=secret, explains=True)
+    outcomes, left = apply(asked)
+    assert {outcome.result for outcome in outcomes} <= {"done", "later"}
+    assert not blocking(left)
+    assert new_project.pubsub.topics == {topic: []}
+    services = new_project.world.projects[PROJECT].services
+    assert {"pubsub.googleapis.com", "secretmanager.googleapis.com"} <= services
+    assert granted(new_project, topic) == {("roles/pubsub.publisher", RUNNER)}
+    assert granted(new_project, secret) == {("roles/secretmanager.secretAccessor", RUNNER)}
+    assert ("roles/logging.viewer", RUNNER) in granted(new_project, f"projects/{PROJECT}")
+
+
+def test_a_secret_is_not_created_because_only_its_owner_knows_the_value(google):
+    make_ready(google)
+    google.world.projects[PROJECT].services |= {"secretmanager.googleapis.com"}
+    asked = settings(google, builds=False, secret=f"projects/{PROJECT}/secrets/webhook")
+    [line] = [line for line in difference(asked, observe(asked)) if line.kind == "secret"]
+    assert (line.status, line.fix.startswith("gcloud secrets create webhook")) == ("wrong", True)
