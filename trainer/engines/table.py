@@ -50,6 +50,8 @@ class EngineRow:
             only the engine's library can run.
         one_device_per_process: Whether a process trains on one device, so a replica has as many processes as devices.
         tpus: The TPU slices that it trains on; the catalogue of hardware names the TPU generations without support.
+        not_prebuilt: Why Google's prebuilt prediction images (TensorFlow 2.15 at most) cannot serve its models, as the
+            end of a sentence; "" if they can.
         unsupported: The settings that it does not support.
     """
 
@@ -63,6 +65,7 @@ class EngineRow:
     model_file: str = SAVED_MODEL_FILE
     one_device_per_process: bool = False
     tpus: Literal["one chip", "one machine", "all"] = "all"
+    not_prebuilt: str = ""
     unsupported: tuple[Unsupported, ...] = ()
 
     @property
@@ -82,6 +85,8 @@ ENGINES: dict[str, EngineRow] = {
         extra="jax",
         keras_backend="jax",
         imported_first=("jax.experimental.sparse",),
+        # Measured with the wheels; the SavedModel contains XlaCallModule of version 10.
+        not_prebuilt="TensorFlow 2.15 and 2.17 load its SavedModels but fail at the first prediction",
         unsupported=(
             Unsupported("xla", lambda value: value is False, "always compiles with XLA", "auto, true", "auto"),
         ),
@@ -100,6 +105,7 @@ ENGINES: dict[str, EngineRow] = {
         model_file="model.pt2",
         one_device_per_process=True,
         tpus="one chip",
+        not_prebuilt="its models are not SavedModels but model.pt2",
         unsupported=(
             Unsupported("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),
         ),
