@@ -126,8 +126,14 @@ STEPS: Mapping[str, Step] = {
         ),
     )
 }
+# Tasks that run after the steps, however these ended, to notify of the outcome. They belong to no step: their own
+# outcome is not a run's.
+EXIT_TASKS = (
+    Task("notify", cached=False, retried=False),
+    Task("vertex-pipelines-notification-email", cached=False, retried=False),
+)
 _TASKS = [(step, task) for step in STEPS.values() for tasks in step.tasks.values() for task in tasks]
-TASKS: Mapping[str, Task] = {task.name: task for _, task in _TASKS}
+TASKS: Mapping[str, Task] = {task.name: task for task in (*(task for _, task in _TASKS), *EXIT_TASKS)}
 _STEP_OF: Mapping[str, str] = {task.name: step.name for step, task in _TASKS}
 
 
@@ -137,5 +143,5 @@ def steps_on(platform: PlatformName) -> list[str]:
 
 
 def step_of(task: str) -> str | None:
-    """Return the name of the step to which a task belongs; None for the pipeline's own tasks (conditions)."""
+    """Return the name of the step to which a task belongs; None for the pipeline's own (conditions, exit tasks)."""
     return _STEP_OF.get(task)

@@ -27,6 +27,8 @@ SERVICES = (
     "cloudresourcemanager",
     "iam",
     "logging",
+    "pubsub",
+    "secretmanager",
     "serviceusage",
     "storage",
 )

@@ -49,19 +49,21 @@ PERMISSIONS: Mapping[str, tuple[str, ...]] = {
 }
 # Conflicts are normal when several writers change one policy.
 CONFLICT_TRIES = 30
+# The kinds of resources with full names, whose policies are read and written by the same calls.
+FULL_NAMES = ("repository", "key", "topic", "secret")
 
 
 @dataclass(frozen=True, order=True)
 class Resource:
-    """A resource with an IAM policy, named by project id, bucket, account e-mail, or full name (repository, key)."""
+    """A resource with an IAM policy, named by project id, bucket, account e-mail, or else its full name."""
 
-    kind: Literal["project", "bucket", "repository", "account", "key"]
+    kind: Literal["project", "bucket", "repository", "account", "key", "topic", "secret"]
     name: str
 
     def __str__(self) -> str:
         if self.kind == "bucket":
             return f"gs://{self.name}"
-        return self.name.rpartition("/")[2] if self.kind in ("repository", "key") else self.name
+        return self.name.rpartition("/")[2] if self.kind in FULL_NAMES else self.name
 
 
 def read(
@@ -174,9 +176,18 @@ def _methods(connection: Connection, resource: Resource) -> tuple[Any, str]:
         return connection.api("cloudresourcemanager", "v3").projects(), f"projects/{resource.name}"
     if resource.kind == "account":
         return connection.api("iam", "v1").projects().serviceAccounts(), account_name(resource.name)
-    if resource.kind == "key":
-        return connection.api("cloudkms", "v1").projects().locations().keyRings().cryptoKeys(), resource.name
-    return connection.api("artifactregistry", "v1").projects().locations().repositories(), resource.name
+    return collection(connection, resource.kind), resource.name
+
+
+def collection(connection: Connection, kind: str) -> Any:
+    """Return the API's methods for the resources of a kind in FULL_NAMES."""
+    if kind == "key":
+        return connection.api("cloudkms", "v1").projects().locations().keyRings().cryptoKeys()
+    if kind == "topic":
+        return connection.api("pubsub", "v1").projects().topics()
+    if kind == "secret":
+        return connection.api("secretmanager", "v1").projects().secrets()
+    return connection.api("artifactregistry", "v1").projects().locations().repositories()
 
 
 def account_name(email: str) -> str:

@@ -22,8 +22,12 @@ ROLES = {
     "iam.serviceAccounts.get": "roles/iam.serviceAccountViewer",
     "iam.": "roles/iam.serviceAccountAdmin",
     "logging.": "roles/logging.viewer",
+    "pubsub.topics.publish": "roles/pubsub.publisher",
+    "pubsub.": "roles/pubsub.admin",
     "resourcemanager.projects.get": "roles/browser",
     "resourcemanager.": "roles/resourcemanager.projectIamAdmin",
+    "secretmanager.versions.access": "roles/secretmanager.secretAccessor",
+    "secretmanager.": "roles/secretmanager.admin",
     "serviceusage.quotas.": "roles/serviceusage.serviceUsageViewer",
     "serviceusage.services.get": "roles/serviceusage.serviceUsageViewer",
     # Calls with a person's credentials count against the quota of the project (header x-goog-user-project).

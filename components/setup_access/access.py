@@ -16,7 +16,7 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import finished
 from slipway.components.cloud.refusals import is_disabled, message_of, refusal
 from slipway.components.cloud.retries import CONFLICT, retried, status_of
-from slipway.components.setup_access.desired import Account, Api, Binding, Bucket, Identity, Item, Repository
+from slipway.components.setup_access.desired import Account, Api, Binding, Bucket, Identity, Item, Repository, Topic
 from slipway.components.setup_access.difference import Line, blocking, difference
 from slipway.components.setup_access.observed import Observed, observe
 from slipway.components.setup_access.settings import AccessSettings
@@ -104,7 +104,7 @@ def apply(
     """
     connection = settings.connection
     outcomes: dict[str, Outcome] = {}
-    for stage in ((Api,), (Identity, Account, Bucket, Repository), (Binding,)):
+    for stage in ((Api,), (Identity, Account, Bucket, Repository, Topic), (Binding,)):
         observed = observe(settings, SETTLING_TRIES)
         lines = [line for line in difference(settings, observed) if isinstance(line.item, stage)]
         missing = [line for line in lines if line.status == "missing"]
@@ -181,6 +181,8 @@ def _call(connection: Connection, items: list[Item]) -> None:
         _bucket(connection, first)
     elif isinstance(first, Repository):
         _repository(connection, first)
+    elif isinstance(first, Topic):
+        _unless_there(policies.collection(connection, "topic").create(name=first.name, body={}))
     elif isinstance(first, Binding):
         grants = [(item.role, item.member) for item in items if isinstance(item, Binding)]
         policies.add(connection, first.resource, grants, also=is_disabled if first.later else _settles)

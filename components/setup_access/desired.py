@@ -81,6 +81,28 @@ class Key:
 
 
 @dataclass(frozen=True)
+class Topic:
+    """A Pub/Sub topic, by its full name."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A secret in Secret Manager, by its full name. Only its owner can create it."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
 class Account:
     """A user-managed service account."""
 
@@ -105,7 +127,7 @@ class Binding:
         return f"{self.role} on {self.resource} for {self.member.partition(':')[2]}"
 
 
-Item = Api | Identity | Bucket | Repository | Key | Account | Binding
+Item = Api | Identity | Bucket | Repository | Key | Topic | Secret | Account | Binding
 
 
 def apis(settings: AccessSettings, builder: str | None = None) -> list[Api]:
@@ -130,6 +152,10 @@ def apis(settings: AccessSettings, builder: str | None = None) -> list[Api]:
         listed.append(Api(COMPUTE, "its default account runs the builds"))
     if settings.encryption_key and settings.encryption_key.split("/")[1] == settings.project:
         listed.append(Api("cloudkms.googleapis.com", "holds the encryption key"))
+    if settings.topic:
+        listed.append(Api("pubsub.googleapis.com", "receives the notifications"))
+    if settings.secret:
+        listed.append(Api("secretmanager.googleapis.com", "holds the webhook's address"))
     return sorted(listed, key=lambda api: api.name)
 
 
@@ -154,6 +180,10 @@ def desired(settings: AccessSettings, number: int, builder: str | None) -> list[
         items.append(Repository(settings.repository, "holds the image"))
     if settings.encryption_key:
         items.append(Key(settings.encryption_key, settings.region, "encrypts the pipeline, the jobs and the model"))
+    if settings.topic:
+        items.append(Topic(settings.topic, "receives the notifications"))
+    if settings.secret:
+        items.append(Secret(settings.secret, "holds the webhook's address"))
     return [*items, *bindings(settings, number, builder)]
 
 
@@ -184,6 +214,7 @@ def bindings(settings: AccessSettings, number: int, builder: str | None) -> list
     return [
         *_agents(settings, number),
         *_account(settings),
+        *_notifications(settings),
         *_builder(settings, builder),
         *_dataflow(settings, number),
         *(binding for member in settings.submitters for binding in _submitter(settings, member, builder)),
@@ -251,6 +282,21 @@ def _account(settings: AccessSettings) -> Iterator[Binding]:
     # A service account needs actAs on itself to start jobs that run as it.
     own = Resource("account", settings.account)
     yield Binding(own, "roles/iam.serviceAccountUser", member, "the pipeline's training jobs run as the same account")
+
+
+def _notifications(settings: AccessSettings) -> Iterator[Binding]:
+    if not settings.account:
+        return
+    member = f"serviceAccount:{settings.account}"
+    if settings.explains:
+        project = Resource("project", settings.project)
+        yield Binding(project, "roles/logging.viewer", member, "a notification explains a failure from the logs")
+    if settings.topic:
+        topic = Resource("topic", settings.topic)
+        yield Binding(topic, "roles/pubsub.publisher", member, "the run publishes its notification")
+    if settings.secret:
+        secret = Resource("secret", settings.secret)
+        yield Binding(secret, "roles/secretmanager.secretAccessor", member, "the run reads the webhook's address")
 
 
 def _builder(settings: AccessSettings, builder: str | None) -> Iterator[Binding]:

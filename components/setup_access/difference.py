@@ -18,6 +18,8 @@ from slipway.components.setup_access.desired import (
     Item,
     Key,
     Repository,
+    Secret,
+    Topic,
     desired,
 )
 from slipway.components.setup_access.observed import HOSTS, Observed, State
@@ -58,6 +60,8 @@ INCLUDED_IN = {
         "roles/cloudbuild.builds.builder",
     ),
     "roles/logging.viewer": ("roles/logging.admin", "roles/owner", "roles/editor"),
+    "roles/pubsub.publisher": ("roles/pubsub.editor", "roles/pubsub.admin", "roles/owner"),
+    "roles/secretmanager.secretAccessor": ("roles/secretmanager.admin", "roles/owner"),
     "roles/serviceusage.serviceUsageConsumer": (
         "roles/serviceusage.serviceUsageAdmin",
         "roles/owner",
@@ -139,6 +143,10 @@ def _line(item: Item, settings: AccessSettings, observed: Observed) -> Line:
         return _resource(item, Resource("repository", item.name), settings, observed)
     if isinstance(item, Key):
         return _key(item, observed)
+    if isinstance(item, Topic):
+        return _resource(item, Resource("topic", item.name), settings, observed)
+    if isinstance(item, Secret):
+        return _secret(item, observed)
     return _binding(item, settings, observed)
 
 
@@ -176,7 +184,20 @@ def _bucket(item: Bucket, observed: Observed) -> Line:
     return Line(item, "there", f"in {place}, with uniform access")
 
 
-def _resource(item: Account | Repository, resource: Resource, settings: AccessSettings, observed: Observed) -> Line:
+def _secret(item: Secret, observed: Observed) -> Line:
+    state = observed.resources[Resource("secret", item.name)]
+    if state.exists is None:
+        return _unseen(item, state.error)
+    if state.exists:
+        return Line(item, "there", "exists")
+    _, project, _, name = item.name.split("/")
+    fix = f"gcloud secrets create {name} --project={project} --data-file=FILE, with the webhook's URL in FILE"
+    return Line(item, "wrong", "it does not exist, and only you know its value", fix)
+
+
+def _resource(
+    item: Account | Repository | Topic, resource: Resource, settings: AccessSettings, observed: Observed
+) -> Line:
     state = observed.resources[resource]
     if state.exists is None:
         return _unseen(item, state.error)

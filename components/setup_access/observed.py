@@ -28,6 +28,8 @@ HOSTS = {
     "repository": "artifactregistry.googleapis.com",
     "account": "iam.googleapis.com",
     "key": "cloudkms.googleapis.com",
+    "topic": "pubsub.googleapis.com",
+    "secret": "secretmanager.googleapis.com",
 }
 
 
@@ -100,6 +102,10 @@ def resources_of(settings: AccessSettings, builder: str | None) -> list[Resource
         listed.append(Resource("repository", settings.repository))
     if settings.encryption_key:
         listed.append(Resource("key", settings.encryption_key))
+    if settings.topic:
+        listed.append(Resource("topic", settings.topic))
+    if settings.secret:
+        listed.append(Resource("secret", settings.secret))
     accounts = {settings.account, worker_of(settings)}
     if settings.builds and builder and not is_legacy(builder):
         accounts.add(builder)
@@ -213,8 +219,7 @@ def _bucket(connection: Connection, resource: Resource) -> JsonObject:
 
 
 def _repository(connection: Connection, resource: Resource) -> JsonObject:
-    repositories = connection.api("artifactregistry", "v1").projects().locations().repositories()
-    return dict(repositories.get(name=resource.name).execute())
+    return dict(policies.collection(connection, "repository").get(name=resource.name).execute())
 
 
 def _account(connection: Connection, resource: Resource) -> JsonObject:
@@ -229,8 +234,15 @@ def _project(connection: Connection, resource: Resource) -> JsonObject:
 
 
 def _key(connection: Connection, resource: Resource) -> JsonObject:
-    keys = connection.api("cloudkms", "v1").projects().locations().keyRings().cryptoKeys()
-    return dict(keys.get(name=resource.name).execute())
+    return dict(policies.collection(connection, "key").get(name=resource.name).execute())
+
+
+def _topic(connection: Connection, resource: Resource) -> JsonObject:
+    return dict(policies.collection(connection, "topic").get(topic=resource.name).execute())
+
+
+def _secret(connection: Connection, resource: Resource) -> JsonObject:
+    return dict(policies.collection(connection, "secret").get(name=resource.name).execute())
 
 
 FACTS: Mapping[str, Callable[[Connection, Resource], JsonObject]] = {
@@ -239,4 +251,6 @@ FACTS: Mapping[str, Callable[[Connection, Resource], JsonObject]] = {
     "repository": _repository,
     "account": _account,
     "key": _key,
+    "topic": _topic,
+    "secret": _secret,
 }

@@ -34,6 +34,9 @@ class AccessSettings(Settings):
         default=None, description="E-mail address of the account of Dataflow's workers; None: `account`."
     )
     encryption_key: str | None = Field(default=None, description="Full name of the Cloud KMS key of runs and models.")
+    topic: str | None = Field(default=None, description="Full name of the Pub/Sub topic that runs publish to.")
+    secret: str | None = Field(default=None, description="Full name of the secret with the webhook that runs call.")
+    explains: bool = Field(default=False, description="Whether runs read their own logs, to notify of a failure.")
     endpoints: dict[str, str] = Field(default_factory=dict, description="Custom endpoints: host[:port] by service.")
 
     @property

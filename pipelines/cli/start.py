@@ -206,6 +206,7 @@ def _run_and_exit(
     from slipway.pipelines.cli import display
     from slipway.pipelines.cli.progress import RunDisplay
     from slipway.pipelines.platforms.local import launch
+    from slipway.pipelines.runs.notification import notify
 
     shown = Console(stderr=True) if as_json else console
     kind = "rehearsal" if record.rehearsal else "run"
@@ -214,6 +215,8 @@ def _run_and_exit(
     )
     with RunDisplay(shown) as watcher:
         record = launch.run(folder, configuration, record, watcher)
+    for problem in notify(configuration, record):
+        shown.print(f"warning: not everyone was notified: {escape(problem)}", highlight=False, soft_wrap=True)
     if as_json:
         sys.stdout.write(record.as_json())  # the file may be older: it could not be written on a full disk
     if record.status == "cancelled":

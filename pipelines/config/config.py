@@ -17,6 +17,7 @@ from slipway.components.build_image.reference import check_pinned
 from slipway.components.build_image.settings import BuildSettings, ContainerSettings
 from slipway.components.cloud.connection import SERVICES, Connection, check_endpoints
 from slipway.components.evaluate.gate import EvaluateSettings
+from slipway.components.notify.settings import NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.errors import UserError
@@ -191,6 +192,9 @@ class RunConfig(Settings):
     )
     register_: RegisterSettings = Field(
         default=RegisterSettings(), alias="register", description="Where model versions are registered."
+    )
+    notify: NotifySettings | None = Field(
+        default=None, description="Whom to notify when a run has ended; null: nobody."
     )
     vertex: VertexSettings | None = Field(
         default=None, description="Vertex AI; required for `--target vertex` and for schedules."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,6 +12,29 @@ from slipway.pipelines.config.resources import Cpu, Memory, StepResources, check
 from slipway.trainer.config import Settings
 
 LABEL_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+
+
+class Toleration(Settings):
+    """A taint of the cluster's nodes that the training pod tolerates, as in a Kubernetes pod spec."""
+
+    key: str = Field(default="", description="The taint's key; empty: every taint, with operator Exists.")
+    operator: Literal["Equal", "Exists"] = Field(
+        default="Equal", description="Equal compares `value` with the taint's; Exists accepts any value."
+    )
+    value: str = Field(default="", description="The taint's value; empty with operator Exists.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute", ""] = Field(
+        default="", description="The taint's effect; empty: any."
+    )
+
+    @model_validator(mode="after")
+    def _as_kubernetes_accepts(self) -> Toleration:
+        # Source: the rules of ValidateTolerations in Kubernetes' API server, described at
+        # https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/
+        if self.operator == "Exists" and self.value:
+            raise ValueError("a toleration with operator Exists has no value")
+        if self.operator == "Equal" and not self.key:
+            raise ValueError("a toleration without a key needs operator Exists")
+        return self
 
 
 class KubeflowSettings(Settings):
@@ -44,6 +68,12 @@ class KubeflowSettings(Settings):
         description="PersistentVolumeClaim in the namespace, which every step mounts at `folder`; ReadWriteMany if "
         "steps may run on several nodes. null: artifacts below `pipeline_root`; no model is registered.",
     )
+    run_as_user: int | None = Field(
+        default=0,
+        ge=0,
+        description="User id of the steps' containers; null: the image's user. A new claim is usually writable only "
+        "for root, 0; servers before kubeflow/pipelines#12832 ignore the setting.",
+    )
     folder: str = Field(default="/mnt/slipway", pattern=r"^/[^\s]+$", description="Path at which `volume` is mounted.")
     pipeline_root: str | None = Field(
         default=None,
@@ -70,6 +100,18 @@ class KubeflowSettings(Settings):
         description="Resource name of the cluster's GPUs.",
     )
     node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of the training nodes.")
+    tolerations: list[Toleration] = Field(
+        default_factory=list, description="Taints of the training nodes that the training pod tolerates."
+    )
+    image_pull_secrets: list[Annotated[str, Field(pattern=LABEL_NAME)]] = Field(
+        default_factory=list, description="Secrets in the namespace with the credentials of the image's registry."
+    )
+    secret: str | None = Field(
+        default=None,
+        pattern=LABEL_NAME,
+        description="Secret in the namespace whose key NAME is the value of the environment variable NAME of "
+        "`notify.webhook: env:NAME`.",
+    )
     ca_certificate: str | None = Field(
         default=None,
         description="Path of a PEM file with the certificate authority of `host`; null: the system's authorities.",

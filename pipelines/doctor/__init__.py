@@ -27,6 +27,7 @@ CHECKS = (
     Check("model memory", configuration.model_memory),
     Check("image context", configuration.image_context, of_run=True),
     Check("serving image", configuration.serving_image, of_run=True),
+    Check("notification", configuration.notification, of_run=True),
     Check("kubeflow server", configuration.kubeflow_server),
     Check("champion", configuration.champion, of_run=True),
     Check("credentials", vertex.credentials, of_run=True, cloud=True),

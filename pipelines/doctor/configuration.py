@@ -139,6 +139,44 @@ def serving_image(context: Context) -> str:
     return serving_image_of(context.config.vertex, context.config.train)
 
 
+def notification(context: Context) -> str:
+    """The run's platform can notify everyone whom the configuration names."""
+    settings = context.config.notify
+    if settings is None:
+        raise NotApplicableError("nobody is notified")
+    kubeflow = context.config.kubeflow
+    if context.target == "kubeflow" and settings.email:
+        raise UserError(
+            "A run on Kubeflow sends no e-mail: only Vertex AI has a service for it.",
+            setting="notify.email",
+            value=", ".join(settings.email),
+            allowed="notify.webhook or notify.topic",
+            fix="--set notify.email=[] --set notify.webhook=env:CHAT_WEBHOOK",
+        )
+    if context.target == "kubeflow" and settings.variable and kubeflow is not None and kubeflow.secret is None:
+        raise UserError(
+            f"The environment variable {settings.variable} does not exist on the cluster.",
+            setting="kubeflow.secret",
+            value=None,
+            allowed=f"a Secret in the namespace with the key {settings.variable}",
+            fix=f"kubectl create secret generic slipway --from-literal={settings.variable}=URL, and "
+            "--set kubeflow.secret=slipway",
+        )
+    if context.target == "vertex" and settings.variable:
+        raise UserError(
+            f"The environment variable {settings.variable} does not exist on Vertex AI.",
+            setting="notify.webhook",
+            value=settings.webhook,
+            allowed="projects/PROJECT/secrets/SECRET in Secret Manager, or an https:// URL",
+            fix="gcloud secrets create slipway-webhook --data-file=FILE, and "
+            "--set notify.webhook=projects/PROJECT/secrets/slipway-webhook",
+        )
+    used = [name for name in ("email", "webhook", "topic") if getattr(settings, name)]
+    if context.target == "local" and settings.email:
+        used[0] = "no e-mail from this machine"
+    return ", ".join(used)
+
+
 def kubeflow_server(context: Context) -> str:
     """The Kubeflow Pipelines server responds and accepts the caller. Submitting a run checks this, too."""
     if context.target != "kubeflow":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from slipway import steps
@@ -82,6 +84,23 @@ class Platform(ABC):
             row = TASKS[step.__name__.replace("_", "-")]
             task = step(*arguments, **options, image=self.place(row))
         return self.configure(task, row)
+
+    @contextlib.contextmanager
+    def notifying(self, config: RunConfig, run_id: Text) -> Iterator[None]:
+        """Add the tasks that notify of the outcome of the tasks that are added inside this context."""
+        first, *others = self.exit_tasks(config, run_id) or [None]
+        if first is None:
+            yield
+            return
+        with dsl.ExitHandler(first, name="steps") as group:
+            yield
+        for task in others:
+            # What ExitHandler makes of its task; a pipeline can have one ExitHandler at a time.
+            task.after(group).ignore_upstream_failure()
+
+    def exit_tasks(self, config: RunConfig, run_id: Text) -> list[PipelineTask]:  # noqa: ARG002
+        """Add the tasks that run after all others and notify of their outcome; none if nobody is notified."""
+        return []
 
     def build_image(self) -> Text:
         """Return the container image that the replicas run, built by the run if it has to be."""

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from slipway.core.errors import UserError
+from slipway.core.noise import is_noise
 from slipway.pipelines.runs.record import RunFolder
 
 POLL_SECONDS = 0.2
-# Messages that libraries print at every start: a description, and how the lines begin.
-NOISE = {
-    "absl: log to stderr before initialization": r"WARNING: All log messages before absl::InitializeLog",
-    "TensorFlow, XLA, CUDA, gRPC: INFO in absl's format": r"I\d{4} \d\d:\d\d:\S+ +\d+ \S+\]",
-    "INFO in TensorFlow's format": r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I \S+\]",
-    "TensorFlow: CPU instructions, continued": r"To enable the following instructions: ",
-    "TensorFlow: a CUDA library is linked twice": r".*\] (Unable to register cu\w+ factory|computation placer already)",
-    "CUDA: no GPU in this machine": r".*\] failed call to cuInit: .*(ERROR \(303\)|CUDA_ERROR_NO_DEVICE)",
-    "TensorRT: not installed": r".*TF-TRT Warning: Could not find TensorRT",
-    "oneDNN: a CPU without AVX-512": r".*\] oneDNN supports DT_\w+ only on platforms with",
-    "TensorFlow: a large allocation, which succeeds": r".*\] Allocation of \d+ exceeds \d+% of free system memory",
-    "tf.data: the end of a data set": r".*\] Local rendezvous is aborting with status: OUT_OF_RANGE",
-    "kfp: which step it runs": r"\[KFP Executor .* INFO\]: Lo(oking for component|ading KFP component)",
-    "kfp: the location of a step's outputs": r".* INFO Wrote executor output file to ",
-}
-_NOISE = re.compile(r"(\[\S+\] )?(" + "|".join(NOISE.values()) + ")")
-
-
-def is_noise(line: str) -> bool:
-    """Return whether a line is a library's start-up message, with or without a replica's name in front."""
-    return _NOISE.match(line) is not None
 
 
 def read(folder: RunFolder, step: str | None, *, follow: bool, raw: bool = False) -> Iterator[str]:

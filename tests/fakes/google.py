@@ -20,7 +20,9 @@ from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.http_service import HttpService, Raw, Request
 from tests.fakes.iam import FakeIam
 from tests.fakes.logging import Log, add_logging
+from tests.fakes.pubsub import FakePubSub
 from tests.fakes.resource_manager import add_resource_manager
+from tests.fakes.secret_manager import FakeSecrets
 from tests.fakes.service_usage import FakeServiceUsage
 from tests.fakes.storage import FakeStorage
 from tests.fakes.world import Project, World
@@ -82,6 +84,8 @@ class FakeGoogle:
         self.storage = FakeStorage(self.service("storage"), self.world)
         self.log = Log(self.world)
         add_logging(self.service("logging"), self.world, self.log)
+        self.pubsub = FakePubSub(self.service("pubsub"), self.world)
+        self.secrets = FakeSecrets(self.service("secretmanager"), self.world)
         self.images = FakeImages(self.service("artifactregistry"), self.world)
         self.builds = FakeCloudBuild(self.service("cloudbuild"), self.world, self.storage, self.images, self.log)
         self.tokens = HttpService("tokens", Faults(), lambda _headers: "")

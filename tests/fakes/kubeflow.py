@@ -18,11 +18,24 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType, PipelineSpec, Pla
 
 from tests.fakes.errors import Faults, ServiceError
 from tests.fakes.http_service import HttpService, Raw, Request
+from tests.fakes.kubeflow_pods import Cluster
 from tests.fakes.vertex.pipeline_checks import is_of_type
+from tests.fakes.vertex.slipway_steps import notify
 
 BASE = "/apis/v2beta1"
 # The fields of KubernetesExecutorConfig that a task's pod may have.
-POD_SETTINGS = {"pvcMount", "nodeSelector", "tolerations", "secretAsEnv", "imagePullSecret", "enabledSharedMemory"}
+POD_SETTINGS = {
+    "pvcMount",
+    "nodeSelector",
+    "tolerations",
+    "secretAsEnv",
+    "imagePullSecret",
+    "enabledSharedMemory",
+    "securityContext",
+}
+# The only fields of its SecurityContext: there is no fsGroup.
+SECURITY_CONTEXT = {"runAsUser", "runAsGroup", "runAsNonRoot"}
+DEFAULT_ACCOUNT = "pipeline-runner"
 ROOTS = ("gs://", "s3://", "minio://")
 # As validatePipelineJobInputs of the API server names them.
 TYPES: dict[int, str] = {
@@ -42,6 +55,7 @@ class FakeKubeflow:
 
     `multi_user`: every call must name a namespace of `profiles`. `token`: the bearer token that callers need. `hold`:
     polling does not advance runs. `failures`: the error of a task by its name. `rejected`: the gate rejects the model.
+    `cluster`: what the pods of the tasks meet. `knows_final_status`: the server is 2.14.0 or newer.
     """
 
     def __init__(self, *, multi_user: bool = False, token: str | None = None, seed: int = 0) -> None:
@@ -54,6 +68,8 @@ class FakeKubeflow:
         self.hold = False
         self.failures: dict[str, str] = {}
         self.rejected = False
+        self.cluster = Cluster()
+        self.knows_final_status = True
         self.now = datetime(2026, 11, 21, 12, tzinfo=UTC)
         self.host = ""
         self._tasks: dict[str, list[dict[str, Any]]] = {}
@@ -80,16 +96,51 @@ class FakeKubeflow:
         running = next((task for task in tasks if task["state"] == "RUNNING"), None)
         if running is not None:
             running["end_time"] = _text(self.now)
-            running["state"] = "FAILED" if running["display_name"] in self.failures else "SUCCEEDED"
-            if running["state"] == "FAILED":
-                running["error"] = {"code": 1, "message": self.failures[running["display_name"]]}
-                self._end(run, "FAILED")
-                return
-        waiting = next((task for task in tasks if task["state"] == "PENDING"), None)
+            problem = self.failures.get(running["display_name"]) or self._problem(run, running["display_name"])
+            running["state"] = "FAILED" if problem else "SUCCEEDED"
+            if problem:
+                running["error"] = {"code": 1, "message": problem}
+        exits = _exit_tasks(_specification(run["pipeline_spec"]))
+        failed = any(task["state"] == "FAILED" and task["display_name"] not in exits for task in tasks)
+        # After a failure, only exit tasks start.
+        open_ = [task for task in tasks if task["display_name"] in exits or not failed]
+        waiting = next((task for task in open_ if task["state"] == "PENDING"), None)
         if waiting is None:
-            self._end(run, "SUCCEEDED")
+            self._end(run, "FAILED" if failed else "SUCCEEDED")
         else:
             waiting["state"], waiting["start_time"] = "RUNNING", _text(self.now)
+
+    def _problem(self, run: dict[str, Any], task: str) -> str | None:
+        """Return why a task's pod fails on the cluster; None for a group of tasks, which has no pod."""
+        given = run["pipeline_spec"]
+        specification = given.get("pipeline_spec", given)
+        label = _executors(_specification(given)).get(task)
+        if label is None:
+            return None
+        if task in _exit_tasks(_specification(given)):
+            notify(self._exit_inputs(run, task))
+        pods = given.get("platform_spec", {}).get("platforms", {}).get("kubernetes", {})
+        pod = pods.get("deploymentSpec", {}).get("executors", {}).get(label, {})
+        container = specification["deploymentSpec"]["executors"][label]["container"]
+        return self.cluster.problem(task, run.get("service_account") or DEFAULT_ACCOUNT, container, pod)
+
+    def _exit_inputs(self, run: dict[str, Any], task: str) -> dict[str, Any]:
+        """Return the input parameters of an exit task, with the final status of the others."""
+        given = json_format.MessageToDict(_specification(run["pipeline_spec"]))
+        failed = [one for one in self._tasks[run["run_id"]] if one["state"] == "FAILED"]
+        status: dict[str, Any] = {"state": "FAILED" if failed else "SUCCEEDED", "pipelineTaskName": "exit-handler-1"}
+        status["pipelineJobResourceName"] = run["display_name"]
+        if failed:
+            status["error"] = {"message": failed[0]["error"]["message"]}
+        values = {}
+        for name, source in given["root"]["dag"]["tasks"][task]["inputs"]["parameters"].items():
+            if "taskFinalStatus" in source:
+                values[name] = status
+            elif "componentInputParameter" in source:
+                values[name] = run["runtime_config"]["parameters"][source["componentInputParameter"]]
+            else:
+                values[name] = source["runtimeValue"]["constant"].replace("{{$.pipeline_job_uuid}}", run["run_id"])
+        return values
 
     def _end(self, run: dict[str, Any], state: str) -> None:
         run["state"], run["finished_at"] = state, _text(self.now)
@@ -155,6 +206,12 @@ class FakeKubeflow:
         if body.get("experiment_id") not in self.experiments:
             raise ServiceError(404, f"ResourceNotFoundError: Experiment {body.get('experiment_id')} not found.")
         specification = _specification(body.get("pipeline_spec") or {})
+        if _exit_tasks(specification) and not self.knows_final_status:
+            raise ServiceError(
+                500,
+                'Internal error: compiling DAG "root": failed to add implicit deps: task final status not supported '
+                "yet",
+            )
         _check_runtime(specification, body.get("runtime_config") or {})
         run_id = str(uuid.uuid4())
         self._tasks[run_id] = [
@@ -201,7 +258,8 @@ def _specification(given: dict[str, Any]) -> PipelineSpec:
         if platform != "kubernetes":
             raise ServiceError(400, f"Invalid input error: Unknown platform {platform}.")
         for label, pod in json_format.MessageToDict(single)["deploymentSpec"]["executors"].items():
-            if label not in executors or set(pod) - POD_SETTINGS:
+            security = set(pod.get("securityContext", {}))
+            if label not in executors or set(pod) - POD_SETTINGS or security - SECURITY_CONTEXT:
                 raise ServiceError(400, f"Invalid input error: The platform spec of {label} cannot be read.")
     return specification
 
@@ -227,6 +285,24 @@ def _invalid(message: str) -> ServiceError:
     return ServiceError(400, f"Invalid input error: {message}")
 
 
+def _exit_tasks(specification: PipelineSpec) -> set[str]:
+    """Return the names of the tasks that get the final status of others."""
+    tasks = specification.root.dag.tasks.items()
+    return {
+        name
+        for name, task in tasks
+        if any(one.WhichOneof("kind") == "task_final_status" for one in task.inputs.parameters.values())
+    }
+
+
+def _executors(specification: PipelineSpec) -> dict[str, str]:
+    """Return the executors of all tasks by the task's name."""
+    components = specification.components
+    dags = [specification.root.dag, *(component.dag for component in components.values())]
+    found = {name: components[task.component_ref.name] for dag in dags for name, task in dag.tasks.items()}
+    return {name: component.executor_label for name, component in found.items() if component.executor_label}
+
+
 def _task_names(specification: PipelineSpec, *, with_conditions: bool) -> list[str]:
     """Return all tasks by name in topological order, those of a condition after it."""
     names: list[str] = []
@@ -239,7 +315,7 @@ def _task_names(specification: PipelineSpec, *, with_conditions: bool) -> list[s
             component = specification.components[task.component_ref.name]
             if not component.HasField("dag"):
                 names.append(name)
-            elif with_conditions:
+            elif with_conditions or name.startswith("exit-handler"):
                 names.append(name)
                 walk(component.dag)
 

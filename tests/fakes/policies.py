@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.fakes.errors import ServiceError
+from tests.fakes.http_service import HttpService, Request
 from tests.fakes.world import World
 
 MANAGED = ".iam.gserviceaccount.com"
@@ -31,3 +33,20 @@ def write(world: World, resource: str, body: dict[str, Any]) -> dict[str, Any]:
     with world.lock:
         check_members(world, resource, body["policy"])
         return world.set_policy(resource, body["policy"])
+
+
+def add_policy_routes(service: HttpService, world: World, path: str, name_of: Callable[[Request, str], str]) -> None:
+    """Add getIamPolicy and setIamPolicy of the resources at `path`.
+
+    `name_of` returns a resource's name, after checking that it exists and that the caller has a permission, which is
+    passed without its prefix (getIamPolicy).
+    """
+
+    @service.route("GET", f"{path}:getIamPolicy")
+    def get_policy(request: Request) -> Any:
+        name = name_of(request, "getIamPolicy")
+        return world.read_policy(name, int(request.query.get("options.requestedPolicyVersion", 1)))
+
+    @service.route("POST", f"{path}:setIamPolicy")
+    def set_policy(request: Request) -> Any:
+        return write(world, name_of(request, "setIamPolicy"), request.json)

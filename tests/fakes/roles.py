@@ -54,6 +54,8 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     ),
     "roles/serviceusage.serviceUsageViewer": frozenset({"serviceusage.services.get", "serviceusage.quotas.get"}),
     "roles/serviceusage.serviceUsageConsumer": frozenset({"serviceusage.services.use"}),
+    "roles/pubsub.publisher": frozenset({"pubsub.topics.publish"}),
+    "roles/secretmanager.secretAccessor": frozenset({"secretmanager.versions.access"}),
     "roles/logging.viewer": frozenset({"logging.logEntries.list"}),
     "roles/logging.logWriter": frozenset({"logging.logEntries.create"}),
     "roles/dataflow.developer": frozenset({"dataflow.jobs.create", "dataflow.jobs.get", "dataflow.jobs.list"}),

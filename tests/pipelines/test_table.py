@@ -18,7 +18,7 @@ from slipway.pipelines.images.images import Images, VerifiedBuild
 from slipway.pipelines.platforms.kubeflow import steps as kubeflow
 from slipway.pipelines.platforms.local import steps as local
 from slipway.pipelines.platforms.vertex import steps as vertex
-from slipway.pipelines.table import PLATFORMS, STEPS, PlatformName, Step, Task
+from slipway.pipelines.table import EXIT_TASKS, PLATFORMS, STEPS, PlatformName, Step, Task
 from tests.pipelines.platforms.kubeflow.conftest import configuration
 from tests.pipelines.platforms.vertex.test_spec import VERTEX
 
@@ -52,10 +52,10 @@ class Compiled:
         return int(self.tasks[task].get("retryPolicy", {}).get("maxRetryCount", 0))
 
 
-def pipeline_for(platform: PlatformName) -> Any:
+def pipeline_for(platform: PlatformName, notify: dict[str, Any] | None = None) -> Any:
     if platform == "kubeflow":
-        return kubeflow.pipeline(configuration())
-    digits = yaml.safe_load(Path("configs/digits.yaml").read_text())
+        return kubeflow.pipeline(configuration(notify=notify))
+    digits = {**yaml.safe_load(Path("configs/digits.yaml").read_text()), "notify": notify}
     config: RunConfig = validate(digits | {"vertex": {**VERTEX, "retries": 2}}, "the test's configuration")
     return local.pipeline(config) if platform == "local" else vertex.pipeline(config, IMAGES)
 
@@ -133,6 +133,22 @@ def awaited(tasks: dict[str, Any], name: str) -> set[str]:
     """The tasks that must succeed before the task `name` starts."""
     direct = set(tasks[name].get("dependentTasks", []))
     return direct.union(*(awaited(tasks, task) for task in direct))
+
+
+@pytest.mark.parametrize("name", ["vertex", "kubeflow"])
+def test_whoever_is_notified_by_an_exit_task_that_waits_for_all_others(tmp_path: Path, name: PlatformName) -> None:
+    without = Compiled(tmp_path, pipeline_for(name)).tasks
+    notify = {"webhook": "https://hooks.example.com/x"} | ({"email": ["a@b.c"]} if name == "vertex" else {})
+    tasks = Compiled(tmp_path, pipeline_for(name, notify=notify)).tasks
+    exits = {task: tasks[task] for task in set(tasks) - set(without) - {"exit-handler-1"}}
+    used = EXIT_TASKS if name == "vertex" else EXIT_TASKS[:1]
+    assert set(exits) == {task.name for task in used}
+    for task in exits.values():
+        assert task["dependentTasks"] == ["exit-handler-1"]
+        assert task["triggerPolicy"] == {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
+        assert not task.get("cachingOptions", {}).get("enableCache")
+    spec = yaml.safe_load((tmp_path / "spec.yaml").read_text().split("\n---\n")[0])
+    assert set(spec["root"]["dag"]["tasks"]) == {"exit-handler-1", *exits}
 
 
 def test_every_step_has_its_folder_and_its_row_in_the_documentation() -> None:

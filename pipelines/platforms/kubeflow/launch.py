@@ -24,7 +24,7 @@ from slipway.pipelines.runs.record import (
     create,
     discard,
 )
-from slipway.pipelines.table import STEPS, steps_on
+from slipway.pipelines.table import STEPS, step_of, steps_on
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1PipelineTaskDetail, V2beta1Run
@@ -239,13 +239,13 @@ def _error(
     record: RunRecord, run: V2beta1Run, details: dict[str, V2beta1PipelineTaskDetail], server: Server
 ) -> ErrorRecord:
     """Return why the run failed, as far as the server knows; the fix prints the pod's log."""
-    failed = next((step.name for step in record.steps if step.status == "failed"), None)
-    task = details.get(_task_name(failed)) if failed else None
+    # Also a task that does not end its step, such as the one that finds the champion.
+    task = next((one for name, one in details.items() if str(one.state) == "FAILED" and step_of(name)), None)
     cause = (task.error if task is not None else None) or run.error
     message = str(cause.message) if cause and cause.message else "The server returned no reason."
     pods = _pods(task) if task is not None else []
     fix = _kubectl(server, pods[-1]) if pods else server.page(str(record.job))
-    return ErrorRecord(step=failed, message=message, fix=fix)
+    return ErrorRecord(step=step_of(str(task.display_name)) if task else None, message=message, fix=fix)
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> float | None:

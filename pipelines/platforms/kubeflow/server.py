@@ -28,6 +28,8 @@ HEALTH = "/apis/v2beta1/healthz"
 HEALTH_SECONDS = 20
 CONFLICT = 409
 NOT_FOUND = 404
+# The error of a server that does not have the final status of tasks, with which exit tasks know the outcome.
+NO_FINAL_STATUS = "task final status not supported"
 
 Result = TypeVar("Result")
 
@@ -138,12 +140,18 @@ class Server:
         """Return the server's message as a UserError."""
         if error.status in (401, 403):
             return self._access_denied(error.status)
-        deleted = error.status == NOT_FOUND
+        sentence = _sentence(error)
+        fixes = {
+            "the run was deleted on the server; start another: slipway run --target kubeflow": error.status
+            == NOT_FOUND,
+            # Source: kubeflow/pipelines#11953, in 2.14.0.
+            "update the server to Kubeflow Pipelines 2.14, or remove the section notify": NO_FINAL_STATUS in sentence,
+        }
         return UserError(
-            f"The Kubeflow Pipelines server rejected the request: {_sentence(error)}.",
+            f"The Kubeflow Pipelines server rejected the request: {sentence}.",
             setting="kubeflow.host",
             value=self.settings.host,
-            fix="the run was deleted on the server; start another: slipway run --target kubeflow" if deleted else None,
+            fix=next((fix for fix, applies in fixes.items() if applies), None),
         )
 
     def _health(self) -> JsonObject:

@@ -8,6 +8,8 @@ from kfp.dsl.base_component import BaseComponent
 from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterChannel
 
 from slipway import steps
+from slipway.components.notify.component import notify
+from slipway.components.notify.settings import ExitTask
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.values import JsonObject
@@ -18,6 +20,7 @@ from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
+from slipway.pipelines.platforms.kubeflow.server import Server
 from slipway.pipelines.table import Role, Task
 
 # The tasks to which the limits of `kubeflow.cpu` and `kubeflow.memory` apply.
@@ -36,11 +39,17 @@ class KubeflowPlatform(Platform):
 
     def configure(self, task: dsl.PipelineTask, row: Task) -> dsl.PipelineTask:
         super().configure(task, row)
+        pod = self._pod(task)
+        if self.settings.run_as_user is not None:
+            # The platform spec has no fsGroup, with which Kubernetes would make a volume writable for a group.
+            pod["securityContext"] = {"runAsUser": str(self.settings.run_as_user)}
+        if self.settings.image_pull_secrets:
+            pod["imagePullSecret"] = [{"secretName": name} for name in self.settings.image_pull_secrets]
         if self.settings.volume:
             # Old servers read only the first of the two names of the claim.
             name = self.settings.volume
             claim = {"constant": name, "pvcNameParameter": {"runtimeValue": {"constant": name}}}
-            self._pod(task)["pvcMount"] = [{**claim, "mountPath": self.settings.folder}]
+            pod["pvcMount"] = [{**claim, "mountPath": self.settings.folder}]
         common = StepResources(cpu=self.settings.cpu, memory=self.settings.memory) if row.name in WORKING else None
         own = resources_of(row.name, self.settings.steps, "kubeflow")
         if cpu := (own and own.cpu) or (common and common.cpu):
@@ -48,6 +57,17 @@ class KubeflowPlatform(Platform):
         if memory := (own and own.memory) or (common and common.memory):
             task.set_memory_limit(memory)
         return task
+
+    def exit_tasks(self, config: RunConfig, run_id: str | PipelineParameterChannel) -> list[dsl.PipelineTask]:
+        if config.notify is None:
+            return []
+        about = ExitTask(notify=config.notify, name=config.name, hardware=config.hardware, where="Kubeflow")
+        page = Server(self.settings).page(dsl.PIPELINE_JOB_ID_PLACEHOLDER)
+        task = self.add(notify, settings=about.model_dump_json(), run=run_id, page=page)
+        if variable := config.notify.variable:
+            keys = [{"secretKey": variable, "envVar": variable}]
+            self._pod(task)["secretAsEnv"] = [{"secretName": self.settings.secret, "keyToEnv": keys}]
+        return [task]
 
     def data(self, config: RunConfig) -> DataSettings:
         return config.data.model_copy(update={"store": self.settings.place(config.data.store)})
@@ -69,6 +89,11 @@ class KubeflowPlatform(Platform):
             task.set_accelerator_type(self.settings.accelerator).set_accelerator_limit(devices)
         if self.settings.node_selector:
             self._pod(task)["nodeSelector"] = {"labels": self.settings.node_selector}
+        if self.settings.tolerations:
+            self._pod(task)["tolerations"] = [
+                taint.model_dump(exclude_defaults=True) | {"operator": taint.operator}
+                for taint in self.settings.tolerations
+            ]
         return task
 
     def find_champion(self, config: RunConfig) -> Champion:
@@ -81,7 +106,10 @@ class KubeflowPlatform(Platform):
 
     @staticmethod
     def _pod(task: dsl.PipelineTask) -> JsonObject:
-        """Return a task's KubernetesExecutorConfig as JSON, which kfp writes into the platform spec."""
+        """Return a task's KubernetesExecutorConfig as JSON, which kfp writes into the platform spec.
+
+        Its fields: kubernetes_platform/proto/kubernetes_executor_config.proto in kubeflow/pipelines.
+        """
         settings: JsonObject = task.platform_config.setdefault("kubernetes", {})
         return settings
 
@@ -99,6 +127,7 @@ def pipeline(config: RunConfig) -> BaseComponent:
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     @with_parameters(config)
     def training(run_id: str, output: str, parameters: Channels) -> None:
-        training_steps(config, platform, run_id, output, platform.find_champion(config), parameters)
+        with platform.notifying(config, run_id):
+            training_steps(config, platform, run_id, output, platform.find_champion(config), parameters)
 
     return training

@@ -24,10 +24,10 @@ from slipway.components.step import LOGS_VARIABLE
 from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
+from slipway.core.noise import is_noise
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local.containers import stop_containers
-from slipway.pipelines.runs.logs import is_noise
 from slipway.pipelines.runs.record import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord, Watcher
 from slipway.pipelines.table import steps_on
 from slipway.trainer.distributed.signals import stop_signals

@@ -36,7 +36,7 @@ def access_settings(config: RunConfig) -> AccessSettings:
     Raises:
         UserError: The configuration has no vertex section.
     """
-    vertex, data = vertex_of(config), config.data
+    vertex, data, notify = vertex_of(config), config.data, config.notify
     options = data.beam.options if data.beam and uses_dataflow(data) else {}
     stores = (*_buckets(data.store, vertex.bucket), *_buckets(str(options.get("temp_location", "")), vertex.bucket))
     return AccessSettings(
@@ -55,6 +55,9 @@ def access_settings(config: RunConfig) -> AccessSettings:
         dataflow=uses_dataflow(data),
         dataflow_worker=options.get("service_account_email"),
         encryption_key=vertex.encryption_key,
+        topic=notify.topic if notify else None,
+        secret=notify.secret if notify else None,
+        explains=bool(notify and (notify.webhook or notify.topic)),
         endpoints=vertex.endpoints,
     )
 

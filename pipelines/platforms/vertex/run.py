@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.explanation import custom_jobs, explain
+from slipway.components.cloud.job_logs import LogReader, not_noise
 from slipway.components.cloud.known_errors import as_user_error
 from slipway.components.cloud.retries import is_transient, retried, status_of
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load, vertex_of
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.platforms.vertex import submission
-from slipway.pipelines.platforms.vertex.explanation import explain
-from slipway.pipelines.platforms.vertex.logs import LogReader, not_noise
-from slipway.pipelines.platforms.vertex.tasks import RUNNING, custom_jobs, steps_of, update
+from slipway.pipelines.platforms.vertex.tasks import RUNNING, steps_of, update
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
 from slipway.pipelines.table import step_of
 
@@ -241,7 +242,8 @@ class VertexRun:
     def _conclude(self, record: RunRecord, job: PipelineJob) -> None:
         """Add to the record of a finished run why it failed, and download its report."""
         if record.status == "failed" and record.error is None:
-            record.error = explain(self.connection, job, record.run_id, submission.facts_of(self.config))
+            facts = submission.facts_of(self.config)
+            record.error = ErrorRecord(**asdict(explain(self.connection, job, record.run_id, facts, step_of)))
         report = record.step("evaluate").outputs.get("report")
         if report and record.report is None:
             bucket, _, name = report.removeprefix("gs://").partition("/")

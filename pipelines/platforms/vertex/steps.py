@@ -10,12 +10,15 @@ from google_cloud_pipeline_components.v1.custom_job import (
     CustomTrainingJobOp,
     create_custom_training_job_from_component,
 )
+from google_cloud_pipeline_components.v1.vertex_notification_email import VertexNotificationEmailOp
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterChannel
 
 from slipway import steps
 from slipway.components.build_image.component import build_image
+from slipway.components.notify.component import notify
+from slipway.components.notify.settings import ExitTask
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.setup_access.component import setup_access
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
@@ -26,8 +29,8 @@ from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.platforms.vertex.access import access_settings, uses_dataflow
-from slipway.pipelines.platforms.vertex.submission import serving_image_of
-from slipway.pipelines.table import TASKS, Role, Task
+from slipway.pipelines.platforms.vertex.submission import console_url, facts_of, serving_image_of
+from slipway.pipelines.table import STEPS, TASKS, Role, Task
 
 
 class VertexPlatform(Platform):
@@ -78,6 +81,28 @@ class VertexPlatform(Platform):
             reserved_ip_ranges=[],
             psc_interface_config={},
         )
+
+    def exit_tasks(self, config: RunConfig, run_id: str | PipelineParameterChannel) -> list[dsl.PipelineTask]:
+        """Add Google's task for e-mail, and Slipway's for the other channels."""
+        settings = config.notify
+        tasks = []
+        if settings and (settings.webhook or settings.topic):
+            about = ExitTask(
+                notify=settings,
+                name=config.name,
+                hardware=config.hardware,
+                where="Vertex AI",
+                endpoints=self.settings.endpoints,
+                region=self.settings.region,
+                facts=facts_of(config),
+                steps={task.name: step.name for step in STEPS.values() for task in step.tasks.get("vertex", ())},
+            )
+            page = console_url(config, dsl.PIPELINE_JOB_NAME_PLACEHOLDER)
+            tasks.append(self.add(notify, settings=about.model_dump_json(), run=run_id, page=page))
+        if settings and settings.email:
+            mail = VertexNotificationEmailOp(recipients=settings.email)
+            tasks.append(self.configure(mail, TASKS["vertex-pipelines-notification-email"]))
+        return tasks
 
     def build_image(self) -> str | PipelineParameterChannel:
         build = self.images.build
@@ -207,7 +232,8 @@ def pipeline(
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     @with_parameters(config, defaults)
     def training(parameters: Channels) -> None:
-        champion = platform.find_champion(config)
-        training_steps(config, platform, run, f"{platform.settings.bucket}/runs/{run}", champion, parameters)
+        with platform.notifying(config, run):
+            champion = platform.find_champion(config)
+            training_steps(config, platform, run, f"{platform.settings.bucket}/runs/{run}", champion, parameters)
 
     return training

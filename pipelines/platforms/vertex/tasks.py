@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from slipway.components.cloud.explanation import evaluation, figures
 from slipway.core.values import JsonObject
 from slipway.pipelines.runs.record import EVENTS, RunRecord, Status, StepRecord
 from slipway.pipelines.table import STEPS, TASKS, Task
@@ -27,7 +28,6 @@ RUN_STATUS: dict[str, Status] = {
 SPLITS = ("train", "validation", "test")
 # The loader in C is ten times as fast; not every PyYAML has it.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-RESOURCES = "output:gcp_resources"
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,6 @@ def update(record: RunRecord, job: PipelineJob) -> list[Change]:
             changes.append(Change(step, EVENTS[step.status]))
     record.adopt_results()
     return changes
-
-
-def custom_jobs(task: PipelineTaskDetail) -> list[str]:
-    """Return the resource names of a task's custom jobs: first those it created, then those that executed it."""
-    created = []
-    metadata: JsonObject = task.execution.metadata or {}  # None without an execution
-    if metadata.get(RESOURCES):
-        resources = json.loads(metadata[RESOURCES]).get("resources", [])
-        uris = [resource["resourceUri"] for resource in resources if resource.get("resourceType") == "CustomJob"]
-        created = [uri.partition("/v1/")[2] for uri in uris]
-    container = task.executor_detail.container_detail
-    own = task.executor_detail.custom_job_detail
-    named = [*created, own.job, *own.failed_jobs, container.main_job, *container.failed_main_jobs]
-    return list(dict.fromkeys(name for name in named if name))
 
 
 def steps_of(specification: Path) -> list[str]:
@@ -122,15 +108,9 @@ def _outputs(step: str, tasks: Mapping[str, PipelineTaskDetail]) -> JsonObject:
     if step == "plan_training":
         return _plan(last)
     if step == "train" and "model" in artifacts:
-        return {"model": artifacts["model"].uri, "validation": _figures(metadata.get("metrics", {}))}
+        return {"model": artifacts["model"].uri, "validation": figures(metadata.get("metrics", {}))}
     if step == "evaluate" and "report" in artifacts:
-        report = metadata["report"]
-        verdict = {
-            "decision": report.get("decision", ""),
-            "reasons": [report.get("reasons", "")],
-            "checked": bool(report.get("checked", True)),
-        }
-        return {"metrics": _figures(metadata.get("metrics", {})), "verdict": verdict, "report": artifacts["report"].uri}
+        return evaluation(last)
     if step == "register_model" and "registered" in artifacts:
         registered = metadata["registered"]
         said = {name: bool(registered.get(name, default)) for name, default in (("champion", False), ("checked", True))}
@@ -161,7 +141,3 @@ def _plan(task: PipelineTaskDetail) -> JsonObject:
         return dict(json.loads(arguments[arguments.index("--config") + 1])["plan"])
     except (KeyError, IndexError, TypeError, ValueError):
         return {}
-
-
-def _figures(metadata: Mapping[str, object]) -> dict[str, float]:
-    return {name: value for name, value in metadata.items() if isinstance(value, int | float)}

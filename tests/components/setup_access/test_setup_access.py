@@ -327,3 +327,26 @@ def test_a_key_in_another_region_is_reported(google):
     asked = settings(google, builds=False, encryption_key=elsewhere)
     lines = {str(line.item): line for line in difference(asked, observe(asked))}
     assert lines[elsewhere].observed == f"it is in us-central1, the jobs are in {REGION}"
+
+
+def test_notifications_need_their_topic_their_secret_and_the_logs(new_project):
+    topic, secret = f"projects/{PROJECT}/topics/runs", f"projects/{PROJECT}/secrets/webhook"
+    new_project.secrets.values[secret] = "https://hooks.example.com/x"
+    asked = settings(new_project, topic=topic, secret=secret, explains=True)
+    outcomes, left = apply(asked)
+    assert {outcome.result for outcome in outcomes} <= {"done", "later"}
+    assert not blocking(left)
+    assert new_project.pubsub.topics == {topic: []}
+    services = new_project.world.projects[PROJECT].services
+    assert {"pubsub.googleapis.com", "secretmanager.googleapis.com"} <= services
+    assert granted(new_project, topic) == {("roles/pubsub.publisher", RUNNER)}
+    assert granted(new_project, secret) == {("roles/secretmanager.secretAccessor", RUNNER)}
+    assert ("roles/logging.viewer", RUNNER) in granted(new_project, f"projects/{PROJECT}")
+
+
+def test_a_secret_is_not_created_because_only_its_owner_knows_the_value(google):
+    make_ready(google)
+    google.world.projects[PROJECT].services |= {"secretmanager.googleapis.com"}
+    asked = settings(google, builds=False, secret=f"projects/{PROJECT}/secrets/webhook")
+    [line] = [line for line in difference(asked, observe(asked)) if line.kind == "secret"]
+    assert (line.status, line.fix.startswith("gcloud secrets create webhook")) == ("wrong", True)

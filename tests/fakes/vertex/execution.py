@@ -82,6 +82,11 @@ class Execution:
     def _store(self) -> str:
         return self.job.name.rpartition("/pipelineJobs/")[0] + STORE
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a task works in the background, and may call the service."""
+        return any(task.is_busy for task in self._tasks.values())
+
     def _detail(self) -> None:
         self.job.job_detail = vertex.PipelineJobDetail(
             pipeline_run_context=self._context, task_details=[task.detail for task in self._tasks.values()]
@@ -100,12 +105,15 @@ class Execution:
 
     def _start_if_ready(self, task: Task, *, stopping: bool) -> None:
         needed = [self._sibling(task, name) for name in task.spec.dependent_tasks]
-        if stopping or any(
+        if task.is_exit:
+            if not all(other.detail.state in TASK_ENDED for other in needed):
+                return
+        elif stopping or any(
             other.detail.state in (State.FAILED, State.NOT_TRIGGERED, State.CANCELLED) for other in needed
         ):
             task.detail.state = State.NOT_TRIGGERED
             return
-        if not all(other.detail.state in (State.SUCCEEDED, State.SKIPPED) for other in needed):
+        elif not all(other.detail.state in (State.SUCCEEDED, State.SKIPPED) for other in needed):
             return
         inputs = self._inputs(task)
         condition = CONDITION.fullmatch(task.spec.trigger_policy.condition)
@@ -216,10 +224,25 @@ class Execution:
                 given[name] = json_format.MessageToDict(source.runtime_value.constant)
             elif kind == "component_input_parameter":
                 given[name] = above[source.component_input_parameter]
+            elif kind == "task_final_status":
+                given[name] = self._final_status(self._sibling(task, source.task_final_status.producer_task))
             else:
                 produced = source.task_output_parameter
                 given[name] = self._sibling(task, produced.producer_task).outputs.get(produced.output_parameter_key, "")
         return given
+
+    def _final_status(self, task: Task) -> dict[str, Any]:
+        """Return the PipelineTaskFinalStatus of a task, with the keys of its JSON form."""
+        status = {
+            "state": task.detail.state.name,
+            "pipelineJobResourceName": self.job.name,
+            "pipelineTaskName": task.name,
+        }
+        if task.detail.state != State.FAILED:
+            return status
+        failed = [one for one in self._tasks.values() if one.detail.state == State.FAILED and one.detail.error.message]
+        names = ", ".join(one.name for one in failed)
+        return {**status, "error": {"code": 9, "message": f"The DAG failed because some tasks failed: [{names}]."}}
 
     def _artifacts(self, task: Task) -> dict[str, vertex.Artifact]:
         """Return a task's input artifacts."""

@@ -47,10 +47,14 @@ class StepScript:
 
 
 class Script:
-    """The steps of future runs: `script["custom-training-job"].failure = Failure(…)`."""
+    """The steps of future runs: `script["custom-training-job"].failure = Failure(…)`.
+
+    `mails` are the e-mails that Google sent for them: the recipients, and the state of the run.
+    """
 
     def __init__(self) -> None:
         self._steps: dict[str, StepScript] = {}
+        self.mails: list[tuple[list[str], str]] = []
 
     def __getitem__(self, task: str) -> StepScript:
         return self._steps.setdefault(task, StepScript())

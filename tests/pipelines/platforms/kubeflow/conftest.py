@@ -29,9 +29,9 @@ def kubeflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeKu
         yield server
 
 
-def configuration(hardware: str = "cpu", **kubeflow: Any) -> RunConfig:
+def configuration(hardware: str = "cpu", notify: dict[str, Any] | None = None, **kubeflow: Any) -> RunConfig:
     """The digits configuration for a cluster with these settings; by default with a volume."""
     place = {} if "pipeline_root" in kubeflow else {"volume": "slipway"}
     section = {"host": "http://localhost:1", "image": IMAGE, **place, **kubeflow}
-    values = yaml.safe_load(DIGITS.read_text()) | {"hardware": hardware, "kubeflow": section}
+    values = yaml.safe_load(DIGITS.read_text()) | {"hardware": hardware, "notify": notify, "kubeflow": section}
     return validate(values, "the test's configuration")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
@@ -17,6 +18,7 @@ from slipway.pipelines.runs.record import RunRecord
 from slipway.pipelines.table import steps_on
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.kubeflow import FakeKubeflow
+from tests.fakes.webhook import FakeWebhook
 from tests.pipelines.platforms.kubeflow.conftest import IMAGE, configuration
 
 
@@ -216,3 +218,34 @@ def test_an_interruption_does_not_stop_the_run(kubeflow: FakeKubeflow, monkeypat
     watched = CliRunner().invoke(app, ["status", "--follow"])
     assert watched.exit_code == 0
     assert (run["state"], "✓ register_model" in watched.stdout) == ("SUCCEEDED", True)
+
+
+def test_the_outcome_of_a_run_is_posted_to_a_webhook(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeWebhook() as webhook:
+        monkeypatch.setenv("HOOK", webhook.url)  # on the cluster, the Secret sets it
+        config = configuration(host=kubeflow.host, notify={"webhook": "env:HOOK"}, secret="hooks")
+        kubeflow.failures["train"] = "OOMKilled (exit code 137)"
+        folder, record = launch.submit(config)
+        assert launch.watch(folder, Events()).status == "failed"
+    [body] = webhook.received
+    assert body["text"].splitlines() == [
+        f"✗ {record.run_id} failed on Kubeflow (cpu)",
+        "OOMKilled (exit code 137)",
+        f"fix: slipway explain {record.run_id}",
+        f"page: {record.console}",
+    ]
+    written = folder.specification_file.read_text()
+    assert webhook.url not in written
+    pod = list(yaml.safe_load_all(written))[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]["exec-notify"]
+    assert pod["secretAsEnv"] == [{"secretName": "hooks", "keyToEnv": [{"secretKey": "HOOK", "envVar": "HOOK"}]}]
+
+
+@pytest.mark.parametrize(
+    ("notify", "fix"),
+    [({"email": ["a@b.c"]}, "notify.webhook=env:"), ({"webhook": "env:HOOK"}, "kubeflow.secret=slipway")],
+)
+def test_what_kubeflow_cannot_notify_is_refused(kubeflow: FakeKubeflow, notify: dict[str, Any], fix: str) -> None:
+    Path("run.yaml").write_text(configuration(host=kubeflow.host, notify=notify).as_yaml())
+    result = CliRunner().invoke(app, ["run", "-c", "run.yaml", "--target", "kubeflow"])
+    assert (result.exit_code, fix in result.stderr) == (2, True), result.output
+    assert not kubeflow.runs

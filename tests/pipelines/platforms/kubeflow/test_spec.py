@@ -44,7 +44,8 @@ def inputs(specification: dict[str, Any], task: str) -> dict[str, Any]:
 
 def test_train_requests_gpus_and_selects_nodes(tmp_path: Path) -> None:
     nodes = {"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}
-    config = configuration("t4x2", cpu="7", memory="24Gi", node_selector=nodes)
+    taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    config = configuration("t4x2", cpu="7", memory="24Gi", node_selector=nodes, tolerations=[taint])
     specification, pods = compiled(tmp_path, config)
     executors = specification["deploymentSpec"]["executors"]
     resources = executors["exec-train"]["container"]["resources"]
@@ -55,7 +56,8 @@ def test_train_requests_gpus_and_selects_nodes(tmp_path: Path) -> None:
     assert (resources["resourceCpuLimit"], resources["resourceMemoryLimit"]) == ("7", "24Gi")
     assert "accelerator" not in executors["exec-evaluate"]["container"]["resources"]
     assert pods["exec-train"]["nodeSelector"] == {"labels": nodes}
-    assert "nodeSelector" not in pods["exec-evaluate"]
+    assert pods["exec-train"]["tolerations"] == [taint]
+    assert not {"nodeSelector", "tolerations"} & set(pods["exec-evaluate"])
     assert inputs(specification, "plan-training")["devices"] == 2
 
 
@@ -93,7 +95,7 @@ def test_with_a_volume_every_step_mounts_it_and_stores_its_outputs_there(tmp_pat
 def test_without_a_volume_nothing_is_registered_and_train_receives_the_data(tmp_path: Path) -> None:
     config = configuration(pipeline_root="minio://mlpipeline/slipway/")
     specification, pods = compiled(tmp_path, config)
-    assert not pods
+    assert {name for pod in pods.values() for name in pod} == {"securityContext"}
     assert json.loads(inputs(specification, "prepare-data")["settings"])["store"] == ""
     assert {"run_id": "r1", "output": ""}.items() <= parameters_of(config, "r1").items()
     assert not any("register" in name or "champion" in name for name in specification["components"])
@@ -132,6 +134,10 @@ def test_unsupported_hardware_is_refused(tmp_path: Path, hardware: str, near: st
         ({"host": "kubeflow.example.com"}, "kubeflow.host"),
         ({"memory": "16 GB"}, "kubeflow.memory"),
         ({"hots": "x"}, "write kubeflow.host instead"),
+        ({"run_as_user": -1}, "kubeflow.run_as_user"),
+        ({"image_pull_secrets": ["My Secret"]}, "kubeflow.image_pull_secrets"),
+        ({"tolerations": [{"key": "gpu", "operator": "Exists", "value": "a"}]}, "Exists has no value"),
+        ({"tolerations": [{"value": "a"}]}, "without a key needs operator Exists"),
     ],
 )
 def test_invalid_settings_are_refused(settings: dict[str, Any], said: str) -> None:

@@ -1,21 +1,19 @@
-"""Explain why a run on Vertex AI failed: the step, its custom job, the replica, and the last traceback in its log."""
+"""What a job of Vertex AI says: why it failed (step, custom job, replica, traceback), and what was evaluated."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.job_logs import SERVICE, LogLine, LogReader, not_noise
 from slipway.components.cloud.known_errors import ASKED_AGAIN, first_recognised
 from slipway.components.cloud.retries import retried, status_of
 from slipway.core.errors import ERROR_PREFIX, UserError
-from slipway.pipelines.platforms.vertex.logs import SERVICE, LogLine, LogReader, not_noise
-from slipway.pipelines.platforms.vertex.tasks import custom_jobs
-from slipway.pipelines.runs.record import ErrorRecord
-from slipway.pipelines.table import step_of
+from slipway.core.values import JsonObject
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
@@ -26,6 +24,20 @@ TRACEBACK = "Traceback (most recent call last):"
 TAIL_LINES = 24
 LONGEST_TRACEBACK = 200
 FAILED = "JOB_STATE_FAILED"
+RESOURCES = "output:gcp_resources"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a run failed; the fields are those of a run's ErrorRecord."""
+
+    step: str | None
+    message: str
+    setting: str | None = None
+    fix: str | None = None
+    traceback: str | None = None
+    job: str | None = None
+    replica: str | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,13 @@ class _FailedJob:
     unread: str | None = None
 
 
-def explain(connection: Connection, job: PipelineJob, run_id: str, facts: Mapping[str, str | None]) -> ErrorRecord:
+def explain(
+    connection: Connection,
+    job: PipelineJob,
+    run_id: str,
+    facts: Mapping[str, str | None],
+    step_of: Callable[[str], str | None],
+) -> Explanation:
     """Return why a PipelineJob failed.
 
     Args:
@@ -46,12 +64,13 @@ def explain(connection: Connection, job: PipelineJob, run_id: str, facts: Mappin
         job: The failed job.
         run_id: The run's id, for the commands in the fix.
         facts: Values for the messages of known errors; see known_errors.recognise.
+        step_of: Returns the step to which a task belongs, None for the pipeline's own tasks.
     """
-    task = _first_failed(job)
+    task = _first_failed(job, step_of)
     if task is None:
         found = first_recognised([job.error.message], facts)
         message = found.sentence if found else _plain(job.error.message) or "The pipeline failed outside its steps."
-        return ErrorRecord(step=None, message=message, fix=found.fix if found else f"slipway logs {run_id}")
+        return Explanation(step=None, message=message, fix=found.fix if found else f"slipway logs {run_id}")
     step = step_of(task.task_name) or task.task_name
     failed = _failed_job(connection, custom_jobs(task))
     lines = failed.lines if failed else []
@@ -70,7 +89,7 @@ def explain(connection: Connection, job: PipelineJob, run_id: str, facts: Mappin
         message, fix = found.sentence, found.fix
     if failed is not None and failed.unread:
         message += f"\nIts log could not be read: {failed.unread}"
-    return ErrorRecord(
+    return Explanation(
         step=step,
         message=message,
         setting=mistake.setting if mistake else None,
@@ -81,7 +100,54 @@ def explain(connection: Connection, job: PipelineJob, run_id: str, facts: Mappin
     )
 
 
-def _first_failed(job: PipelineJob) -> PipelineTaskDetail | None:
+def custom_jobs(task: PipelineTaskDetail) -> list[str]:
+    """Return the resource names of a task's custom jobs: first those it created, then those that executed it."""
+    created = []
+    metadata: JsonObject = task.execution.metadata or {}  # None without an execution
+    if metadata.get(RESOURCES):
+        resources = json.loads(metadata[RESOURCES]).get("resources", [])
+        uris = [resource["resourceUri"] for resource in resources if resource.get("resourceType") == "CustomJob"]
+        created = [uri.partition("/v1/")[2] for uri in uris]
+    container = task.executor_detail.container_detail
+    own = task.executor_detail.custom_job_detail
+    named = [*created, own.job, *own.failed_jobs, container.main_job, *container.failed_main_jobs]
+    return list(dict.fromkeys(name for name in named if name))
+
+
+def evaluation(task: PipelineTaskDetail) -> JsonObject:
+    """Return what the step evaluate found, from its last task: metrics, verdict and the report's URI."""
+    artifacts = {name: found.artifacts[0] for name, found in task.outputs.items() if found.artifacts}
+    metadata = {name: dict(artifact.metadata or {}) for name, artifact in artifacts.items()}
+    said = metadata["report"]
+    verdict = {
+        "decision": said.get("decision", ""),
+        "reasons": [said.get("reasons", "")],
+        "checked": bool(said.get("checked", True)),
+    }
+    return {"metrics": figures(metadata.get("metrics", {})), "verdict": verdict, "report": artifacts["report"].uri}
+
+
+def results(job: PipelineJob) -> JsonObject:
+    """Return the results of a job's steps that have finished, as fields of a Notice."""
+    tasks = {task.task_name: task for task in job.job_detail.task_details}
+    found: JsonObject = {}
+    if "evaluate" in tasks and "report" in tasks["evaluate"].outputs:
+        evaluated = evaluation(tasks["evaluate"])
+        verdict = evaluated["verdict"]
+        found |= {"metrics": evaluated["metrics"], "report": evaluated["report"]}
+        found |= {"decision": verdict["decision"], "reasons": tuple(verdict["reasons"])}
+    if "register-version" in tasks and "registered" in tasks["register-version"].outputs:
+        artifact = tasks["register-version"].outputs["registered"].artifacts[0]
+        found["model"] = dict(artifact.metadata or {}).get("resourceName")
+    return found
+
+
+def figures(metadata: Mapping[str, object]) -> dict[str, float]:
+    """Return the metrics in an artifact's metadata."""
+    return {name: value for name, value in metadata.items() if isinstance(value, int | float)}
+
+
+def _first_failed(job: PipelineJob, step_of: Callable[[str], str | None]) -> PipelineTaskDetail | None:
     """Return the task that failed first; not a condition, which fails only because of a task in it."""
     failed = [task for task in job.job_detail.task_details if task.state.name == "FAILED"]
     known = [task for task in failed if step_of(task.task_name)] or failed

@@ -8,8 +8,8 @@ from datetime import datetime
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.log_entries import LogEntries, text_of, time_of
+from slipway.core.noise import is_noise
 from slipway.core.values import JsonObject
-from slipway.pipelines.runs.logs import is_noise
 
 # The source of the service's own messages about a job.
 SERVICE = "service"

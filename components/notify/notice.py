@@ -1,0 +1,79 @@
+"""The message about a run that has ended: its outcome, and what `slipway explain` says about a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+
+from slipway.core.values import JsonObject
+
+# Chat services cut or refuse long messages; Google Chat's limit is 4,096 characters
+# (https://developers.google.com/workspace/chat/create-messages).
+LONGEST_ERROR = 2_000
+SHOWN_METRICS = 3
+MARKS = {"succeeded": "✓", "failed": "✗"}
+
+
+@dataclass(frozen=True)
+class Notice:
+    """The outcome of a run.
+
+    Attributes:
+        run: The run's id.
+        name: The configuration's name.
+        where: The platform, as displayed.
+        hardware: The training hardware.
+        status: succeeded, failed or cancelled.
+        step: The step that failed.
+        replica: The replica that failed, such as workerpool1-0.
+        error: Why it failed.
+        fix: What fixes it.
+        metrics: The metrics of the test split.
+        decision: The gate's verdict: promote or reject.
+        reasons: Why.
+        report: The evaluation report's path or URI.
+        model: The registered version.
+        page: The URL of the run's page.
+    """
+
+    run: str
+    name: str
+    where: str
+    hardware: str
+    status: str
+    step: str | None = None
+    replica: str | None = None
+    error: str | None = None
+    fix: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    decision: str | None = None
+    reasons: tuple[str, ...] = ()
+    report: str | None = None
+    model: str | None = None
+    page: str | None = None
+
+    def as_dict(self) -> JsonObject:
+        """Return the notice as JSON-compatible values, with its text."""
+        return {"text": self.text(), **asdict(self), "metrics": dict(self.metrics), "reasons": list(self.reasons)}
+
+    def text(self) -> str:
+        """Return the notice as lines of text."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        failed = f" in the step {self.step}" if self.step else ""
+        failed += f", replica {self.replica}" if self.replica else ""
+        mark = MARKS.get(self.status, "–")
+        yield f"{mark} {self.run} {self.status} on {self.where} ({self.hardware}){failed}"
+        if self.error:
+            yield self.error if len(self.error) <= LONGEST_ERROR else f"{self.error[:LONGEST_ERROR]}…"
+        if self.fix:
+            yield f"fix: {self.fix}"
+        if self.metrics:
+            first = list(self.metrics.items())[:SHOWN_METRICS]
+            yield "test: " + ", ".join(f"{name} {value:.4g}" for name, value in first)
+        if self.decision:
+            yield f"verdict: {self.decision}. {' '.join(self.reasons)}".rstrip()
+        for label, value in (("model", self.model), ("report", self.report), ("page", self.page)):
+            if value:
+                yield f"{label}: {value}"
