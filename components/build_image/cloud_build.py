@@ -137,9 +137,6 @@ class CloudBuild:
         """Return the e-mail of the account that builds run as; "" if none is set and the project has no default."""
         return self.service_account or default_account(self.connection, self.region)
 
-    def _locations(self) -> Any:
-        return self.connection.api("cloudbuild", "v1").projects().locations()
-
     def _request(self, source: Source, uri: str, arguments: Mapping[str, str], labels: Mapping[str, str]) -> JsonObject:
         options = [part for name, value in sorted(arguments.items()) for part in ("--build-arg", f"{name}={value}")]
         options += [part for name, value in sorted(labels.items()) for part in ("--label", f"{name}={value}")]

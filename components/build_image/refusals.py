@@ -16,17 +16,16 @@ from slipway.core.values import JsonObject
 # The regions in which restricted projects may run builds.
 # https://cloud.google.com/build/docs/locations#restricted_regions_for_some_projects
 OPEN_REGIONS = ("us-central1", "us-west2", "europe-west1", "asia-east1", "australia-southeast1", "southamerica-east1")
+# Reported wordings: "due to quota restrictions, cannot run builds in this region, see …", the same with "Cloud Build
+# cannot", and for a region in which the project has no quota at all the second one.
+CLOSED_REGION = ("cannot run builds in this region", "no concurrent builds quota available")
 LEGACY_DOMAIN = "@cloudbuild.gserviceaccount.com"
 SETTING = "vertex.build.service_account"
 
 
 def is_closed_region(error: BaseException) -> bool:
-    """Return whether the project may not run builds in the region.
-
-    Reported wordings: "due to quota restrictions, cannot run builds in this region, see …" and "…, Cloud Build cannot
-    run builds in this region".
-    """
-    return status_of(error) == 400 and "cannot run builds in this region" in message_of(error)
+    """Return whether the project may not run builds in the region."""
+    return status_of(error) == 400 and any(words in message_of(error) for words in CLOSED_REGION)
 
 
 def refused(error: BaseException, connection: Connection, location: str, account: Callable[[], str]) -> UserError:

@@ -138,7 +138,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "build region",
         "a project that may run builds in certain regions only",
-        r"cannot run builds in this region",
+        r"cannot run builds in this region|no concurrent builds quota available",
         "Google allows builds of this project only in certain regions.",
         "--set vertex.build.region=global",
     ),

@@ -18,6 +18,8 @@ ROLES = {
     "artifactregistry.repositories.get": "roles/artifactregistry.reader",
     "artifactregistry.": "roles/artifactregistry.admin",
     "cloudbuild.": "roles/cloudbuild.builds.editor",
+    "cloudkms.": "roles/cloudkms.admin",
+    "dataflow.": "roles/dataflow.developer",
     "iam.serviceAccounts.actAs": "roles/iam.serviceAccountUser",
     "iam.serviceAccounts.get": "roles/iam.serviceAccountViewer",
     "iam.": "roles/iam.serviceAccountAdmin",

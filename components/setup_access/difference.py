@@ -259,17 +259,14 @@ def _binding(item: Binding, settings: AccessSettings, observed: Observed) -> Lin
     if item.member == observed.caller and state.own is not None and item.role in policies.PERMISSIONS:
         lacks = sorted(set(policies.PERMISSIONS[item.role]) - state.own)
         return Line(item, "missing", f"it lacks {', '.join(lacks)}") if lacks else Line(item, "there", "it may do this")
-    if state.policy is None and state.exists is not False and not _is_off(item.resource, observed):
+    is_new = item.resource.kind == "project" and _policies_are_off(observed)
+    if state.policy is None and state.exists is not False and not is_new:
         return _unseen(item, state.error)
     condition = _condition(state.policy, item)
     if condition:
         return Line(item, "missing", f"granted only under the condition {condition!r}")
     if state.exists is not False and _may_be_inherited(item, roles, project, observed):
-        text = (
-            f"not visible on {item.resource}: grant it, or ignore this if the role is inherited from a folder or an "
-            "organization, or held through a group"
-        )
-        return Line(item, "missing", text, doubtful=True)
+        return Line(item, "missing", f"not visible on {item.resource}: grant or ignore", doubtful=True)
     return Line(item, "missing", "to be granted")
 
 
@@ -284,7 +281,7 @@ def _may_be_inherited(item: Binding, roles: tuple[str, ...], project: State, obs
         return False
     state = observed.resources[item.resource]
     elsewhere = state.facts.get("number", observed.number) != observed.number
-    if _is_off(Resource("project", ""), observed):
+    if _policies_are_off(observed):
         return False
     if elsewhere or project.facts.get("parent") != "":
         return True
@@ -296,9 +293,9 @@ def _may_be_inherited(item: Binding, roles: tuple[str, ...], project: State, obs
     )
 
 
-def _is_off(resource: Resource, observed: Observed) -> bool:
-    """Return whether the API that holds a resource's policy is disabled: then nothing has been granted yet."""
-    return observed.enabled is not None and HOSTS[resource.kind] not in observed.enabled
+def _policies_are_off(observed: Observed) -> bool:
+    """Return whether the API that holds the project's policy is disabled: then nothing has been granted yet."""
+    return observed.enabled is not None and HOSTS["project"] not in observed.enabled
 
 
 def _condition(policy: policies.Policy | None, item: Binding) -> str | None:

@@ -27,6 +27,10 @@ RESULTS = {"done": "[green]✓[/]", "later": "[dim]–[/]", "failed": "[red]✗[
 BUCKET = re.compile(r"gs://([^/\s]+)")
 # Texts that repeat the mark of a missing line.
 PLAIN = ("to be enabled", "to be made", "to be granted")
+DOUBTFUL = (
+    "not visible: the role may be inherited from a folder or an organization, or held through a group, which cannot be "
+    "seen here; granting it again does no harm"
+)
 LATER = "Google creates it with the first training job and grants its role"
 
 
@@ -155,6 +159,8 @@ def show(lines: list[Line], console: Console) -> None:
     texts = {"missing": "to create", "wrong": "incorrect", "unseen": "that cannot be read"}
     counted = [f"{count} {texts[status]}" for status, count in counts.items() if count]
     console.print(f"{there} there, {', '.join(counted)}", highlight=False)
+    if any(line.doubtful for line in rest):
+        console.print(DOUBTFUL, highlight=False, soft_wrap=True)
 
 
 def show_end(outcomes: list[Outcome], left: list[Line], console: Console) -> None:

@@ -272,6 +272,15 @@ def test_a_build_that_the_region_does_not_allow_runs_in_the_global_location(
     assert "DONE" in log.getvalue()
 
 
+def test_a_region_without_quota_for_builds_counts_as_closed(project: FakeGoogle, context: Context) -> None:
+    words = "failed precondition: no concurrent builds quota available to create builds"
+    refusal = ServiceError(400, words, reason="FAILED_PRECONDITION")
+    project.faults.plan(f"POST /v1/projects/{PROJECT}/locations/{REGION}/builds", refusal)
+    ensured(project, context, io.StringIO())
+    (build,) = project.builds.builds.values()
+    assert "/locations/global/" in build["name"]
+
+
 def test_a_region_that_is_set_is_used_or_refused(project: FakeGoogle, context: Context) -> None:
     project.builds.restricted = True
     request = request_of(context, REPOSITORY)

@@ -319,6 +319,22 @@ def test_a_key_that_cannot_encrypt_is_reported_and_left_alone(google, damage, sa
     assert google.world.writes["key"] == 0
 
 
+def test_a_key_of_another_project_that_cannot_be_seen_does_not_block(google):
+    make_ready(google)
+    google.world.projects["vault"] = type(google.world.projects[PROJECT])("vault", 42, {"cloudkms.googleapis.com"})
+    key = KEY.replace(PROJECT, "vault")
+    add_key(google.world, key)
+    denied = ServiceError(
+        403, f"Permission 'cloudkms.cryptoKeys.get' denied on resource '{key}' (or it may not exist)."
+    )
+    google.faults.plan("cloudkms GET", denied, times=100)
+    asked = settings(google, builds=False, encryption_key=key)
+    lines = difference(asked, observe(asked))
+    assert {line.status for line in lines if key in str(line.item) or line.kind == "key"} == {"unseen"}
+    assert "cloudkms.googleapis.com" not in {str(line.item) for line in lines}
+    assert blocking(lines) == []
+
+
 def test_a_key_in_another_region_is_reported(google):
     make_ready(google)
     google.world.projects[PROJECT].services.add("cloudkms.googleapis.com")
