@@ -70,6 +70,7 @@ def test_a_run_goes_through_its_tasks_and_makes_the_custom_job(ready_google, spe
     pools = trained[0].job_spec.worker_pool_specs
     assert [(pool.replica_count, pool.machine_spec.accelerator_count) for pool in pools] == [(1, 4), (1, 4)]
     assert trained[0].job_spec.base_output_directory.output_uri_prefix == f"gs://{BUCKET}/runs/digits-1"
+    assert trained[0].job_spec.scheduling.restart_job_on_worker_restart, "replicas that train together start together"
 
 
 def test_a_failure_stops_what_needs_the_task(ready_google, specification):
