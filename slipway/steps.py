@@ -74,8 +74,8 @@ def on_image(component: BaseComponent, image: Place) -> Callable[..., PipelineTa
     placed: Callable[..., PipelineTask] = component
     if image:
         built = dsl.component(component.python_func, base_image=image, install_kfp_package=False)
-        built.component_spec.inputs = component.component_spec.inputs  # its function's, and those of `_with_inputs`
-        placed = built
+        # The inputs of its function, and those of `_with_inputs`.
+        placed = _inputs_replaced(built, component.component_spec.inputs)
     return placed
 
 
@@ -387,7 +387,11 @@ def _with_inputs(component: BaseComponent, inputs: Mapping[str, PipelineParamete
     """Return a component that accepts further inputs."""
     if not inputs:
         return component
-    specification = copy.deepcopy(component.component_spec)
     types = {name: InputSpec(type=channel.channel_type) for name, channel in inputs.items()}
-    specification.inputs = {**(specification.inputs or {}), **types}
+    return _inputs_replaced(component, {**(component.component_spec.inputs or {}), **types})
+
+
+def _inputs_replaced(component: BaseComponent, inputs: dict[str, InputSpec] | None) -> BaseComponent:
+    specification = copy.deepcopy(component.component_spec)
+    specification.inputs = inputs
     return PythonComponent(component_spec=specification, python_func=component.python_func)
