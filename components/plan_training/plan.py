@@ -101,7 +101,8 @@ def _with_container(pools: list[WorkerPool], container: Container, image: str) -
 
 def _on_machine(pool: WorkerPool, container: Container) -> Container:
     """Return a container specification with the command for the pool's machine type."""
-    return {**container, "command": nccl.started_with(container["command"], pool["machine_spec"].get("machine_type"))}
+    machine = pool.get("machine_spec", {}).get("machine_type")  # none in a pipeline of one's own on this machine
+    return {**container, "command": nccl.started_with(container["command"], machine)}
 
 
 def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: TrainSettings, memory: int) -> TrainSettings:
