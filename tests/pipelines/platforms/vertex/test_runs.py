@@ -223,7 +223,7 @@ def test_a_resumed_run_keeps_its_folder(ready_google: FakeGoogle, workspace: Pat
     assert slipway("run", "--resume", "latest", "--set", "train.seed=1").exit_code == 2
     assert slipway("run", "--resume", "latest", "--set", "evaluate.gate.minimum=0.5").exit_code == 0
     assert record(workspace)["tries"] == 3
-    job = ready_google.region.pipelines.jobs[record(workspace)["job"].replace(PROJECT, NUMBER)]
+    job = ready_google.region.pipelines.jobs[record(workspace)["job"].replace(PROJECT, str(NUMBER))]
     assert job.runtime_config.parameter_values["gate_minimum"] == 0.5
 
 
