@@ -59,7 +59,9 @@ class Loop:
     ) -> None:
         self._job, self._plan, self._cluster = job, job.plan, cluster
         self._engine, self._training, self._validation = engine, training, validation
-        self._saver, self._identity, self._metrics = Saver(checkpoints), identity, metrics
+        # The history covers a checkpoint's step before the checkpoint is complete.
+        self._saver = Saver(checkpoints, metrics.flush if metrics else None)
+        self._identity, self._metrics = identity, metrics
         self._stop_request, self._progress, self._best = stop, progress, best
         self._profile = contextlib.ExitStack()
         self._to_profile = job.train.profile_steps if metrics else 0  # steps left to profile
@@ -85,6 +87,8 @@ class Loop:
             finally:
                 self._profile.close()
                 events.phase("saving the last checkpoint")
+                if self._metrics:
+                    self._metrics.flush()
                 self._saver.wait()
 
     def _run(self) -> None:
@@ -214,7 +218,6 @@ class Loop:
         if rate is not None:
             values["steps_per_second"] = rate
         events.progress(self._step, self._plan.steps, "steps", **values)
-        self._metrics.flush()
 
     def _validate(self) -> None:
         """Evaluate the validation split, and log a summary of the epoch."""
@@ -259,8 +262,6 @@ class Loop:
         if self._step == self._saved_step:
             return
         checkpoint = checkpoint_of(self._progress, self._engine, self._identity)
-        if self._metrics:  # first, so that the history covers the checkpoint's step
-            self._metrics.flush()
         if self._cluster.is_chief:
             self._saver.start(checkpoint)
         if self._best:

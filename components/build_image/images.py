@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.components.build_image.settings import ROOT_USER
 from slipway.core.errors import UserError, nearest
 
-# On TPU VMs, only root can open the chips.
-ROOT_USER = "0:0"
+# The user of an image that runs as any user, such as the host's with `--runner docker`.
 ANY_USER = "65534:65534"
 # Folders of the source tree in an image, by their path in the image.
 TRAINER_CODE = {
@@ -34,7 +34,9 @@ class ImageKind:
         return f"requirements/{self.name}.txt"
 
 
-def image_kind(source: Path, role: str, accelerator: str, engine: str = "tensorflow") -> ImageKind:
+def image_kind(
+    source: Path, role: str, accelerator: str, engine: str = "tensorflow", run_as: str = ANY_USER
+) -> ImageKind:
     """Return the image kind of a role for an accelerator and an engine.
 
     Without a lock file for CPUs, the one for GPUs is used: PyTorch's packages are the same for both.
@@ -44,9 +46,10 @@ def image_kind(source: Path, role: str, accelerator: str, engine: str = "tensorf
         role: "steps" or "trainer".
         accelerator: "cpu", "gpu" or "tpu".
         engine: The training engine.
+        run_as: The image's user, as UID:GID.
 
     Raises:
-        UserError: There is no lock file for this combination.
+        UserError: There is no lock file for this combination, or the user cannot use the accelerator.
     """
     ending = "" if engine == "tensorflow" else f"-{engine}"
     name = f"{role}-{accelerator}{ending}"
@@ -63,5 +66,12 @@ def image_kind(source: Path, role: str, accelerator: str, engine: str = "tensorf
             nearest=nearest(name, known),
             fix=f"add requirements/{name}.in, then make lock; or choose other hardware",
         )
-    user = ROOT_USER if accelerator == "tpu" else ANY_USER
-    return ImageKind(name, CODE[role], {"REQUIREMENTS": name, "RUN_AS": user})
+    if accelerator == "tpu" and run_as != ROOT_USER:
+        raise UserError(
+            "On TPU VMs, only root can open the chips.",
+            setting="vertex.build.run_as",
+            value=run_as,
+            allowed=ROOT_USER,
+            fix=f"--set vertex.build.run_as={ROOT_USER}",
+        )
+    return ImageKind(name, CODE[role], {"REQUIREMENTS": name, "RUN_AS": run_as})

@@ -11,6 +11,7 @@ from slipway.trainer.config import Settings
 # The Python version that the lock files are resolved for.
 BASE = "docker.io/library/python:3.11-slim-bookworm"
 IMAGE_PATTERN = r"^[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?$"
+ROOT_USER = "0:0"
 REPOSITORY_PATTERN = r"^[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*$"
 
 
@@ -27,6 +28,14 @@ class BuildSettings(Settings):
         "other registry (which requires a local `builder`).",
     )
     base: str = Field(default=BASE, pattern=IMAGE_PATTERN, description="Base image; requires Python 3.11.")
+    # Files on a gcsfuse mount belong to its mounter, with permissions 0644 and 0755, unless it is mounted with --uid or
+    # --file-mode (gcsfuse's docs/semantics.md, "Permissions and ownership"). How Vertex AI mounts is not documented.
+    run_as: str = Field(
+        default=ROOT_USER,
+        pattern=r"^\d+:\d+$",
+        description="User of the containers, as UID:GID. Any user but root may lack write access to the bucket mounted "
+        "at /gcs. TPUs need root.",
+    )
     service_account: str | None = Field(
         default=None,
         pattern=r"^[^@\s/]+@[^@\s/]+$",

@@ -22,7 +22,7 @@ from slipway.components.build_image.build import (
 )
 from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
 from slipway.components.build_image.context import Context, make_context
-from slipway.components.build_image.images import image_kind
+from slipway.components.build_image.images import ANY_USER, image_kind
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.cloud.retries import is_transient
 from slipway.components.prepare_data.sources import source_kind
@@ -95,24 +95,33 @@ def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
         UserError: No image can be built: no checkout, files that git does not track, or no such image.
     """
     settings = vertex_of(config)
-    base, repository = settings.build.base, settings.image_repository
+    base, repository, user = settings.build.base, settings.image_repository, settings.build.run_as
+    accelerator = accelerator_of(config.parsed_hardware)
     wanted = {
-        "steps": wanted_image(config, "steps", "cpu", base, repository, say, with_engine=False),
-        "trainer": wanted_image(config, "trainer", accelerator_of(config.parsed_hardware), base, repository, say),
+        "steps": wanted_image(config, "steps", "cpu", base, repository, say, user, with_engine=False),
+        "trainer": wanted_image(config, "trainer", accelerator, base, repository, say, user),
     }
     if not ENGINES[config.train.engine].exports_saved_model:
-        wanted["evaluation"] = wanted_image(config, "steps", "cpu", base, repository, say)
+        wanted["evaluation"] = wanted_image(config, "steps", "cpu", base, repository, say, user)
     return wanted
 
 
 def wanted_image(
-    config: RunConfig, role: str, accelerator: str, base: str, repository: str, say: Say, *, with_engine: bool = True
+    config: RunConfig,
+    role: str,
+    accelerator: str,
+    base: str,
+    repository: str,
+    say: Say,
+    run_as: str = ANY_USER,
+    *,
+    with_engine: bool = True,
 ) -> Wanted:
     """Return one image of a run; files that git neither tracks nor ignores are excluded and reported with `say`.
 
-    `with_engine` says whether the image contains the training engine.
+    `run_as` is the image's user; `with_engine` says whether the image contains the training engine.
     """
-    kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine if with_engine else "tensorflow")
+    kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine if with_engine else "tensorflow", run_as)
     context = make_context(SOURCE_TREE, kind, base, own_code(config))
     for name in context.left_out:
         say(f"excluded from the image {kind.name} because git does not track it: {name}")

@@ -56,11 +56,11 @@ def vertex_on_loopback(engine: Engine, folder: Path) -> Iterator[FakeGoogle]:
     ):
         make_ready(google)
         google.builds.builder = functools.partial(_build, engine)
-        google.storage.mount = Mount(google.storage, buckets)
-        google.storage.mount.give_out(BUCKET)
+        google.storage.mount = mount = Mount(google.storage, buckets)
+        mount.give_out(BUCKET)
         containers = Containers(
             docker_host=engine.environment["DOCKER_HOST"],
-            buckets=buckets,
+            mount=mount,
             authority=google.certificates.authority_file,
             hosts={VERTEX_HOST: address},
             environment={**metadata.environment, "GOOGLE_CLOUD_PROJECT": PROJECT},

@@ -69,6 +69,14 @@ class Cloud:
         assert mount
         return mount.folder / uri.removeprefix("gs://")
 
+    def objects(self, folder: str) -> dict[str, bytes]:
+        """Return what is in the bucket, by the name below `folder`; files that are open are not."""
+        with self.google.world.lock:
+            assert self.google.storage.mount
+            self.google.storage.mount.take_in(BUCKET)
+            names = [name for name in self.google.storage.names(BUCKET) if name.startswith(f"{folder}/")]
+            return {name.removeprefix(f"{folder}/"): self.google.storage.read(BUCKET, name)[0] for name in names}
+
     def lines(self, job: str) -> dict[str, list[str]]:
         """Return the output of each replica of a custom job."""
         found: dict[str, list[str]] = {}
@@ -205,15 +213,48 @@ def test_a_lost_and_a_preempted_replica_of_a_scheduled_run_restart_and_training_
     assert len(cloud.versions()) == 2
 
 
-def test_a_run_that_is_cancelled_leaves_no_container(cloud: Cloud, submitted: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def training(cloud: Cloud, submitted: dict[str, Any]) -> str:
+    """The custom job of the newest run, which is in progress."""
     before = set(cloud.training_jobs())
     settings = ("--set", "train.epochs=5000", "--set", "evaluate.champion=none")
     done = cloud("run", "-c", "run.yaml", "--target", "vertex", "--no-wait", *settings)
     assert done.returncode == 0, done.stdout + done.stderr
     [training] = wait_for(lambda: [name for name in cloud.training_jobs() if name not in before], seconds=300)
+    return training
+
+
+def test_the_history_up_to_the_checkpoint_is_in_the_bucket_while_a_job_runs(cloud: Cloud, training: str) -> None:
+    """A machine that is lost takes the files that it has open with it: see tests/fidelity/test_mount.py."""
+    import tensorflow as tf
+
+    folder = f"runs/{cloud.record()['run_id']}"
+    found = wait_for(lambda: (there := cloud.objects(folder)) and "checkpoints/latest" in there and there, seconds=120)
+    step = int(found["checkpoints/latest"].removeprefix(b"step-"))
+    history = [json.loads(line) for line in found["logs/metrics.jsonl"].splitlines()]
+    assert max(line["step"] for line in history if line["kind"] == "train") >= step
+    [name] = [name for name in found if name.startswith("logs/train/events.out.tfevents.")]
+    (events := cloud.folder / "events").write_bytes(found[name])
+    shown = [
+        tf.compat.v1.Event.FromString(record).step
+        for record in tf.data.TFRecordDataset(str(events)).as_numpy_iterator()
+    ]
+    assert max(shown) >= step
+
+
+def test_a_run_that_is_cancelled_leaves_no_container(cloud: Cloud, training: str) -> None:
     wait_for(lambda: len(cloud.replicas(training)) == 2, seconds=60)
     done = cloud("cancel")
     assert done.returncode == 0, done.stdout + done.stderr
     assert cloud.record()["status"] == "cancelled"
     wait_for(lambda: cloud.google.region.jobs.jobs[training].state.name == "JOB_STATE_CANCELLED", seconds=60)
     assert cloud.replicas(training) == {}
+
+
+def test_another_user_than_the_mounter_cannot_write_to_the_bucket(cloud: Cloud, submitted: dict[str, Any]) -> None:
+    done = cloud("run", "-c", "run.yaml", "--target", "vertex", "--set", "vertex.build.run_as=65534:65534")
+    assert done.returncode == 1, done.stdout + done.stderr
+    explained = cloud("explain", cloud.record()["run_id"]).stdout
+    print(explained)
+    assert "Permission denied" in explained
+    assert "/gcs/" in explained

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import numpy as np
 import pytest
 
 from slipway.trainer.checkpoint.store import Checkpoints
+from tests.fakes.google import FakeGoogle
+from tests.fakes.mount import Mount, open_for_writing
+from tests.fakes.ready import BUCKET
 
 # Long enough to be stopped midway; 150 steps per epoch, so that step 200 is not at the end of one.
 LONG = {"steps": 1800, "steps_per_epoch": 150, "batch": 4, "builder": "sample_networks:dropout"}
@@ -104,6 +108,38 @@ def test_stopped_then_killed_it_ends_with_the_same_weights_and_history(
     place, whole = undisturbed
     assert end.checksum == whole.checksum
     assert without_clock(history(tmp_path)) == without_clock(history(place))
+
+
+def test_a_run_whose_machine_is_lost_resumes_from_what_is_in_the_bucket(
+    undisturbed: Any, tiny: Path, tmp_path: Path, workers: Any, make_job: Any, ready_google: FakeGoogle
+) -> None:
+    config = make_job(tiny, **LONG, **SAVING)
+    mount = Mount(ready_google.storage, tmp_path / "mounted")
+    first = workers.start(config, mount.folder / BUCKET)
+    first.wait_for_checkpoint(150)
+    _stop_between_segments(first)
+    mount.copy_to(tmp_path, BUCKET)  # without the files that are open
+    first.process.kill()
+    first.wait()
+    assert not (tmp_path / "model").exists()
+
+    end = workers.start(config, tmp_path).wait()
+    assert end.status == 0, end.errors
+    assert "resuming from the checkpoint at step" in end.output
+    place, whole = undisturbed
+    assert end.checksum == whole.checksum
+    assert without_clock(history(tmp_path)) == without_clock(history(place))
+
+
+def _stop_between_segments(worker: Any) -> None:
+    """Stop a worker while it has no log open: the mount has no earlier version of an open file, unlike a bucket."""
+    while True:
+        worker.process.send_signal(signal.SIGSTOP)
+        logs = [path.stat() for path in (worker.place / "logs").rglob("*")]
+        if not open_for_writing() & {(status.st_dev, status.st_ino) for status in logs}:
+            return
+        worker.process.send_signal(signal.SIGCONT)
+        time.sleep(0.1)
 
 
 def test_a_finished_run_only_exports_what_is_missing(undisturbed: Any, tiny: Path, workers: Any, make_job: Any) -> None:

@@ -93,14 +93,14 @@ class BestWeights:
     def restore(self, engine: Engine, step: int) -> bool:
         """Restore the engine to the state of `step`; return False if it was never saved. All replicas must call it."""
         self.save_again()
-        found = self._unsaved or self._checkpoints.newest(at_most=step)
-        there = found is not None and found.step == step
-        # Only the chief knows whether it was saved; other replicas may not see the file yet and must follow it.
-        (whole,) = engine.agree([float(there and self._unsaved is None) if self._cluster.is_chief else 0.0])
+        found = self._checkpoints.at(step) if self._cluster.is_chief and self._unsaved is None else None
+        # Only the chief knows whether it was saved; the other replicas read it then.
+        (whole,) = engine.agree([float(found is not None)])
         if not whole:
             logger.warning("the best weights, of step %d, could not be saved; exporting the last ones", step)
             return False
-        if not there or found is None:
+        found = found or self._checkpoints.at(step)
+        if found is None:
             raise RuntimeError(f"the chief has the best weights, of step {step}, which this replica cannot read")
         engine.load_state(found.state)
         return True

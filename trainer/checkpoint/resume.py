@@ -100,8 +100,8 @@ def resume(
     if step < 0:
         return Progress()
     if checkpoint is None:
-        checkpoint = checkpoints.newest(at_most=step)
-    if checkpoint is None or checkpoint.step != step:
+        checkpoint = checkpoints.at(step)
+    if checkpoint is None:
         raise RuntimeError(f"the chief resumes from step {step}, but this replica cannot read that checkpoint")
     _check_form(checkpoint, identity)
     _check(checkpoint, identity, steps)

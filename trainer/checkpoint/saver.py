@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
 
@@ -12,10 +13,11 @@ RETRY_SECONDS = 30.0
 
 
 class Saver:
-    """Writes checkpoints one at a time; `start` waits for the previous one."""
+    """Writes checkpoints one at a time, each after a call of `first`; `start` waits for the previous one."""
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
+    def __init__(self, checkpoints: Checkpoints, first: Callable[[], None] | None = None) -> None:
         self._checkpoints = checkpoints
+        self._first = first
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._failed_at: float | None = None
@@ -32,6 +34,8 @@ class Saver:
 
     def _write(self, checkpoint: Checkpoint) -> None:
         try:
+            if self._first:
+                self._first()
             self._failed_at = None if self._checkpoints.save(checkpoint) else time.monotonic()
         except BaseException as error:  # raised by wait()
             self._error = error

@@ -67,20 +67,29 @@ class Checkpoints:
         self._remove_all_but(checkpoint.step)
         return True
 
-    def newest(self, at_most: int | None = None) -> Checkpoint | None:
-        """Return the newest valid checkpoint up to step `at_most`, or None; warn about each damaged one skipped.
+    def newest(self) -> Checkpoint | None:
+        """Return the newest valid checkpoint, or None; warn about each damaged one skipped.
 
         Checkpoints newer than the one that `latest` names are ignored, unless that pointer is unreadable.
         """
         pointed = pointed_step(self._folder)
-        limits = [step for step in (pointed, at_most) if step is not None]
         for step in sorted(self._steps(), reverse=True):
-            if limits and step > min(limits):
+            if pointed is not None and step > pointed:
                 continue
-            try:
-                return self._read(step)
-            except (OSError, ValueError, KeyError) as error:
-                logger.warning("the checkpoint of step %d is damaged (%s); trying the previous one", step, error)
+            if found := self.at(step):
+                return found
+        return None
+
+    def at(self, step: int) -> Checkpoint | None:
+        """Return the checkpoint of `step` if it is valid, otherwise warn and return None.
+
+        Does not read `latest`: on a mounted bucket, replicas other than the chief may see an earlier version of a file
+        that is replaced (gcsfuse caches attributes, on large machines without a time limit).
+        """
+        try:
+            return self._read(step)
+        except (OSError, ValueError, KeyError) as error:
+            logger.warning("the checkpoint of step %d is damaged (%s)", step, error)
         return None
 
     def _read(self, step: int) -> Checkpoint:

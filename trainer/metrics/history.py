@@ -1,16 +1,20 @@
-"""A run's training history, written by the chief: metrics.jsonl (JSON lines) and the same scalars for TensorBoard."""
+"""A run's training history, written by the chief: metrics.jsonl (JSON lines) and the same scalars for TensorBoard.
+
+Both are written in segments: a file is open only while one is appended. On a mounted bucket, a lost machine loses only
+what follows the last segment, since a file is in the bucket once it is closed (gcsfuse's docs/semantics.md).
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import shutil
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from slipway.core.atomic import json_lines
+from slipway.core.atomic import json_lines, replace_file
+from slipway.core.paths import is_mounted
 
 # A record of the history: kind, step, epoch, time and the metrics by name.
 Record: TypeAlias = dict[str, Any]
@@ -18,6 +22,9 @@ Record: TypeAlias = dict[str, Any]
 FILE_NAME = "metrics.jsonl"
 KINDS = ("train", "validation")
 _NOT_SCALARS = ("kind", "step", "time")
+# Seconds between segments. In a bucket every segment replaces the objects, so there they are longer.
+SEGMENT_SECONDS = 0.5
+MOUNTED_SEGMENT_SECONDS = 30.0
 
 logger = logging.getLogger(__name__)
 
@@ -25,31 +32,32 @@ logger = logging.getLogger(__name__)
 class Metrics:
     """The history in `folder`; records after `step` are dropped when it is opened.
 
-    A resumed run starts at its checkpoint's step and writes the later records again. TensorBoard's files cannot be
-    truncated, so they are rewritten from the records that are kept.
+    A resumed run starts at its checkpoint's step and writes the later records again. For TensorBoard, it writes the
+    kept records to a new file. A thread writes the segments; `flush` writes one now.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.path = folder, folder / FILE_NAME
-        self._scalars = {kind: Scalars(folder / kind) for kind in KINDS}
         # The validation at `step` itself runs again: see the loop.
         kept = [
             line for line in _read(self.path) if line["step"] < step or (line["step"], line["kind"]) == (step, "train")
         ]
-        beside = self.path.with_name(f".{FILE_NAME}.new")
-        beside.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        beside.replace(self.path)
-        self._file = self.path.open("ab", buffering=0)
-        self._waiting = b""  # not yet in the file; Python's own buffer would lose it on a full disk
-        self._warned = False
+        content = "".join(json.dumps(line) + "\n" for line in kept).encode()
+        replace_file(self.path, content)
+        self._lines = Segments(self.path, len(content))
+        self._scalars = {kind: Scalars(folder / kind) for kind in KINDS}
         for line in kept:
             self._scalars[line["kind"]].write(line)
+        self.flush()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._write_segments, name="metrics", daemon=True)
+        self._thread.start()
 
     def write(self, kind: str, step: int, epoch: float, **values: float | None) -> None:
         """Append one record: `kind` is train or validation, `epoch` the completed epochs, which may be a fraction."""
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **values, "time": round(time.time(), 3)}
-        self._waiting += (json.dumps(line) + "\n").encode()
+        self._lines.add((json.dumps(line) + "\n").encode())
         self._scalars[kind].write(line)
 
     def graph(self, serialized: bytes) -> None:
@@ -62,77 +70,110 @@ class Metrics:
         return _read(self.path)
 
     def flush(self) -> None:
-        """Flush to disk; on a full disk, keep the data and retry at the next flush."""
-        try:
-            while self._waiting:
-                self._waiting = self._waiting[self._file.write(self._waiting) :]
-            self._warned = False
-        except OSError as error:
-            if not self._warned:
-                logger.warning("could not write %s: %s; training continues, the write is retried", self.path, error)
-            self._warned = True
+        """Write a segment of each file; on a full disk, keep the data for the next one."""
+        self._lines.flush()
         for scalars in self._scalars.values():
-            scalars.flush()
+            scalars.segments.flush()
 
     def close(self) -> None:
-        """Flush and close."""
+        """Write the last segments."""
+        self._closed.set()
+        self._thread.join()
         self.flush()
-        self._file.close()
-        for scalars in self._scalars.values():
-            scalars.close()
+
+    def _write_segments(self) -> None:
+        while not self._closed.wait(MOUNTED_SEGMENT_SECONDS if is_mounted(self.folder) else SEGMENT_SECONDS):
+            self.flush()
+
+
+class Segments:
+    """A file that grows by segments: `flush` opens it, appends the data added since the last segment, and closes it.
+
+    If that fails, for example on a full disk, the data waits for the next `flush`, which replaces the failed segment.
+    `add` does not wait for a `flush` in another thread.
+    """
+
+    def __init__(self, path: Path, size: int = 0) -> None:
+        self._path, self._size = path, size  # the size after the last complete segment
+        self._waiting = b""
+        self._lock, self._flushing = threading.Lock(), threading.Lock()
+        self._warned = False
+
+    def add(self, data: bytes) -> None:
+        """Add data to the next segment."""
+        with self._lock:
+            self._waiting += data
+
+    def flush(self) -> None:
+        """Write a segment."""
+        with self._flushing:
+            segment = self._waiting
+            if not segment:
+                return
+            try:
+                self._append(segment)
+            except OSError as error:
+                if not self._warned:
+                    logger.warning(
+                        "could not write %s: %s; training continues, the write is retried", self._path, error
+                    )
+                self._warned = True
+                return
+            self._size += len(segment)
+            self._warned = False
+            with self._lock:
+                self._waiting = self._waiting[len(segment) :]
+
+    def _append(self, segment: bytes) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            if file.tell() > self._size:
+                file.truncate(self._size)
+            while segment:
+                segment = segment[file.write(segment) :]
 
 
 class Scalars:
-    """A TensorBoard event file, the only one in its folder: a TFRecord file of Event protos.
+    """A TensorBoard event file, a TFRecord file of Event protos, which replaces earlier ones in its folder.
 
-    Written directly, since TensorFlow's writer needs the tensorboard package and half a millisecond per scalar. If the
-    disk is full, the file ends there; a run that resumes from a checkpoint rewrites it.
+    Written directly, since TensorFlow's writer needs the tensorboard package, takes half a millisecond per scalar, and
+    keeps the file open. One file that grows, not one per segment: for gs:// folders, TensorBoard keeps a buffer of
+    128 MiB per event file and requests the bytes after those it has read (its data/server/gcs/logdir.rs).
+    Earlier files are kept: without its fast loader, TensorBoard stops following a folder whose newest file was deleted.
     """
 
     def __init__(self, folder: Path) -> None:
         import tensorflow as tf
 
-        self._event = tf.compat.v1.Event
-        self._summary = tf.compat.v1.Summary
-        self._failure = tf.errors.OpError
-        self._broken = False
-        self._folder = folder
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        self._tf = tf
+        folder.mkdir(exist_ok=True)
         now = time.time()
-        self._file = tf.io.TFRecordWriter(str(folder / f"events.out.tfevents.{int(now)}.slipway"))
-        self._do(self._file.write, self._event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        self.segments = Segments(folder / f"events.out.tfevents.{int(now)}.slipway")
+        self._add(wall_time=now, file_version="brain.Event:2")
+        # TensorBoard discards the points of the earlier files.
+        self._add(wall_time=now, session_log=tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START))
 
     def write(self, line: Record) -> None:
         """Append a record of the history."""
+        summary = self._tf.compat.v1.Summary
         values = [
-            self._summary.Value(tag=name, simple_value=value)
+            summary.Value(tag=name, simple_value=value)
             for name, value in line.items()
             if name not in _NOT_SCALARS and value is not None
         ]
-        event = self._event(wall_time=line["time"], step=line["step"], summary=self._summary(value=values))
-        self._do(self._file.write, event.SerializeToString())
+        self._add(wall_time=line["time"], step=line["step"], summary=summary(value=values))
 
     def graph(self, serialized: bytes) -> None:
         """Append a graph."""
-        self._do(self._file.write, self._event(wall_time=time.time(), graph_def=serialized).SerializeToString())
+        self._add(wall_time=time.time(), graph_def=serialized)
 
-    def flush(self) -> None:
-        """Flush to disk."""
-        self._do(self._file.flush)
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._do(self._file.close)
-
-    def _do(self, action: Callable[..., None], *arguments: bytes) -> None:
-        if self._broken:
-            return
-        try:
-            action(*arguments)
-        except self._failure as error:
-            self._broken = True
-            logger.warning("TensorBoard's log in %s ends here: %s; training continues", self._folder, error.message)
+    def _add(self, **event: object) -> None:
+        """Append an event, framed as a record by TensorFlow in memory."""
+        memory = "ram://slipway/event"
+        with self._tf.io.TFRecordWriter(memory) as writer:
+            writer.write(self._tf.compat.v1.Event(**event).SerializeToString())
+        with self._tf.io.gfile.GFile(memory, "rb") as file:
+            self.segments.add(file.read())
+        self._tf.io.gfile.remove(memory)
 
 
 def _read(path: Path) -> list[Record]:

@@ -13,6 +13,7 @@ import pytest
 
 from slipway.components.build_image.context import Context, make_context, revision
 from slipway.components.build_image.images import image_kind
+from slipway.components.build_image.settings import ROOT_USER
 from slipway.core.errors import UserError
 from tests.components.build_image.conftest import git
 
@@ -21,7 +22,7 @@ SECRET = "hunter2-hunter2"
 
 
 def context_of(tree: Path, role: str = "trainer", accelerator: str = "cpu", **options: object) -> Context:
-    return make_context(tree, image_kind(tree, role, accelerator), BASE, **options)  # type: ignore[arg-type]
+    return make_context(tree, image_kind(tree, role, accelerator, run_as=ROOT_USER), BASE, **options)  # type: ignore[arg-type]
 
 
 def members(context: Context) -> dict[str, bytes]:

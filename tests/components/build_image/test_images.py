@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipway.components.build_image.images import image_kind
+from slipway.components.build_image.settings import ROOT_USER
 from slipway.core.errors import UserError
 
 SOURCE = Path(__file__).parents[3]
@@ -23,7 +24,7 @@ SOURCE = Path(__file__).parents[3]
     ],
 )
 def test_each_accelerator_and_engine_has_an_image(accelerator: str, engine: str, name: str) -> None:
-    kind = image_kind(SOURCE, "trainer", accelerator, engine)
+    kind = image_kind(SOURCE, "trainer", accelerator, engine, ROOT_USER)
     assert kind.name == name
     assert (SOURCE / kind.requirements).is_file()
 
@@ -32,3 +33,9 @@ def test_an_engine_without_an_image_for_the_accelerator_is_refused() -> None:
     with pytest.raises(UserError) as caught:
         image_kind(SOURCE, "trainer", "tpu", "pytorch")
     assert "requirements/trainer-tpu-pytorch.in" in (caught.value.fix or "")
+
+
+def test_tpus_need_root() -> None:
+    with pytest.raises(UserError, match="only root can open the chips") as caught:
+        image_kind(SOURCE, "trainer", "tpu", "jax", "65534:65534")
+    assert caught.value.fix == "--set vertex.build.run_as=0:0"

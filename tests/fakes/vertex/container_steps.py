@@ -21,7 +21,6 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import ExecutorInput
 from slipway.core.paths import local_path
 from slipway.core.values import whole_numbers
 from tests.fakes.containers import Container
-from tests.fakes.mount import open_to_all
 from tests.fakes.vertex.jobs import ENDED, JobService
 from tests.fakes.vertex.script import Failure
 from tests.fakes.vertex.steps import StepFailed, account_of, parent_of, root_of, step_job
@@ -96,9 +95,7 @@ class ContainerSteps:
         )
         _move_files(told, lambda path: str(local_path(path)))
         # A mounted bucket needs no folders to be made; this one is a folder.
-        folder = Path(self._seen_here(told).outputs.output_file).parent
-        folder.mkdir(parents=True, exist_ok=True)
-        open_to_all(folder, self._containers.buckets)
+        self._containers.mount.make_folder(Path(self._seen_here(told).outputs.output_file).parent)
         return told
 
     def _command(self, task: Task, container: Mapping[str, Any], told: ExecutorInput) -> list[str]:
@@ -116,7 +113,7 @@ class ContainerSteps:
         """Return the same with local file paths."""
         here = ExecutorInput()
         here.CopyFrom(told)
-        _move_files(here, lambda path: str(self._containers.buckets / Path(path).relative_to("/gcs")))
+        _move_files(here, lambda path: str(self._containers.mount.folder / Path(path).relative_to("/gcs")))
         return here
 
 

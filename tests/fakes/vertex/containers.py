@@ -12,6 +12,7 @@ from google.cloud import aiplatform_v1 as vertex
 
 from tests.fakes.containers import Container
 from tests.fakes.logging import Log
+from tests.fakes.mount import Mount
 from tests.fakes.vertex.container_steps import ContainerSteps
 from tests.fakes.vertex.jobs import JobService
 from tests.fakes.vertex.replicas import Replicas
@@ -24,12 +25,12 @@ SEVERITIES = {"stdout": "INFO", "stderr": "ERROR"}
 class Containers:
     """Containers started through the Docker API at `docker_host`.
 
-    `buckets` has one folder per bucket, mounted at /gcs in containers. `authority` is the file of the certificate
+    `mount` is mounted at /gcs in containers. `authority` is the file of the certificate
     authority of the fake Google addresses `hosts`. `environment` has additional variables of the containers.
     """
 
     docker_host: str
-    buckets: Path
+    mount: Mount
     authority: Path
     hosts: Mapping[str, str]
     environment: Mapping[str, str]
@@ -66,7 +67,7 @@ class Containers:
             entrypoint=entrypoint,
             environment={**trust, **self.environment, **environment},
             hosts={**self.hosts, **(hosts or {})},
-            mounts={self.buckets: "/gcs", self.authority: CERTIFICATES},
+            mounts={self.mount.folder: "/gcs", self.authority: CERTIFICATES},
             labels=labels,
             hear=lambda stream, line: self.log.write_job(job, replica, _entry(stream, line)),
         )

@@ -15,7 +15,7 @@ from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.images.build import build_images
-from slipway.pipelines.images.images import accelerator_of, ensure_images, known_images, own_code
+from slipway.pipelines.images.images import accelerator_of, ensure_images, known_images, own_code, wanted_images
 from tests.fakes.google import COMPUTE_ACCOUNT, PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import let_build
 
@@ -69,6 +69,15 @@ def test_a_run_builds_both_once_and_names_them_by_digest(project: FakeGoogle, tm
     assert ensure_images(config, io.StringIO(), said.append) == images
     assert project.world.writes["build"] == 2
     assert project.images.moved == []
+
+
+def test_images_for_vertex_run_as_root_unless_another_user_is_set(project: FakeGoogle, tmp_path: Path) -> None:
+    def users(**build: Any) -> set[str]:
+        config = load(configuration(project, tmp_path, build=build))
+        return {image.context.arguments["RUN_AS"] for image in wanted_images(config, print).values()}
+
+    assert users() == {"0:0"}
+    assert users(run_as="65534:65534") == {"65534:65534"}
 
 
 def test_the_accelerator_changes_the_trainers_image_only(project: FakeGoogle, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,22 @@ def test_it_goes_on_with_everything_that_was_saved(tmp_path: Path) -> None:
     assert progress == Progress(20, Interval(3, 1.5, 0.5), Interval(9, 4.5, 2.5), Selection(0.25, 10, 0.25, 1))
     assert weight == 7
     assert resumed(Checkpoints(tmp_path / "empty", keep=3))[0] == Progress()
+
+
+def test_a_replica_that_sees_an_earlier_pointer_follows_the_chief(tmp_path: Path) -> None:
+    """On a mounted bucket, gcsfuse caches a file's attributes, on large machines without a time limit, while another
+    machine replaces the file. Source: gcsfuse's docs/semantics.md, "Stat caching"."""
+
+    class Worker(OneWeight):
+        def agree(self, values: list[float]) -> list[float]:
+            return [20.0]  # the chief's answer
+
+    tasks = {"chief": ["a:2222"], "worker": ["b:2222"]}
+    cluster = clusters.read({"TF_CONFIG": json.dumps({"cluster": tasks, "task": {"type": "worker", "index": 0}})})
+    checkpoints, _ = saved(tmp_path)
+    (tmp_path / "latest").write_text("step-00000010")
+    engine: Any = Worker()
+    assert resume(checkpoints, cluster, engine, IDENTITY, 30).step == 20
 
 
 @pytest.mark.parametrize(

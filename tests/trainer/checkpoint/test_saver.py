@@ -47,6 +47,16 @@ def test_training_goes_on_while_it_is_written(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.state["weights"], np.arange(1000.0))
 
 
+def test_the_history_is_written_in_the_same_thread_before_the_checkpoint(tmp_path: Path) -> None:
+    disk, calls = SlowDisk(tmp_path), []
+    saver = Saver(disk, lambda: calls.append((threading.current_thread().name, disk.writing)))
+    disk.go.set()
+    saver.start(checkpoint(1, np.ones(1)))
+    saver.wait()
+    assert calls == [("saver", 0)]
+    assert disk.newest() is not None
+
+
 def test_one_is_written_at_a_time_in_their_order(tmp_path: Path) -> None:
     disk = SlowDisk(tmp_path)
     saver = Saver(disk)

@@ -72,7 +72,14 @@ def test_a_damaged_newest_falls_back_to_the_one_before_aloud(
     assert found is not None
     assert found.step == 20
     assert damage == "missing" or "step 30 is damaged" in caplog.text
-    assert Checkpoints(tmp_path, keep=3).newest(at_most=15).step == 10  # type: ignore[union-attr]
+
+
+def test_the_checkpoint_at_a_step(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (10, 20):
+        checkpoints.save(checkpoint(step))
+    assert checkpoints.at(10).step == 10  # type: ignore[union-attr]
+    assert checkpoints.at(15) is None
 
 
 @pytest.mark.parametrize("where", ["arrays", "record", "pointer"])

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import errno
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.end_to_end.workspace import wait_for
+from tests.fakes.google import FakeGoogle
+from tests.fakes.mount import Mount
+from tests.fakes.ready import BUCKET
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -18,13 +24,15 @@ def lines(folder: Path) -> list[tuple[str, int, float]]:
 
 
 def scalars(folder: Path, kind: str) -> list[tuple[str, int, float]]:
-    """Return the scalars that TensorBoard would show."""
+    """Return the scalars that TensorBoard would show: a START discards those of step 0 and later."""
     import tensorflow as tf
 
     found = []
     for path in sorted((folder / kind).iterdir()):
         for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
             event = tf.compat.v1.Event.FromString(record)
+            if event.session_log.status == tf.compat.v1.SessionLog.START:
+                found = []
             found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
     return found
 
@@ -60,53 +68,89 @@ def test_a_fresh_run_starts_an_empty_history(tmp_path: Path) -> None:
     assert lines(tmp_path) == []
 
 
-def test_on_a_full_disk_lines_wait_and_none_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from slipway.trainer.metrics.history import Metrics
+def test_on_a_full_disk_the_data_wait_and_none_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from slipway.trainer.metrics.history import Metrics, Segments
 
-    class FullDisk:
-        """Write up to the limit, possibly only part of the data, then fail like a full disk."""
-
-        def __init__(self, file: Any, room: int) -> None:
-            self.file, self.room = file, room
-
-        def write(self, data: bytes) -> int:
-            if not self.room:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            written = self.file.write(data[: self.room])
-            self.room -= written
-            return written
-
-        def close(self) -> None:
-            self.file.close()
+    def fill(segments: Any, segment: bytes) -> None:
+        """Write a part of the segment, then fail like a full disk."""
+        with segments._path.open("ab") as file:
+            file.write(segment[:40])
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     metrics = Metrics(tmp_path, 0)
-    metrics._file = disk = FullDisk(metrics._file, room=100)
-    for step in range(1, 6):
-        metrics.write("train", step, step / 5, loss=1 / step)
-        metrics.flush()
-    assert (tmp_path / "metrics.jsonl").stat().st_size == 100
-    assert caplog.text.count("No space left") == 1, "said once, not at each log point"
-    disk.room = 10**6
+    metrics.write("train", 1, 0.2, loss=1.0)
+    metrics.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(Segments, "_append", fill)
+        for step in range(2, 6):
+            metrics.write("train", step, step / 5, loss=1 / step)
+            metrics.flush()
+    assert caplog.text.count("No space left") == 2, "said once per file, not at each log point"
     metrics.close()
     assert lines(tmp_path) == [("train", step, 1 / step) for step in range(1, 6)]
+    assert [step for tag, step, _ in scalars(tmp_path, "train") if tag == "loss"] == [1, 2, 3, 4, 5]
 
 
-def test_tensorboards_file_ends_where_it_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    import tensorflow as tf
-
+def test_nothing_is_open_between_segments_so_a_lost_machine_loses_only_the_last(
+    ready_google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slipway.trainer.metrics import history
     from slipway.trainer.metrics.history import Metrics
 
-    metrics = Metrics(tmp_path, 0)
+    monkeypatch.setattr(history, "SEGMENT_SECONDS", 600.0)
+    mount = ready_google.storage.mount = Mount(ready_google.storage, tmp_path)
+    logs, found = tmp_path / BUCKET / "logs", tmp_path / "elsewhere/logs"
 
-    class FullDisk:
-        def write(self, _record: bytes) -> None:
-            raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+    metrics = Metrics(logs, 0)
+    metrics.write("train", 10, 0.5, loss=1.0)
+    metrics.flush()  # as before a checkpoint
+    metrics.write("train", 20, 1.0, loss=0.5)
+    metrics.flush()
+    metrics.write("train", 30, 1.5, loss=0.25)
+    mount.copy_to(found.parent, BUCKET)
+    assert lines(found) == [("train", 10, 1.0), ("train", 20, 0.5)]
+    assert [step for tag, step, _ in scalars(found, "train") if tag == "loss"] == [10, 20]
 
-        flush = close = None
-
-    metrics._scalars["train"]._file = FullDisk()
-    metrics.write("train", 1, 0.2, loss=1.0)
-    metrics.write("train", 2, 0.4, loss=0.5)
+    again = Metrics(found, 20)  # another machine, at the checkpoint of step 20
+    again.write("train", 30, 1.5, loss=0.25)
+    again.close()
     metrics.close()
-    assert caplog.text.count("ends here: No space left on device") == 1
-    assert lines(tmp_path) == [("train", 1, 1.0), ("train", 2, 0.5)]
+    assert lines(found) == lines(logs) == [("train", 10, 1.0), ("train", 20, 0.5), ("train", 30, 0.25)]
+    assert [step for tag, step, _ in scalars(found, "train") if tag == "loss"] == [10, 20, 30]
+
+
+def test_segments_are_written_while_training_does_not_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipway.trainer.metrics import history
+
+    monkeypatch.setattr(history, "SEGMENT_SECONDS", 0.01)
+    assert history.MOUNTED_SEGMENT_SECONDS < 60
+    metrics = history.Metrics(tmp_path, 0)
+    metrics.write("train", 1, 0.2, loss=1.0)
+    wait_for(lambda: lines(tmp_path), seconds=10)
+    metrics.close()
+
+
+def test_records_are_added_while_a_slow_segment_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipway.trainer.metrics.history import Segments
+
+    append, started, proceed = Segments._append, threading.Event(), threading.Event()
+
+    def slow(segments: Segments, segment: bytes) -> None:
+        started.set()
+        assert proceed.wait(20)
+        append(segments, segment)
+
+    monkeypatch.setattr(Segments, "_append", slow)
+    segments = Segments(tmp_path / "file")
+    segments.add(b"1")
+    writer = threading.Thread(target=segments.flush)
+    writer.start()
+    assert started.wait(20)
+    segments.add(b"2")  # returns though nothing can be written yet
+    proceed.set()
+    writer.join()
+    assert (tmp_path / "file").read_bytes() == b"1"
+    segments.flush()
+    assert (tmp_path / "file").read_bytes() == b"12"
