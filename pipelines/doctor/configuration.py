@@ -37,9 +37,9 @@ def hardware_choice(context: Context) -> str:
 def batch(context: Context) -> str:
     """The batch size is divisible by the number of devices; otherwise the run would fail after preparing its data."""
     hardware, train = context.config.parsed_hardware, context.config.train
-    devices = max(1, hardware.accelerators_per_replica)
-    check_shared_evenly(train, hardware.replicas, devices)
-    return f"{train.batch_size} examples, {train.batch_size // hardware.replicas // devices} per device"
+    devices = max(1, hardware.accelerators_per_host)
+    check_shared_evenly(train, hardware.hosts, devices)
+    return f"{train.batch_size} examples, {train.batch_size // hardware.hosts // devices} per device"
 
 
 def training_engine(context: Context) -> str:

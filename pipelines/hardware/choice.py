@@ -57,6 +57,16 @@ class Hardware:
         return self.count // catalogue.CORES_PER_HOST if self.is_tpu else 1
 
     @property
+    def hosts(self) -> int:
+        """Number of machines in total, each of which trains as a replica does."""
+        return self.replicas * self.machines_per_replica
+
+    @property
+    def accelerators_per_host(self) -> int:
+        """Number of devices per machine, 0 on CPUs."""
+        return self.accelerators_per_replica // self.machines_per_replica
+
+    @property
     def is_tpu(self) -> bool:
         """Whether it is a TPU."""
         row = self.accelerator_row

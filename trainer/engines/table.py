@@ -50,6 +50,7 @@ class EngineRow:
             only the engine's library can run.
         one_device_per_process: Whether a process trains on one device, so a replica has as many processes as devices.
         tpus: The TPU slices that it trains on; the catalogue of hardware names the TPU generations without support.
+        slices: The module whose `join` makes this process one of a slice's hosts, if it trains on several machines.
         unsupported: The settings that it does not support.
     """
 
@@ -62,7 +63,8 @@ class EngineRow:
     networks: str = "slipway.trainer.engines.keras.model"
     model_file: str = SAVED_MODEL_FILE
     one_device_per_process: bool = False
-    tpus: Literal["one chip", "one machine", "all"] = "all"
+    tpus: Literal["one chip", "one machine", "all"]
+    slices: str = ""
     unsupported: tuple[Unsupported, ...] = ()
 
     @property
@@ -82,6 +84,8 @@ ENGINES: dict[str, EngineRow] = {
         extra="jax",
         keras_backend="jax",
         imported_first=("jax.experimental.sparse",),
+        tpus="all",
+        slices="slipway.trainer.engines.jax.slices",
         unsupported=(
             Unsupported("xla", lambda value: value is False, "always compiles with XLA", "auto, true", "auto"),
         ),
