@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from slipway.trainer.config import TrainSettings
 
 SAVED_MODEL_FILE = "saved_model.pb"
+# The lowest compute capability that cuDNN supports from 9.11 on, which has no device code for GPUs before Turing; the
+# images of tensorflow and jax have 9.28 (requirements/trainer-gpu*.txt):
+# https://docs.nvidia.com/deeplearning/cudnn/backend/v9.24.0/reference/support-matrix.html (the last one with 7.0 is that
+# of 9.10: https://docs.nvidia.com/deeplearning/cudnn/latest/support-matrix/index.html), and for what then happens on a
+# V100: https://github.com/conda-forge/jaxlib-feedstock/pull/330 and https://github.com/jax-ml/jax/issues/30663.
+CUDNN_COMPUTE_CAPABILITY = 7.5
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class EngineRow:
         model_file: The exported model's main file: a SavedModel's, or that of a format of the engine's own, which
             only the engine's library can run.
         one_device_per_process: Whether a process trains on one device, so a replica has as many processes as devices.
+        compute_capability: The lowest of the GPUs that the build in Slipway's images supports.
         tpus: The TPU slices that it trains on; the catalogue of hardware names the TPU generations without support.
         slices: The module whose `join` makes this process one of a slice's hosts, if it trains on several machines.
         unsupported: The settings that it does not support.
@@ -63,6 +70,7 @@ class EngineRow:
     networks: str = "slipway.trainer.engines.keras.model"
     model_file: str = SAVED_MODEL_FILE
     one_device_per_process: bool = False
+    compute_capability: float = CUDNN_COMPUTE_CAPABILITY
     tpus: Literal["one chip", "one machine", "all"]
     slices: str = ""
     unsupported: tuple[Unsupported, ...] = ()
@@ -103,6 +111,9 @@ ENGINES: dict[str, EngineRow] = {
         networks="slipway.trainer.engines.pytorch.network",
         model_file="model.pt2",
         one_device_per_process=True,
+        # torch 2.13 for CUDA 13 has kernels from 7.5 on, and needs driver 580 or later:
+        # https://github.com/pytorch/pytorch/issues/172352
+        compute_capability=7.5,
         tpus="one chip",
         unsupported=(
             Unsupported("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),
