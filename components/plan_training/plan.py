@@ -14,6 +14,7 @@ from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.distributed.cluster import HOSTS_VARIABLE
 from slipway.trainer.engines import table
 from slipway.trainer.engines.builder import example_elements
+from slipway.trainer.engines.quick_import import PLUGGABLE_VARIABLE
 from slipway.trainer.hyperparameters import class_weights, warmup_steps
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
@@ -65,7 +66,7 @@ def plan_training(
             the replicas.
     """
     if train.module is not None:
-        return TrainingPlan(_with_container(pools, _own_container(train, data), image, hosts), None)
+        return TrainingPlan(_with_container(pools, _own_container(train, data), image, train.engine, hosts), None)
     assert model is not None  # a run's configuration has one of the two
     table.refuse(train)
     class_weights(train, manifest)  # raises for an unknown class
@@ -84,7 +85,7 @@ def plan_training(
         )
     job = JobConfig(data=data, model=model, train=train, plan=plan)
     container: Container = {"command": TRAINER_COMMAND, "args": ["--config", job.model_dump_json(exclude_none=True)]}
-    return TrainingPlan(_with_container(pools, container, image, hosts), plan)
+    return TrainingPlan(_with_container(pools, container, image, train.engine, hosts), plan)
 
 
 def _own_container(train: TrainSettings, data: str) -> Container:
@@ -96,12 +97,17 @@ def _own_container(train: TrainSettings, data: str) -> Container:
     }
 
 
-def _with_container(pools: list[WorkerPool], container: Container, image: str, hosts: int) -> list[WorkerPool]:
+def _with_container(
+    pools: list[WorkerPool], container: Container, image: str, engine: str, hosts: int
+) -> list[WorkerPool]:
     if image:
         container = {**container, "image_uri": image}
-    if hosts > 1:
-        variable = {"name": HOSTS_VARIABLE, "value": str(hosts)}
-        container = {**container, "env": [*container.get("env", []), variable]}
+    variables = {HOSTS_VARIABLE: str(hosts)} if hosts > 1 else {}
+    if engine == "tensorflow" and any("tpu_topology" in pool.get("machine_spec", {}) for pool in pools):
+        variables[PLUGGABLE_VARIABLE] = "true"
+    if variables:
+        more = [{"name": name, "value": value} for name, value in variables.items()]
+        container = {**container, "env": [*container.get("env", []), *more]}
     return [{**pool, "container_spec": container} if pool else {} for pool in pools]
 
 

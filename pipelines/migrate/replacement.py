@@ -201,9 +201,14 @@ def _offered_today(request: Request, notes: Notes) -> Hardware:
         refusal = Refusal(unsupported, allowed="", candidates=replacements(request, row))
     except Refusal as refused:
         refusal = refused
-    hardware = next(working(refusal.candidates), None)
+    usable = (each for each in working(refusal.candidates) if each.why_not("tensorflow", own_program=True) is None)
+    hardware = next(usable, None)
     if hardware is None:
-        raise explain(refusal, request.accelerator or request.machine) from None
+        hardware = next(working(refusal.candidates), None)
+        if hardware is None or hardware.accelerator_row is None:
+            raise explain(refusal, request.accelerator or request.machine) from None
+        named = replace(request, count=hardware.count, machine=hardware.machine)
+        hardware = next(working(replacements(named, hardware.accelerator_row)))
     reason = refusal.message.rstrip(".")
     others = [str(other) for other in _others(request, hardware)]
     also = f"; {' or '.join(others)} would also work" if others else ""

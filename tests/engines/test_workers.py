@@ -195,30 +195,34 @@ def test_the_hosts_of_a_slice_train_as_one_process_of_all_their_devices_would(
 
 
 @pytest.mark.engine("jax")
-def test_the_hosts_of_a_slice_stop_together_and_resume_also_after_one_is_lost(
-    bench: Bench, tmp_path: Path, workers: Any
-) -> None:
-    config = bench.job(steps=900, steps_per_epoch=75, **HOSTS)
-    whole = workers.start_hosts(2, config, tmp_path / "whole")[0].wait()
-
-    asked = workers.start_hosts(2, config, tmp_path / "cut")
+def test_the_hosts_of_a_slice_stop_together_and_resume(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    config = bench.job(steps=450, steps_per_epoch=75, **HOSTS)
+    asked = workers.start_hosts(2, config, tmp_path)
     asked[0].wait_for_checkpoint(150)
     asked[1].process.send_signal(signal.SIGTERM)
     assert [host.wait().status for host in asked] == [143, 143]
-
-    for victim, survivor in ((1, 0), (0, 1)):  # also host 0, which coordinates
-        hosts = workers.start_hosts(2, config, tmp_path / "cut")
-        saved = int((tmp_path / "cut" / "checkpoints" / "latest").read_text().removeprefix("step-"))
-        hosts[0].wait_for_checkpoint(saved // 150 * 150 + 150)
-        hosts[victim].process.kill()
-        lost = hosts[survivor].wait()
-        # Whichever notices first: the engine, or JAX's runtime, which aborts.
-        assert lost.status in (PEER_LOST, -signal.SIGABRT), lost
-
-    ends = [host.wait() for host in workers.start_hosts(2, config, tmp_path / "cut")]
+    ends = [host.wait() for host in workers.start_hosts(2, config, tmp_path)]
     assert [end.status for end in ends] == [0, 0], ends
     assert "resuming from the checkpoint at step" in ends[0].output
-    assert {end.checksum for end in ends} == {whole.checksum}
+
+
+@pytest.mark.engine("jax")
+@pytest.mark.parametrize("victim", [0, 1])  # host 0 coordinates
+def test_a_lost_host_of_a_slice_ends_the_others_and_all_resume(
+    bench: Bench, tmp_path: Path, workers: Any, victim: int
+) -> None:
+    config = bench.job(steps=300, steps_per_epoch=75, **HOSTS)
+    whole = workers.start_hosts(2, config, tmp_path / "whole")
+    hosts = workers.start_hosts(2, config, tmp_path / "killed")
+    hosts[0].wait_for_checkpoint(150)
+    hosts[victim].process.kill()
+    lost = hosts[1 - victim].wait()
+    # Whichever notices first: the engine, or JAX's runtime, which aborts.
+    assert lost.status in (PEER_LOST, -signal.SIGABRT), lost
+    ends = [host.wait() for host in workers.start_hosts(2, config, tmp_path / "killed")]
+    assert [end.status for end in ends] == [0, 0], ends
+    assert "resuming from the checkpoint at step 150" in ends[0].output
+    assert {end.checksum for end in ends} == {host.wait().checksum for host in whole}
 
 
 @pytest.mark.engine("jax")
