@@ -42,6 +42,7 @@ class RegisterSettings(Settings):
     model: str | None = Field(
         default=None,
         pattern=r"^[a-z][a-z0-9-]*$",
+        max_length=63,  # UploadModelRequest.model_id
         description="Name of the model in the registry; null: the name of the configuration.",
     )
 

@@ -1,5 +1,7 @@
-"""Run a job's worker pools on this machine, one process per replica (or per machine of a TPU slice); all start, stop and
-restart together."""
+"""Run a job's worker pools on this machine, one process per replica, or per machine of a TPU slice.
+
+All start, stop and restart together.
+"""
 
 from __future__ import annotations
 

@@ -121,12 +121,12 @@ def image_context(context: Context) -> str:
 
 
 def serving_image(context: Context) -> str:
-    """A serving image is configured for Vertex AI; the model cannot be registered without one."""
+    """A serving image is configured for Vertex AI that can serve the engine's models; registering requires one."""
     if context.target != "vertex" or context.config.vertex is None:
         raise NotApplicableError("the model is not registered on Vertex AI")
     from slipway.pipelines.platforms.vertex.submission import serving_image_of
 
-    return serving_image_of(context.config.vertex)
+    return serving_image_of(context.config.vertex, context.config.train)
 
 
 def kubeflow_server(context: Context) -> str:

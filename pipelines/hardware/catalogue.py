@@ -51,8 +51,8 @@ class Family:
 class Accelerator:
     """A GPU or a TPU generation. `type` is Vertex's name, None if a topology is used instead.
 
-    `compute_capability` is a GPU's. `memory_gb` is per chip; `cores_per_chip` is the number of devices that a program sees per chip; `python` is the
-    minimum version of its libraries, if they need a newer Python than others.
+    `memory_gb` is per chip; `cores_per_chip` is the number of devices that a program sees per chip; `python` is the
+    minimum version of its libraries, if they need a newer Python than others; `compute_capability` is a GPU's.
     """
 
     name: str

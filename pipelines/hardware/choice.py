@@ -81,8 +81,8 @@ class Hardware:
     def why_not(self, engine: str, *, own_program: bool = False, own_build: bool = False) -> str | None:
         """Return why `engine` does not train on it, as a sentence; None if it does.
 
-        With `own_program`, a program of the user's trains, not Slipway's trainer; with `own_build`, the engine's library
-        is not the build of Slipway's images.
+        With `own_program`, a program of the user's trains, not Slipway's trainer. With `own_build`, the engine's
+        library is not the build of Slipway's images.
         """
         row = self.accelerator_row
         if row is None or not row.is_tpu or own_program:

@@ -169,7 +169,7 @@ def test_the_hosts_of_a_slice_train_as_replicas_would_and_one_writes(
 
 @pytest.mark.engine("jax")
 def test_the_hosts_of_a_slice_train_as_one_process_of_all_their_devices_would(
-    bench: Bench,  # noqa: ARG001  # imports TensorFlow for the engine
+    bench: Bench,  # imports TensorFlow for the engine
     tmp_path: Path,
     workers: Any,
 ) -> None:

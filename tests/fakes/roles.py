@@ -27,6 +27,7 @@ PERMISSIONS: dict[str, frozenset[str]] = {
         }
     ),
     "roles/iam.serviceAccountUser": frozenset({"iam.serviceAccounts.actAs", "iam.serviceAccounts.get"}),
+    "roles/storage.objectCreator": frozenset({"storage.objects.create"}),
     "roles/storage.objectUser": frozenset(
         {f"storage.objects.{verb}" for verb in ("get", "list", "create", "update", "delete")}
     ),

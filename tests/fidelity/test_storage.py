@@ -1,4 +1,4 @@
-"""The fake of Cloud Storage with google.cloud.storage: permissions, generations, resumable uploads, owners."""
+"""Cloud Storage's rules that the fake enforces, with google.cloud.storage."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import status_of
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 
+NAME = "slipway-test-runs"
+
 
 @pytest.fixture
 def client(google: FakeGoogle) -> Any:
@@ -18,32 +20,76 @@ def client(google: FakeGoogle) -> Any:
 
 @pytest.fixture
 def bucket(google: FakeGoogle, client: Any) -> Any:
-    made = client.bucket("slipway-test-runs")
+    made = client.bucket(NAME)
     made.iam_configuration.uniform_bucket_level_access_enabled = True
     return client.create_bucket(made, location=REGION)
 
 
-def test_a_bucket_has_its_place_and_its_project(google, client, bucket):
-    found = client.get_bucket("slipway-test-runs")
-    assert (found.location, found.location_type, found.project_number) == ("EUROPE-WEST4", "region", NUMBER)
-    assert found.iam_configuration.uniform_bucket_level_access_enabled
-    assert [b.name for b in client.list_buckets(project=str(NUMBER))] == ["slipway-test-runs"]
-    with pytest.raises(Exception, match="already own it") as error:
-        client.create_bucket("slipway-test-runs")
-    assert status_of(error.value) == 409
+def grant(google: FakeGoogle, role: str) -> None:
+    """Take the caller's ownership away and grant one role on the bucket."""
+    google.world.owners.clear()
+    policy = google.world.policy(f"buckets/{NAME}")
+    policy["bindings"].append({"role": role, "members": [f"serviceAccount:{SUBMITTER}"]})
+    google.world.set_policy(f"buckets/{NAME}", policy)
+
+
+@pytest.mark.parametrize(
+    ("location", "kind"), [(REGION, "region"), ("EU", "multi-region"), ("EUR4", "dual-region"), ("Europe", None)]
+)
+def test_a_location_is_a_region_a_multi_region_or_a_dual_region(client, location, kind):
+    """Anything else is refused with status 400. Source: https://cloud.google.com/storage/docs/locations"""
+    if kind is None:
+        with pytest.raises(Exception, match="location constraint is not valid") as error:
+            client.create_bucket(NAME, location=location)
+        assert status_of(error.value) == 400
+        return
+    client.create_bucket(NAME, location=location)
+    found = client.get_bucket(NAME)
+    assert (found.location, found.location_type, found.project_number) == (location.upper(), kind, NUMBER)
+
+
+@pytest.mark.parametrize("name", ["ab", "Capitals", "b" * 64])
+def test_a_bucket_name_has_3_to_63_lower_case_characters(client, name):
+    """Source: https://cloud.google.com/storage/docs/buckets#naming"""
+    with pytest.raises(Exception, match="Invalid bucket name") as error:
+        client.create_bucket(name, location=REGION)
+    assert status_of(error.value) == 400
+
+
+def test_a_bucket_name_is_taken_once_worldwide(google, client, bucket):
+    """A second creation is refused with status 409, which says whether the bucket is one's own.
+
+    Source: https://cloud.google.com/storage/docs/troubleshooting (bucket already exists).
+    """
+    with pytest.raises(Exception, match="already own it") as own:
+        client.create_bucket(NAME, location=REGION)
+    google.world.buckets[NAME]["projectNumber"] = "1"
+    with pytest.raises(Exception, match="shared by all users of the system") as other:
+        client.create_bucket(NAME, location=REGION)
+    assert status_of(own.value) == status_of(other.value) == 409
 
 
 @pytest.mark.parametrize("chunk", [None, 256 * 1024])
-def test_what_goes_up_comes_down(bucket, chunk):
+def test_an_object_comes_back_as_uploaded_in_one_part_or_several(google, bucket, chunk):
+    """Only what changes something counts as a write.
+
+    Source: https://cloud.google.com/storage/docs/resumable-uploads
+    """
+    before = google.world.writes.copy()
     content = bytes(range(256)) * 4096
     bucket.blob("a folder/ä.bin", chunk_size=chunk).upload_from_string(content)
     found = bucket.get_blob("a folder/ä.bin")
     assert found.size == len(content)
     assert found.download_as_bytes() == content
     assert [blob.name for blob in bucket.list_blobs(prefix="a folder/")] == ["a folder/ä.bin"]
+    assert google.world.writes - before == {"object": 1}
 
 
-def test_generations_are_held_against_what_is_there(bucket):
+def test_a_generation_that_does_not_match_is_refused(bucket):
+    """ifGenerationMatch=0 means that there must be no object; a mismatch is status 412, a lost generation 404.
+
+    Source: https://cloud.google.com/storage/docs/request-preconditions
+    """
     blob = bucket.blob("state")
     blob.upload_from_string("1", if_generation_match=0)
     first = blob.generation
@@ -56,38 +102,45 @@ def test_generations_are_held_against_what_is_there(bucket):
         bucket.blob("state", generation=first).download_as_bytes()
 
 
-def test_rights_are_asked_for_in_the_services_words(google, bucket):
+def test_reading_an_object_requires_storage_objects_get(google, bucket):
+    """A refusal names the permission, and testIamPermissions lists those that the caller has.
+
+    Source: https://cloud.google.com/storage/docs/access-control/iam-json
+    """
     bucket.blob("state").upload_from_string("1")
     google.world.owners.clear()
     with pytest.raises(Exception, match=r"does not have storage\.objects\.get access") as error:
         bucket.blob("state").download_as_bytes()
     assert status_of(error.value) == 403
     assert bucket.test_iam_permissions(["storage.objects.get", "storage.objects.create"]) == []
-    member = f"serviceAccount:{SUBMITTER}"
-    policy = google.world.policy("buckets/slipway-test-runs")
-    policy["bindings"].append({"role": "roles/storage.objectUser", "members": [member]})
-    google.world.set_policy("buckets/slipway-test-runs", policy)
+    grant(google, "roles/storage.objectUser")
     assert bucket.blob("state").download_as_bytes() == b"1"
     assert bucket.test_iam_permissions(["storage.objects.get", "storage.buckets.get"]) == ["storage.objects.get"]
 
 
-def test_a_stale_policy_is_refused(google, bucket):
+def test_overwriting_an_object_requires_storage_objects_delete(google, bucket):
+    """A role that only creates objects (storage.objectCreator) cannot replace one.
+
+    Source: https://cloud.google.com/storage/docs/access-control/iam-json (objects.insert).
+    """
+    grant(google, "roles/storage.objectCreator")
+    bucket.blob("state").upload_from_string("1")
+    with pytest.raises(Exception, match=r"does not have storage\.objects\.delete access"):
+        bucket.blob("state").upload_from_string("2")
+
+
+def test_a_stale_etag_of_a_policy_is_status_412(google, bucket):
+    """Other services answer with 409. Source: https://cloud.google.com/storage/docs/json_api/v1/buckets/setIamPolicy"""
     stale = bucket.get_iam_policy(requested_policy_version=3)
-    google.world.set_policy("buckets/slipway-test-runs", google.world.policy("buckets/slipway-test-runs"))
+    google.world.set_policy(f"buckets/{NAME}", google.world.policy(f"buckets/{NAME}"))
     with pytest.raises(Exception, match="pre-conditions") as error:
         bucket.set_iam_policy(stale)
     assert status_of(error.value) == 412
 
 
-def test_what_is_not_there_is_said(client, bucket):
+def test_a_lost_bucket_or_object_is_status_404(client, bucket):
+    """Source: https://cloud.google.com/storage/docs/json_api/v1/status-codes"""
     assert bucket.get_blob("nothing") is None
-    with pytest.raises(Exception, match="bucket does not exist"):
+    with pytest.raises(Exception, match="bucket does not exist") as error:
         client.get_bucket("no-such-bucket")
-
-
-def test_only_what_changes_something_is_a_write(google, bucket):
-    before = google.world.writes.copy()
-    bucket.blob("large", chunk_size=256 * 1024).upload_from_string(b"0" * 600_000)
-    bucket.blob("large").download_as_bytes()
-    list(bucket.list_blobs())
-    assert google.world.writes - before == {"object": 1}
+    assert status_of(error.value) == 404

@@ -1,4 +1,4 @@
-"""Vertex AI's rules for TPUs: one replica, one container per machine of the slice, of which only the first is watched."""
+"""Vertex AI's rules for TPUs: one replica, one container per machine of the slice; only the first is watched."""
 
 from __future__ import annotations
 

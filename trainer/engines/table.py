@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from slipway.trainer.config import TrainSettings
 
 SAVED_MODEL_FILE = "saved_model.pb"
-# The lowest compute capability that cuDNN supports from 9.11 on, which has no device code for GPUs before Turing; the
-# images of tensorflow and jax have 9.28 (requirements/trainer-gpu*.txt):
-# https://docs.nvidia.com/deeplearning/cudnn/backend/v9.24.0/reference/support-matrix.html (the last one with 7.0 is that
-# of 9.10: https://docs.nvidia.com/deeplearning/cudnn/latest/support-matrix/index.html), and for what then happens on a
-# V100: https://github.com/conda-forge/jaxlib-feedstock/pull/330 and https://github.com/jax-ml/jax/issues/30663.
+# From 9.11 on, cuDNN has no device code for GPUs before Turing; the images of tensorflow and jax have 9.28
+# (requirements/trainer-gpu*.txt). Its support matrix begins at 7.5:
+# https://docs.nvidia.com/deeplearning/cudnn/backend/v9.24.0/reference/support-matrix.html
+# Reported: convolutions fail on a V100, or the process crashes: https://github.com/conda-forge/jaxlib-feedstock/pull/330
+# and https://github.com/jax-ml/jax/issues/30663. (TensorFlow's own kernels would run from 6.0 on.)
 CUDNN_COMPUTE_CAPABILITY = 7.5
 
 
@@ -58,6 +58,8 @@ class EngineRow:
         compute_capability: The lowest of the GPUs that the build in Slipway's images supports.
         tpus: The TPU slices that it trains on; the catalogue of hardware names the TPU generations without support.
         slices: The module whose `join` makes this process one of a slice's hosts, if it trains on several machines.
+        not_prebuilt: Why Google's prebuilt prediction images (TensorFlow 2.15 at most) cannot serve its models, as the
+            end of a sentence; "" if they can.
         unsupported: The settings that it does not support.
     """
 
@@ -73,6 +75,7 @@ class EngineRow:
     compute_capability: float = CUDNN_COMPUTE_CAPABILITY
     tpus: Literal["one chip", "one machine", "all"]
     slices: str = ""
+    not_prebuilt: str = ""
     unsupported: tuple[Unsupported, ...] = ()
 
     @property
@@ -94,6 +97,8 @@ ENGINES: dict[str, EngineRow] = {
         imported_first=("jax.experimental.sparse",),
         tpus="all",
         slices="slipway.trainer.engines.jax.slices",
+        # Measured with the wheels; the SavedModel contains XlaCallModule of version 10.
+        not_prebuilt="TensorFlow 2.15 and 2.17 load its SavedModels but fail at the first prediction",
         unsupported=(
             Unsupported("xla", lambda value: value is False, "always compiles with XLA", "auto, true", "auto"),
         ),
@@ -115,6 +120,7 @@ ENGINES: dict[str, EngineRow] = {
         # https://github.com/pytorch/pytorch/issues/172352
         compute_capability=7.5,
         tpus="one chip",
+        not_prebuilt="its models are not SavedModels but model.pt2",
         unsupported=(
             Unsupported("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),
         ),

@@ -106,7 +106,7 @@ class VertexPlatform(Platform):
             evaluation.outputs["Output"],
             connection=self._connection,
             model_name=config.model_name,
-            serving_image=serving_image_of(self.settings),
+            serving_image=serving_image_of(self.settings, config.train),
             run_id=run_id,
             job=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
             labels=self.settings.labels,

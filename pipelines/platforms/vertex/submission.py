@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,12 @@ from slipway.components.register_model.registry import git_commit
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.images.images import Images
+from slipway.trainer.engines.table import ENGINES
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob
+
+    from slipway.trainer.config import TrainSettings
 
 CONFIGURATION_LABEL = "slipway-configuration"
 COMMIT_LABEL = "slipway-commit"
@@ -23,12 +27,15 @@ ARTIFACTS = "pipelines"
 # The metadata of a context that is an experiment, as the console and the SDK write it.
 EXPERIMENT = {"schema_title": "system.Experiment", "schema_version": "0.0.1", "metadata": {"experiment_deleted": False}}
 
+# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/pre-built-containers
+PREBUILT_PREDICTION = re.compile(r"(?:[a-z0-9-]+-)?docker\.pkg\.dev/vertex-ai(?:-restricted)?/prediction/([^:@/]+)")
 
-def serving_image_of(settings: VertexSettings) -> str:
+
+def serving_image_of(settings: VertexSettings, train: TrainSettings) -> str:
     """Return the image that serves the registered model.
 
     Raises:
-        UserError: It is not set.
+        UserError: It is not set, or it cannot serve the engine's models.
     """
     if settings.serving_image is None:
         raise UserError(
@@ -37,6 +44,15 @@ def serving_image_of(settings: VertexSettings) -> str:
             value=None,
             allowed="an image that serves a SavedModel, by digest or by an immutable tag",
             fix="--set vertex.serving_image=IMAGE",
+        )
+    prebuilt = PREBUILT_PREDICTION.match(settings.serving_image)
+    if prebuilt and train.module is None and (reason := ENGINES[train.engine].not_prebuilt):
+        raise UserError(
+            f"Google's prebuilt image {prebuilt[1]} cannot serve models of the engine {train.engine}: {reason}.",
+            setting="vertex.serving_image",
+            value=settings.serving_image,
+            allowed="a custom image that serves them; with the engine tensorflow, also tf2-cpu.2-15",
+            fix="--set train.engine=tensorflow",
         )
     return settings.serving_image
 

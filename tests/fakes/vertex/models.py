@@ -24,7 +24,8 @@ from tests.fakes.vertex.shapes import (
 )
 from tests.fakes.world import World
 
-MODEL_ID = re.compile(r"[a-z0-9_-]{1,63}")
+# UploadModelRequest.model_id
+MODEL_ID = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
 ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
 
 
@@ -61,7 +62,7 @@ class ModelService:
         parent = f"projects/{project.number}/locations/{self.region}"
         identity = request.parent_model.rpartition("/")[2] or request.model_id or str(self.world.number())
         if not MODEL_ID.fullmatch(identity):
-            raise invalid(f"Invalid model_id {identity!r}: it must match [a-z0-9_-]{{1,63}}.")
+            raise invalid(f"Invalid model_id {identity!r}: it must match [a-z_][a-z0-9_-]{{0,62}}.")
         name = f"{parent}/models/{identity}"
         if request.parent_model and name not in self.models:
             raise ServiceError(404, f"The model {request.parent_model} does not exist.")

@@ -113,6 +113,12 @@ CASES = {
     "no Docker": Case("No Docker API answers", ("--runner", "docker"), compiled=False),
     "no place on Vertex AI": Case("has no section vertex", target="vertex"),
     "no serving image": vertex("requires a serving image", image="e.g/trainer:1", serving_image=None),
+    "an image that cannot serve": vertex(
+        "cannot serve models of the engine jax: TensorFlow 2.15 and 2.17 load",
+        *("--set", "train.engine=jax"),
+        image="e.g/trainer:1",
+        serving_image=f"europe-docker.pkg.dev/vertex-ai/prediction/tf2-cpu.2-15@sha256:{'1' * 64}",
+    ),
     "hardware of another region": vertex("europe-west4", "--hardware", "tpu-v5e-2x4", image="e.g/trainer:1"),
     "a repository of someone else's": vertex("Artifact Registry", build={"repository": "localhost:5000/slipway"}),
     "code that is not in git": builder(

@@ -22,8 +22,8 @@ from slipway.trainer.engines.base import OutOfMemory, PeerLost
 AXIS = "examples"
 # A process that sends no heartbeat for this long is considered lost.
 HEARTBEAT_SECONDS = 30
-# Several devices of one process wait for other processes in threads of the same pool: with 1 to 4 threads, two processes
-# of two devices blocked each other for ever, with 8 they did not; four of four devices needed more than 16 (jax 0.10.2).
+# The devices of a process wait for other processes in threads of one pool: with 1 to 4 threads, two processes of two
+# devices blocked each other for ever, with 8 they did not; four of four devices needed more than 16 (jax 0.10.2).
 THREADS_PER_DEVICE = 16
 # Words in the errors of XLA's runtime, gloo and NCCL when another process is lost.
 _LOST = ("gloo", "nccl", "connection", "unavailable", "aborted", "peer", "heartbeat", "coordination service", "socket")

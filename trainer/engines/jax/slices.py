@@ -38,9 +38,9 @@ def join() -> tuple[Cluster, rendezvous.Watch]:
     seconds = rendezvous.seconds_to_wait(os.environ)
     logger.info("waiting for the %d hosts of the TPU slice, for at most %g s", hosts, seconds)
     try:
-        # Unlike in `devices._join`, JAX's runtime aborts the hosts (SIGABRT) when it loses one or one does not come: only
-        # host 0 is watched by the service, a host that waits for the others inside the TPU raises no error, and the
-        # addresses at which hosts could watch each other are not known.
+        # Unlike in `devices._join`, JAX's runtime aborts the hosts (SIGABRT) when one is lost or does not come: the
+        # service watches only host 0, a host that waits for the others inside the TPU raises no error, and addresses
+        # at which hosts could watch each other are not known.
         jax.distributed.initialize(
             **(_stand_in(os.environ) if stand_in else {}),
             initialization_timeout=round(seconds),
