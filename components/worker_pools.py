@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from slipway.trainer.distributed.cluster import POOL_TASK_TYPES, pool_name
+from slipway.trainer.distributed.cluster import POOL_TASK_TYPES, pool_name, slice_hosts
 
 
 class Container(TypedDict, total=False):
@@ -31,9 +31,10 @@ class WorkerPool(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Replica:
-    """One process of a job, identified by `pool` and `index`; it listens on loopback port `port`.
+    """One process of a job, identified by `pool`, `index` and `host`; it listens on loopback port `port`.
 
-    `environment` are the variables of its container specification.
+    `environment` are the variables of its container specification. A replica on a TPU slice of several machines has a
+    process per machine; `host` is its number.
     """
 
     pool: int
@@ -41,11 +42,17 @@ class Replica:
     command: tuple[str, ...]
     port: int
     environment: dict[str, str] = field(default_factory=dict)
+    host: int = 0
+
+    @property
+    def hosts(self) -> int:
+        """The number of machines of the replica."""
+        return slice_hosts(self.environment)
 
     @property
     def name(self) -> str:
-        """Its name as in Vertex AI's logs: workerpool1-0."""
-        return f"{pool_name(self.pool)}-{self.index}"
+        """Its name as in Vertex AI's logs: workerpool1-0; on a TPU slice of several machines with the host's number."""
+        return f"{pool_name(self.pool)}-{self.index}" + (f"-host{self.host}" if self.hosts > 1 else "")
 
     @property
     def address(self) -> str:
@@ -58,8 +65,18 @@ def count_replicas(pools: Sequence[WorkerPool]) -> int:
     return sum(int(pool.get("replica_count", 0)) for pool in pools)
 
 
+def count_processes(pools: Sequence[WorkerPool]) -> int:
+    """Return the number of processes that run the pools: one per replica, or one per machine of a TPU slice."""
+    return sum(int(pool.get("replica_count", 0)) * slice_hosts(_variables(pool)) for pool in pools)
+
+
+def _variables(pool: WorkerPool) -> dict[str, str]:
+    container = pool.get("container_spec", {})
+    return {variable["name"]: variable["value"] for variable in container.get("env", [])}
+
+
 def replicas_of(pools: Sequence[WorkerPool], ports: list[int]) -> list[Replica]:
-    """Return the replicas of the pools in order, each with one of `ports`."""
+    """Return the processes that run the pools in order, each with one of `ports`."""
     free = iter(ports)
     replicas = []
     for number, pool in enumerate(pools):
@@ -69,18 +86,24 @@ def replicas_of(pools: Sequence[WorkerPool], ports: list[int]) -> list[Replica]:
         command = [*container.get("command", []), *container.get("args", [])]
         if command and command[0] in ("python", "python3"):
             command[0] = sys.executable
-        variables = {variable["name"]: variable["value"] for variable in container.get("env", [])}
+        variables = _variables(pool)
         replicas += [
-            Replica(number, index, tuple(command), next(free), variables) for index in range(pool["replica_count"])
+            Replica(number, index, tuple(command), next(free), variables, host)
+            for index in range(pool["replica_count"])
+            for host in range(slice_hosts(variables))
         ]
     return replicas
 
 
 def cluster_environment(replica: Replica, replicas: list[Replica]) -> dict[str, str]:
-    """Return a replica's environment: its container's, CLUSTER_SPEC and, with several replicas, TF_CONFIG."""
+    """Return a replica's environment: its container's, CLUSTER_SPEC and, with several replicas, TF_CONFIG.
+
+    The hosts of a TPU slice have the same CLUSTER_SPEC, and the variables by which a TPU VM tells JAX of the others.
+    """
     pools: dict[str, list[str]] = {}
     tasks: dict[str, list[str]] = {}
-    for other in replicas:
+    first = [other for other in replicas if other.host == 0]
+    for other in first:
         pools.setdefault(pool_name(other.pool), []).append(other.address)
         if POOL_TASK_TYPES[other.pool] != "evaluator":
             tasks.setdefault(POOL_TASK_TYPES[other.pool], []).append(other.address)
@@ -90,7 +113,13 @@ def cluster_environment(replica: Replica, replicas: list[Replica]) -> dict[str, 
         "task": {"type": pool_name(replica.pool), "index": replica.index},
     }
     environment = {**replica.environment, "CLUSTER_SPEC": json.dumps(specification)}
-    if len(replicas) > 1:
+    if replica.hosts > 1:
+        environment |= {
+            "JAX_COORDINATOR_ADDRESS": pools[pool_name(replica.pool)][replica.index],
+            "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * replica.hosts),
+            "TPU_WORKER_ID": str(replica.host),
+        }
+    if len(first) > 1:
         task = {"type": POOL_TASK_TYPES[replica.pool], "index": replica.index}
         environment["TF_CONFIG"] = json.dumps({"cluster": tasks, "task": task, "environment": "cloud"})
     return environment

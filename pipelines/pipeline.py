@@ -45,6 +45,7 @@ def training_steps(
         worker_pools=config.parsed_hardware.worker_pools(),
         devices=config.parsed_hardware.accelerators_per_replica,
         memory=platform.memory,
+        hosts=config.parsed_hardware.machines_per_replica,
         trainer_image=image,
     )
     trained = platform.train(config, planned.output, dataset, output, access)

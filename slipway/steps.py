@@ -108,6 +108,7 @@ def plan_training(
     worker_pools: Sequence[Mapping[str, object]] = ONE_REPLICA,
     devices: int = 0,
     memory: int = 0,
+    hosts: int = 1,
     trainer_image: Text = "",
     image: Place = "",
 ) -> PipelineTask:
@@ -120,6 +121,7 @@ def plan_training(
         worker_pools: Vertex AI worker pools without containers.
         devices: Number of accelerators per replica.
         memory: Memory in bytes to which the batch size is reduced; 0 for no limit.
+        hosts: Number of machines per replica: 1, except for TPU slices.
         trainer_image: The container image of the replicas; "" for the Python environment of the task `train`.
         image: The container image of the task.
     """
@@ -135,6 +137,7 @@ def plan_training(
         train=_section(TrainSettings, train, without="restarts"),
         image=trainer_image,
         memory=memory,
+        hosts=hosts,
         dataset=dataset,
     )
 

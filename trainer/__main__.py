@@ -8,6 +8,7 @@ three.
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import sys
@@ -82,7 +83,7 @@ def _work(config: str, stop: StopRequest) -> None:
     job = processes.with_processes(_job(config), os.environ)
     installed.verify(job.train.engine)
     where = output_paths(os.environ)
-    cluster = clusters.read(os.environ)
+    cluster, watch = _join_slice(job) if clusters.slice_hosts(os.environ) > 1 else (clusters.read(os.environ), None)
     logger.info("%s", cluster.describe())
     if not cluster.is_chief:
         events.mute()
@@ -95,9 +96,10 @@ def _work(config: str, stop: StopRequest) -> None:
     verify(share)
     events.phase(f"loading {ENGINES[job.train.engine].libraries}")
     import_tensorflow(job.train.engine)
-    if cluster.world_size > 1:
-        events.phase(f"waiting for all {cluster.world_size} replicas")
-    watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))
+    if watch is None:
+        if cluster.world_size > 1:
+            events.phase(f"waiting for all {cluster.world_size} replicas")
+        watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))
     try:
         engine = _train(job, where, cluster, share, stop)
     except Stopped:
@@ -107,6 +109,28 @@ def _work(config: str, stop: StopRequest) -> None:
         watch.finish()
         engine.close(watch.wait_for_farewells)
         watch.close()
+
+
+def _join_slice(job: JobConfig) -> tuple[Cluster, rendezvous.Watch]:
+    """Join the other hosts of this replica's TPU slice, which only the engine's library knows.
+
+    Raises:
+        UserError: The engine does not train on several machines of a slice, or the others do not connect.
+    """
+    row, hosts = ENGINES[job.train.engine], clusters.slice_hosts(os.environ)
+    if not row.slices:
+        raise UserError(
+            f"The engine {job.train.engine} does not train on a TPU slice of {hosts} machines.",
+            setting="train.engine",
+            value=job.train.engine,
+            allowed=" or ".join(name for name, other in ENGINES.items() if other.slices),
+            fix="--set train.engine=jax",
+        )
+    events.phase(f"loading {row.libraries}")
+    import_tensorflow(job.train.engine)
+    events.phase(f"waiting for all {hosts} hosts of the TPU slice")
+    joined: tuple[Cluster, rendezvous.Watch] = importlib.import_module(row.slices).join()
+    return joined
 
 
 def _train_in_processes(

@@ -12,6 +12,7 @@ def plan_training(
     train: str,
     image: str,
     memory: int,
+    hosts: int,
     dataset: Input[Dataset],
 ) -> list:  # type: ignore[type-arg]
     """Return the complete worker_pool_specs of a custom job.
@@ -23,6 +24,7 @@ def plan_training(
         train: TrainSettings as JSON.
         image: The image that the workers run, "" for the current Python environment.
         memory: In a rehearsal, the memory in bytes for all replicas on this machine; 0 disables fitting.
+        hosts: Number of machines per replica: 1, except for TPU slices.
         dataset: The prepared data set.
     """
     from pathlib import Path
@@ -45,6 +47,7 @@ def plan_training(
             train=how,
             image=image,
             memory=memory,
+            hosts=hosts,
         )
         outcome.outputs = result.plan.model_dump() if result.plan else {"module": how.module}
     return result.worker_pool_specs

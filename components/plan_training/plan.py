@@ -12,8 +12,10 @@ from slipway.trainer.checkpoint.best import no_validation
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.distributed import nccl
+from slipway.trainer.distributed.cluster import HOSTS_VARIABLE
 from slipway.trainer.engines import table
 from slipway.trainer.engines.builder import example_elements
+from slipway.trainer.engines.quick_import import PLUGGABLE_VARIABLE
 from slipway.trainer.hyperparameters import class_weights, warmup_steps
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
@@ -43,6 +45,7 @@ def plan_training(
     train: TrainSettings,
     image: str,
     memory: int = 0,
+    hosts: int = 1,
 ) -> TrainingPlan:
     """Divide the batch among the replicas, compute the steps, and add the trainer's command to every pool.
 
@@ -56,23 +59,25 @@ def plan_training(
         image: The image that the workers run, "" for the current Python environment.
         memory: In a rehearsal, the memory in bytes for all replicas: a batch that does not fit is reduced, with a
             message. 0 disables fitting.
+        hosts: Number of machines per replica, which is 1 except for TPU slices; each reads and trains as a replica
+            does.
 
     Raises:
         UserError: The engine does not support the settings, or the batch, shards or examples cannot be divided among
             the replicas.
     """
     if train.module is not None:
-        return TrainingPlan(_with_container(pools, _own_container(train, data), image), None)
+        return TrainingPlan(_with_container(pools, _own_container(train, data), image, train.engine, hosts), None)
     assert model is not None  # a run's configuration has one of the two
     table.refuse(train)
     class_weights(train, manifest)  # raises for an unknown class
     validation = manifest.splits.get("validation")
     if train.needs_validation and not (validation and validation.examples):
         raise no_validation(train)
-    replicas = count_replicas(pools)
+    replicas, devices = count_replicas(pools) * hosts, max(1, devices // hosts)
     if memory:
-        train = _fitted(replicas * max(1, devices), manifest, model, train, memory)
-    plan = _plan(replicas, max(1, devices), manifest, train)
+        train = _fitted(replicas * devices, manifest, model, train, memory)
+    plan = _plan(replicas, devices, manifest, train)
     warmup = warmup_steps(train, plan)
     if warmup >= plan.steps and not memory:
         events.message(
@@ -81,7 +86,7 @@ def plan_training(
         )
     job = JobConfig(data=data, model=model, train=train, plan=plan)
     container: Container = {"command": TRAINER_COMMAND, "args": ["--config", job.model_dump_json(exclude_none=True)]}
-    return TrainingPlan(_with_container(pools, container, image), plan)
+    return TrainingPlan(_with_container(pools, container, image, train.engine, hosts), plan)
 
 
 def _own_container(train: TrainSettings, data: str) -> Container:
@@ -93,9 +98,17 @@ def _own_container(train: TrainSettings, data: str) -> Container:
     }
 
 
-def _with_container(pools: list[WorkerPool], container: Container, image: str) -> list[WorkerPool]:
+def _with_container(
+    pools: list[WorkerPool], container: Container, image: str, engine: str, hosts: int
+) -> list[WorkerPool]:
     if image:
         container = {**container, "image_uri": image}
+    variables = {HOSTS_VARIABLE: str(hosts)} if hosts > 1 else {}
+    if engine == "tensorflow" and any("tpu_topology" in pool.get("machine_spec", {}) for pool in pools):
+        variables[PLUGGABLE_VARIABLE] = "true"
+    if variables:
+        more = [{"name": name, "value": value} for name, value in variables.items()]
+        container = {**container, "env": [*container.get("env", []), *more]}
     return [{**pool, "container_spec": _on_machine(pool, container)} if pool else {} for pool in pools]
 
 

@@ -1,4 +1,7 @@
-"""Run a job's worker pools on this machine, one process per replica; all replicas start, stop and restart together."""
+"""Run a job's worker pools on this machine, one process per replica, or per machine of a TPU slice.
+
+All start, stop and restart together.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import TextIO
 
 from slipway.components.step import WorkFailed, raise_if_terminated, termination_deferred, termination_requested
 from slipway.components.train.restarts import Restart, Restarts
-from slipway.components.worker_pools import Replica, WorkerPool, cluster_environment, count_replicas, replicas_of
+from slipway.components.worker_pools import Replica, WorkerPool, cluster_environment, count_processes, replicas_of
 from slipway.core import events
 from slipway.core.exit_codes import LOCAL_CLUSTER_VARIABLE
 from slipway.core.supervision import POLL_SECONDS, Child, Children, Ports
@@ -73,7 +76,7 @@ def _try(
     worker_pool_specs: list[WorkerPool], output: Path, virtual_devices: int, log: TextIO
 ) -> tuple[list[Child], list[Child]]:
     """Run the replicas once, on new ports; return all of them, and those that failed by themselves."""
-    with Ports(count_replicas(worker_pool_specs)) as ports, Children() as workers:
+    with Ports(count_processes(worker_pool_specs)) as ports, Children() as workers:
         replicas = replicas_of(worker_pool_specs, ports)
         events.phase(f"running {len(replicas)} replica{'s' if len(replicas) > 1 else ''}")
         for replica in replicas:
@@ -104,10 +107,10 @@ def _environment(replica: Replica, replicas: list[Replica], output: Path, virtua
         # Ports reserves each port with an open socket; this lets the replica's server bind to the same port.
         "TF_GRPC_REUSE_PORT": "true",
     }
-    if len(replicas) == 1:
+    if len({(other.pool, other.index) for other in replicas}) == 1:
         environment.pop("TF_CONFIG", None)
     if virtual_devices:
-        environment[VIRTUAL_DEVICES_VARIABLE] = str(virtual_devices)
+        environment[VIRTUAL_DEVICES_VARIABLE] = str(virtual_devices // replica.hosts)
     return environment
 
 

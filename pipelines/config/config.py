@@ -264,7 +264,7 @@ class RunConfig(Settings):
         from slipway.trainer.engines import table
 
         hardware = self.parsed_hardware
-        return table.readers(self.train.engine, hardware.replicas, hardware.accelerators_per_replica)
+        return table.readers(self.train.engine, hardware.hosts, hardware.accelerators_per_host)
 
     def as_yaml(self) -> str:
         """Return the resolved configuration as YAML, including defaults."""

@@ -37,9 +37,9 @@ def hardware_choice(context: Context) -> str:
 def batch(context: Context) -> str:
     """The batch size is divisible by the number of devices; otherwise the run would fail after preparing its data."""
     hardware, train = context.config.parsed_hardware, context.config.train
-    devices = max(1, hardware.accelerators_per_replica)
-    check_shared_evenly(train, hardware.replicas, devices)
-    return f"{train.batch_size} examples, {train.batch_size // hardware.replicas // devices} per device"
+    devices = max(1, hardware.accelerators_per_host)
+    check_shared_evenly(train, hardware.hosts, devices)
+    return f"{train.batch_size} examples, {train.batch_size // hardware.hosts // devices} per device"
 
 
 def training_engine(context: Context) -> str:
@@ -48,18 +48,8 @@ def training_engine(context: Context) -> str:
     if context.target == "local":
         installed.verify(train.engine)
     table.refuse(train)
-    check_engine(hardware, train.engine)
-    devices = hardware.accelerators_per_replica
-    if table.ENGINES[train.engine].tpus == "one chip" and hardware.is_tpu and devices > 1:
-        others = [name for name, row in table.ENGINES.items() if row.tpus == "all"]
-        raise UserError(
-            f"The engine {train.engine} supports one TPU chip per replica; {hardware} has {devices}.",
-            setting="train.engine",
-            value=train.engine,
-            allowed=f"{train.engine} on CPUs, on GPUs and on TPUs of one chip; {', '.join(others)} on all",
-            nearest=others[0],
-            fix=f"--set train.engine={others[0]}",
-        )
+    image = context.config.vertex.image if context.target == "vertex" and context.config.vertex else None
+    check_engine(hardware, train.engine, own_program=train.module is not None, own_build=image is not None)
     return train.engine
 
 

@@ -66,7 +66,7 @@ def cores(context: Context) -> str:
     if context.target != "local":
         raise NotApplicableError("the run is not on this machine")
     cores = available_cores()
-    replicas = context.config.parsed_hardware.replicas
+    replicas = context.config.parsed_hardware.hosts
     if replicas > 4 * cores:
         raise UserError(
             f"{replicas} replicas would share {cores} cores.",

@@ -51,13 +51,14 @@ class Accelerator:
     """A GPU or a TPU generation. `type` is Vertex's name, None if a topology is used instead.
 
     `memory_gb` is per chip; `cores_per_chip` is the number of devices that a program sees per chip; `python` is the
-    minimum version of its libraries, if they need a newer Python than others.
+    minimum version of its libraries, if they need a newer Python than others; `compute_capability` is a GPU's.
     """
 
     name: str
     type: str | None = None
     title: str
     aliases: tuple[str, ...] = ()
+    compute_capability: float | None = None
     memory_gb: int
     cores_per_chip: int = 1
     regions: tuple[str, ...] = ()
@@ -78,6 +79,23 @@ class Accelerator:
         """All names: the catalogue's, aliases, and Vertex's ("nvidia-l4")."""
         names = [self.name, *self.aliases, *([self.type.lower().replace("_", "-")] if self.type else [])]
         return list(dict.fromkeys(names))
+
+    def why_not(self, engine: str, *, own_build: bool = False) -> str | None:
+        """Return why `engine` does not run on it, as a sentence; None if it does.
+
+        With `own_build`, the engine's library is not the build of Slipway's images.
+        """
+        if engine not in self.engines:
+            return f"{engine} does not run on {self.title}."
+        lowest, here = table.ENGINES[engine].compute_capability, self.compute_capability
+        if own_build or here is None or here >= lowest:
+            return None
+        return f"{engine} in Slipway's images needs compute capability {lowest} or later; {self.title} has {here}."
+
+    @property
+    def supported_engines(self) -> tuple[str, ...]:
+        """The engines that run on it with Slipway's images."""
+        return tuple(engine for engine in ENGINES if self.why_not(engine) is None)
 
     @property
     def is_tpu(self) -> bool:

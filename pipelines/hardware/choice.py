@@ -10,6 +10,7 @@ from slipway.pipelines.hardware import catalogue
 from slipway.pipelines.hardware.catalogue import Accelerator, Family, Machine, Provisioning, load
 from slipway.pipelines.hardware.grammar import write_time
 from slipway.pipelines.hardware.quotas import machine_quotas
+from slipway.trainer.engines.table import ENGINES
 
 STRATEGIES = {"standard": "STANDARD", "spot": "SPOT", "flex": "FLEX_START"}
 # Vertex AI's ReservationAffinity.Type for the words that are not names of reservations.
@@ -59,6 +60,16 @@ class Hardware:
         return self.count // catalogue.CORES_PER_HOST if self.is_tpu else 1
 
     @property
+    def hosts(self) -> int:
+        """Number of machines in total, each of which trains as a replica does."""
+        return self.replicas * self.machines_per_replica
+
+    @property
+    def accelerators_per_host(self) -> int:
+        """Number of devices per machine, 0 on CPUs."""
+        return self.accelerators_per_replica // self.machines_per_replica
+
+    @property
     def is_tpu(self) -> bool:
         """Whether it is a TPU."""
         row = self.accelerator_row
@@ -68,6 +79,29 @@ class Hardware:
     def accelerator_row(self) -> Accelerator | None:
         """The accelerator's row in the catalogue."""
         return load().accelerator_index[self.accelerator] if self.accelerator else None
+
+    def why_not(self, engine: str, *, own_program: bool = False, own_build: bool = False) -> str | None:
+        """Return why `engine` does not train on it, as a sentence; None if it does.
+
+        With `own_program`, a program of the user's trains, not Slipway's trainer. With `own_build`, the engine's
+        library is not the build of Slipway's images.
+        """
+        row = self.accelerator_row
+        if row is None or not row.is_tpu or own_program:
+            return row.why_not(engine, own_build=own_build) if row else None
+        limit = ENGINES[engine].tpus
+        if limit != "all" and self.machines_per_replica > 1:
+            limits = f"{engine} trains on TPU slices of one machine; {self} has {self.machines_per_replica}."
+        elif limit == "one chip" and self.accelerators_per_replica > 1:
+            limits = f"{engine} trains on one TPU chip; {self} has {self.accelerators_per_replica} devices."
+        else:
+            limits = None
+        return row.why_not(engine) or limits
+
+    @property
+    def supported_engines(self) -> tuple[str, ...]:
+        """The engines that train on it with Slipway's images and trainer."""
+        return tuple(engine for engine in ENGINES if self.why_not(engine) is None)
 
     @property
     def machine_row(self) -> Machine:

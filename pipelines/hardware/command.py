@@ -136,11 +136,15 @@ def _lines(hardware: Hardware, region: str | None) -> list[tuple[str, str]]:
         ("regions", "every training region" if hardware.regions is None else ", ".join(hardware.regions)),
         ("provisioning", ", ".join(hardware.provisioning_modes)),
         ("quotas", "\n".join(quotas)),
-        ("engines", ", ".join(row.engines if row else ENGINES)),
+        ("engines", "\n".join([", ".join(hardware.supported_engines) or "none", *_why_not(hardware)])),
         ("certainty", hardware.certainty),
         ("note", row.note or "" if row else ""),
         ("advice", _advice(hardware) or ""),
     ]
+
+
+def _why_not(hardware: Hardware) -> list[str]:
+    return [why for engine in ENGINES if (why := hardware.why_not(engine))]
 
 
 def _choice(text: str, region: str | None, engine: str | None) -> Hardware:
@@ -181,7 +185,8 @@ def describe(text: str, region: str | None = None, engine: str | None = None) ->
         "provisioning": list(hardware.provisioning_modes),
         "quotas": dict(hardware.quotas),
         "default_quota": hardware.default_quota(region) if region else None,
-        "engines": list(row.engines) if row else list(ENGINES),
+        "engines": list(hardware.supported_engines),
+        "unsupported_engines": {name: why for name in ENGINES if (why := hardware.why_not(name))},
         "certainty": hardware.certainty,
         "note": row.note if row else None,
         "advice": _advice(hardware),
@@ -279,7 +284,7 @@ def _kind(row: Accelerator | None) -> Kind:
         slices=row.slices if row else None,
         regions=row.regions if row else None,
         provisioning=row.provisioning if row else ("standard", "spot"),
-        engines=row.engines if row else ENGINES,
+        engines=row.supported_engines if row else ENGINES,
         status=row.status if row else "offered",
         replacements=row.replacements if row else (),
         offers=tuple(_offer(machine, row) for machine in machines),
@@ -300,7 +305,7 @@ def _offer(machine: Machine, row: Accelerator | None) -> Offer:
         chip_memory_gb=row.memory_gb if row else None,
         regions=row.regions if row else None,
         provisioning=source.provisioning,
-        engines=row.engines if row else ENGINES,
+        engines=row.supported_engines if row else ENGINES,
         quota=row.quota if row else load().cpu_quotas.get(machine.family),
         status=row.status if row else "offered",
         replacements=row.replacements if row else (),
@@ -321,8 +326,8 @@ def _kind_table(kinds: list[Kind]) -> Table:
             str(kind.memory_gb or ""),
             "all" if kind.regions is None else str(len(kind.regions)),
             " ".join(kind.provisioning),
-            "all" if len(kind.engines) == len(ENGINES) else " ".join(kind.engines),
-            kind.status + (f", now {kind.replacements[0]}" if kind.replacements else ""),
+            "all" if len(kind.engines) == len(ENGINES) else " ".join(kind.engines) or "none",
+            kind.status + (f", now {kind.replacements[0]}" if kind.replacements and kind.status != "offered" else ""),
         )
     return table
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import date
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.hardware.catalogue import ENGINES, Accelerator, chips_of, load
+from slipway.pipelines.hardware.catalogue import CORES_PER_HOST, ENGINES, Accelerator, chips_of, load
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.request import Request
 from slipway.pipelines.hardware.rules import working
@@ -29,6 +29,7 @@ def validate_for(
     bucket_location: str | None = None,
     engine: str | None = None,
     image: str | None = None,
+    own_program: bool = False,
     today: date | None = None,
 ) -> None:
     """Check that hardware works with a region, bucket, engine and image; arguments that are None are not checked.
@@ -38,14 +39,15 @@ def validate_for(
         region: The job's region, such as ``us-central1``.
         bucket_location: The location of the job's bucket, as in Cloud Storage: ``US-CENTRAL1``, ``EU``, ``NAM4``.
         engine: The training engine: tensorflow, jax or pytorch.
-        image: The training container's image.
+        image: The training container's image; None for Slipway's.
+        own_program: Whether a program of the user's trains, not Slipway's trainer (`train.module`).
         today: The date for checking the image's availability; default: today.
 
     Raises:
         UserError: Vertex AI would refuse the job, or it could not train there.
     """
     if engine is not None:
-        check_engine(hardware, engine, region)
+        check_engine(hardware, engine, region, own_program=own_program, own_build=image is not None)
     if region is not None:
         check_region(hardware, region, engine)
         check_reservation_zone(hardware, region)
@@ -110,23 +112,34 @@ def check_reservation_zone(hardware: Hardware, region: str) -> None:
             )
 
 
-def check_engine(hardware: Hardware, engine: str, region: str | None = None) -> None:
-    """Check that the engine supports the accelerators."""
+def check_engine(
+    hardware: Hardware,
+    engine: str,
+    region: str | None = None,
+    *,
+    own_program: bool = False,
+    own_build: bool = False,
+) -> None:
+    """Check that the engine trains on the hardware; `own_program` and `own_build` as in `Hardware.why_not`."""
     if engine not in ENGINES:
         raise UserError.unknown("engine", engine, ENGINES, setting="train.engine")
-    row = hardware.accelerator_row
-    if row is None or engine in row.engines:
+    reason = hardware.why_not(engine, own_program=own_program, own_build=own_build)
+    if reason is None:
         return
+    row = hardware.accelerator_row
+    assert row is not None  # every engine trains on CPUs
     fitting = list(alternatives(hardware, engine))
     here = [other for other in fitting if region is None or region in (other.regions or ())]
     near = next((str(other) for other in [*here, *fitting]), None)
+    others = hardware.supported_engines
+    instead = f"--set train.engine={others[0]}" if others else "--set vertex.image=IMAGE with older libraries"
     raise UserError(
-        f"{engine} does not run on {row.title}.",
+        reason,
         setting="train.engine",
         value=engine,
-        allowed=" or ".join(row.engines),
+        allowed=" or ".join(others) or "other accelerators, or an image of your own (vertex.image)",
         nearest=near,
-        fix=f"--hardware '{near}', or --set train.engine={row.engines[0]}",
+        fix=f"--hardware '{near}', or {instead}" if near else instead,
     )
 
 
@@ -151,19 +164,24 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def alternatives(hardware: Hardware, engine: str | None = None) -> Iterator[Hardware]:
-    """Yield other accelerators in the same layout that support `engine`, most similar kind and memory first."""
+    """Yield other choices in the same layout that `engine` trains on, most similar kind and memory first.
+
+    Of the same accelerator they are other slices, if the engine does not train on this one.
+    """
     row = hardware.accelerator_row
     if row is None:
         return
-    others = [other for other in load().accelerators if other.status == "offered" and other is not row]
+    fits = engine is None or hardware.why_not(engine) is None
+    others = [other for other in load().accelerators if other.status == "offered" and not (fits and other is row)]
 
     def unlikeness(other: Accelerator) -> tuple[bool, bool, float]:
         memory = abs(other.device_memory_gb - row.device_memory_gb)
         return (other.is_tpu != row.is_tpu, (other.slices is None) != (row.slices is None), memory)
 
     for other in sorted(others, key=unlikeness):
-        if engine is None or engine in other.engines:
-            yield from working(_same_layout(hardware, other))
+        for choice in working(_same_layout(hardware, other)):
+            if engine is None or choice.why_not(engine) is None:
+                yield choice
 
 
 def _same_layout(hardware: Hardware, other: Accelerator) -> Iterator[Request]:
@@ -172,11 +190,13 @@ def _same_layout(hardware: Hardware, other: Accelerator) -> Iterator[Request]:
     rest = Request(accelerator=other.name, provisioning=mode, timeout=hardware.timeout, restart=hardware.restart)
     if other.is_tpu and not other.slices:
         chips = hardware.chips * hardware.replicas
-        for topology in near_topologies(other, chips):
-            if abs(chips_of(topology) - chips) <= chips:
+        is_same = other is hardware.accelerator_row  # whatever the size: the engine does not train on this slice
+        for topology in load().topologies(other)[::-1] if is_same else near_topologies(other, chips):
+            if is_same or abs(chips_of(topology) - chips) <= chips:
                 yield replace(rest, topology=topology)
     elif other.is_tpu:
         yield replace(rest, count=hardware.chips * hardware.replicas * other.cores_per_chip)
+        yield replace(rest, count=CORES_PER_HOST)
     else:
         yield replace(rest, count=hardware.chips, replicas=hardware.replicas)
 

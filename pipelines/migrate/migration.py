@@ -87,7 +87,7 @@ def _migrate(job: LegacyJob, source: str) -> Migration:
         "hardware": str(hardware),
         "data": STAND_IN_DATA,
         "model": STAND_IN_MODEL,
-        "train": {"epochs": STAND_IN_EPOCHS, "batch_size": _batch_size(hardware)},
+        "train": {**_engine(hardware, notes), "epochs": STAND_IN_EPOCHS, "batch_size": _batch_size(hardware)},
         "vertex": _vertex(job, hardware, notes),
     }
     _decide_what_is_trained(job, notes)
@@ -120,6 +120,16 @@ def _name(job: LegacyJob, notes: Notes) -> str:
     elif name != job.job_id:
         notes.changed.append(f"job id {job.job_id} became name {name}")
     return name
+
+
+def _engine(hardware: Hardware, notes: Notes) -> dict[str, object]:
+    """Return the setting of an engine other than TensorFlow, if only that one trains on the hardware."""
+    reason = hardware.why_not("tensorflow")
+    if reason is None:
+        return {}
+    engine = hardware.supported_engines[0]
+    notes.decisions.append(f"train: {reason[:-1]}, so the engine is {engine} (docs/engines.md).")
+    return {"engine": engine}
 
 
 def _batch_size(hardware: Hardware) -> int:

@@ -11,7 +11,7 @@ from slipway.pipelines.hardware import Hardware, validate_for
 from slipway.pipelines.hardware.catalogue import Machine, load
 from slipway.pipelines.hardware.grammar import UNITS, write_time
 from slipway.pipelines.hardware.request import Refusal, Request
-from slipway.pipelines.hardware.rules import DISK_GB, DISK_TYPES, WEEK, explain, resolve, working
+from slipway.pipelines.hardware.rules import DISK_GB, DISK_TYPES, WEEK, explain, replacements, resolve, working
 from slipway.pipelines.migrate.job import LegacyJob, LegacyReplica
 from slipway.pipelines.migrate.legacy_machines import (
     LEGACY_MACHINES,
@@ -190,14 +190,26 @@ def _next_size(name: str) -> str | None:
 
 
 def _offered_today(request: Request, notes: Notes) -> Hardware:
-    """Return the hardware that is requested, or its replacement."""
+    """Return the hardware that is requested, or its replacement: Vertex AI offers it, and TensorFlow runs on it."""
     try:
-        return resolve(request)
-    except Refusal as refusal:
+        found = resolve(request)
+        unsupported = found.why_not("tensorflow", own_program=True)
+        if unsupported is None:
+            return found
+        row = found.accelerator_row
+        assert row is not None  # TensorFlow trains on CPUs
+        refusal = Refusal(unsupported, allowed="", candidates=replacements(request, row))
+    except Refusal as refused:
+        refusal = refused
+    usable = (each for each in working(refusal.candidates) if each.why_not("tensorflow", own_program=True) is None)
+    hardware = next(usable, None)
+    if hardware is None:
         hardware = next(working(refusal.candidates), None)
-        if hardware is None:
+        if hardware is None or hardware.accelerator_row is None:
             raise explain(refusal, request.accelerator or request.machine) from None
-        reason = refusal.message.rstrip(".")
+        named = replace(request, count=hardware.count, machine=hardware.machine)
+        hardware = next(working(replacements(named, hardware.accelerator_row)))
+    reason = refusal.message.rstrip(".")
     others = [str(other) for other in _others(request, hardware)]
     also = f"; {' or '.join(others)} would also work" if others else ""
     notes.decisions.append(f"hardware: {reason}. {hardware} is the replacement{also}.")

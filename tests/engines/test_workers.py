@@ -14,6 +14,7 @@ import pytest
 from slipway.core.errors import ERROR_PREFIX
 from slipway.core.exit_codes import PEER_LOST
 from tests.engines.conftest import ENGINE, HERE, Bench
+from tests.trainer.conftest import DataSets, job
 
 SAVING = {"checkpoint": {"every_steps": 150, "every_seconds": None}}
 # Seconds long, so that it can be stopped in the middle.
@@ -144,3 +145,109 @@ def test_an_error_on_one_device_of_a_replica_is_shown_once(bench: Bench, tmp_pat
     assert end.status == 1
     assert end.errors.count(ERROR_PREFIX) == 1
     assert "RuntimeError: not on device 1" in end.user_error["traceback"]
+
+
+HOSTS = {"replicas": 2, "builder": "sample_networks:dropout", **SAVING}
+
+
+@pytest.mark.engine("jax")
+def test_the_hosts_of_a_slice_train_as_replicas_would_and_one_writes(
+    bench: Bench, tmp_path: Path, workers: Any
+) -> None:
+    config = bench.job(steps=300, steps_per_epoch=75, **HOSTS)
+    replicas = [worker.wait() for worker in workers.start_two(config, tmp_path / "replicas")]
+    hosts = [host.wait() for host in workers.start_hosts(2, config, tmp_path / "hosts")]
+    assert [end.status for end in hosts] == [0, 0], hosts
+    assert [end.checksum for end in hosts] == [end.checksum for end in replicas]
+    for number, end in enumerate(hosts):
+        assert f"host {number}{' (the chief)' if number == 0 else ''} of 2 hosts, from the TPU slice" in end.output
+        assert ("model written to" in end.output) == (number == 0)
+        assert "keeping 300 training examples in 2 shards" in end.output.replace("301", "300").replace("299", "300")
+    lines = [json.loads(line) for line in (tmp_path / "hosts" / "model" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "validation"] == [75, 150, 225, 300]
+
+
+@pytest.mark.engine("jax")
+def test_the_hosts_of_a_slice_train_as_one_process_of_all_their_devices_would(
+    bench: Bench,  # imports TensorFlow for the engine
+    tmp_path: Path,
+    workers: Any,
+) -> None:
+    """With the whole split in a batch, so that its examples do not depend on who reads which shard."""
+    data = tmp_path / "data"
+    DataSets().write(data, train=[24] * 3, validation=[6])
+    losses = {}
+    for name, hosts in (("one", 1), ("hosts", 3)):
+        settings = {"engine": ENGINE, "batch": 72, "steps": 10, "steps_per_epoch": 1, "replicas": hosts}
+        place = tmp_path / name
+        if hosts == 1:
+            started = [workers.start(job(data, **settings), place, SLIPWAY_VIRTUAL_DEVICES="3")]
+        else:
+            started = workers.start_hosts(hosts, job(data, **settings), place)
+        ends = [worker.wait() for worker in started]
+        assert [end.status for end in ends] == [0] * hosts, ends
+        assert len({end.checksum for end in ends}) == 1
+        assert ("3 x CPU on this host" if hosts == 1 else "1 x CPU on this host, 3 in 3 processes") in ends[0].output
+        lines = [json.loads(line) for line in (place / "model" / "metrics.jsonl").read_text().splitlines()]
+        losses[name] = [line["loss"] for line in lines]
+    assert len(losses["one"]) == 20  # 10 of training, 10 of validation
+    np.testing.assert_allclose(losses["hosts"], losses["one"], rtol=1e-4)
+
+
+@pytest.mark.engine("jax")
+def test_the_hosts_of_a_slice_stop_together_and_resume(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    config = bench.job(steps=450, steps_per_epoch=75, **HOSTS)
+    asked = workers.start_hosts(2, config, tmp_path)
+    asked[0].wait_for_checkpoint(150)
+    asked[1].process.send_signal(signal.SIGTERM)
+    assert [host.wait().status for host in asked] == [143, 143]
+    ends = [host.wait() for host in workers.start_hosts(2, config, tmp_path)]
+    assert [end.status for end in ends] == [0, 0], ends
+    assert "resuming from the checkpoint at step" in ends[0].output
+
+
+@pytest.mark.engine("jax")
+@pytest.mark.parametrize("victim", [0, 1])  # host 0 coordinates
+def test_a_lost_host_of_a_slice_ends_the_others_and_all_resume(
+    bench: Bench, tmp_path: Path, workers: Any, victim: int
+) -> None:
+    config = bench.job(steps=300, steps_per_epoch=75, **HOSTS)
+    whole = workers.start_hosts(2, config, tmp_path / "whole")
+    hosts = workers.start_hosts(2, config, tmp_path / "killed")
+    hosts[0].wait_for_checkpoint(150)
+    hosts[victim].process.kill()
+    lost = hosts[1 - victim].wait()
+    # Whichever notices first: the engine, or JAX's runtime, which aborts.
+    assert lost.status in (PEER_LOST, -signal.SIGABRT), lost
+    ends = [host.wait() for host in workers.start_hosts(2, config, tmp_path / "killed")]
+    assert [end.status for end in ends] == [0, 0], ends
+    assert "resuming from the checkpoint at step 150" in ends[0].output
+    assert {end.checksum for end in ends} == {host.wait().checksum for host in whole}
+
+
+@pytest.mark.engine("jax")
+def test_a_slice_with_a_missing_host_is_tried_again_after_the_time_limit(
+    bench: Bench, tmp_path: Path, workers: Any
+) -> None:
+    config = bench.job(steps=10, steps_per_epoch=75, **HOSTS)
+    (first, second) = workers.start_hosts(2, config, tmp_path, SLIPWAY_PEER_SECONDS="5")
+    second.process.kill()
+    end = first.wait()
+    assert end.status == -signal.SIGABRT, end
+    assert "waiting for the 2 hosts of the TPU slice, for at most 5 s" in end.output
+
+
+@pytest.mark.engine("jax")
+def test_a_slice_whose_hosts_jax_does_not_find_is_a_users_error(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    end = workers.start(bench.job(steps=10, steps_per_epoch=75, **HOSTS), tmp_path, SLIPWAY_HOSTS="2").wait()
+    assert end.status == 1, end
+    assert "JAX did not find the 2 hosts of the TPU slice" in end.user_error["message"]
+
+
+@pytest.mark.engine("pytorch")
+def test_an_engine_without_slices_does_not_train_on_one(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    """Otherwise each host would take itself for the chief."""
+    end = workers.start_hosts(2, bench.job(steps=10, steps_per_epoch=75), tmp_path)[0].wait()
+    assert end.status == 1
+    assert "pytorch does not train on a TPU slice of 2 machines" in end.user_error["message"]
+    assert not (tmp_path / "checkpoints").exists()

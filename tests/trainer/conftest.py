@@ -20,10 +20,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from slipway.components.worker_pools import WorkerPool, cluster_environment, replicas_of
 from slipway.core import manifest as manifests
 from slipway.core.manifest import Manifest, Shard, Split
+from slipway.core.supervision import Ports
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import Share
+from slipway.trainer.distributed.cluster import HOSTS_VARIABLE
 from slipway.trainer.engines.quick_import import import_tensorflow
 
 ROOT = Path(__file__).parents[2]
@@ -224,6 +227,14 @@ class Workers:
             self.start(config, place, TF_CONFIG=json.dumps({"cluster": cluster, "task": task}), **environment)
             for task in ({"type": kind, "index": 0} for kind in cluster)
         ]
+
+    def start_hosts(self, count: int, config: JobConfig, place: Path, **environment: str) -> list[Worker]:
+        """Start a process for each host of a TPU slice, with the variables that the local cluster sets."""
+        with Ports(count) as ports:
+            variables = [{"name": HOSTS_VARIABLE, "value": str(count)}]
+            pool: WorkerPool = {"replica_count": 1, "container_spec": {"command": [], "env": variables}}
+            hosts = replicas_of([pool], ports)
+        return [self.start(config, place, **cluster_environment(host, hosts), **environment) for host in hosts]
 
     def stop(self) -> None:
         """Terminate all running workers."""

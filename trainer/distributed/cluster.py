@@ -14,6 +14,11 @@ POOL_TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 # The types that take part in synchronous training, in the order of ranks. `master` is the older name of `chief`.
 _TRAINING_TYPES = ("chief", "master", "worker")
 TORCHRUN = "torchrun"
+# The number of machines of a TPU slice, set by plan_training where there are several. The service runs the container of
+# the slice's one replica on each of them ("host"), with the same CLUSTER_SPEC; which host it is, only the TPU's runtime
+# tells: https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/training-with-tpu-vm
+HOSTS_VARIABLE = "SLIPWAY_HOSTS"
+SLICE = "the TPU slice"
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -39,7 +44,8 @@ class Task:
 class Cluster:
     """The job's replicas, the chief first, and this process's rank among them.
 
-    `source` is where the cluster was read from: TF_CONFIG, CLUSTER_SPEC, torchrun (its variables) or "nothing".
+    `source` is where the cluster was read from: TF_CONFIG, CLUSTER_SPEC, torchrun (its variables), the TPU slice (an
+    engine's `join`) or "nothing".
     `local_rank` is the rank among the `on_this_machine` replicas of this machine.
     """
 
@@ -73,11 +79,17 @@ class Cluster:
         accelerators = self.accelerators.describe()
         if self.world_size == 1:
             return f"one replica ({self.source} in the environment), {accelerators}"
-        names = ", ".join(str(task) for task in self.tasks)
         chief = " (the chief)" if self.is_chief else ""
-        what = "processes" if self.source == TORCHRUN else "replicas"
-        place = f"{self.task.type} {self.task.index}{chief} of {self.world_size} {what}"
-        return f"{place}, from {self.source}: {names}; {accelerators}"
+        what = {TORCHRUN: "processes", SLICE: "hosts"}.get(self.source, "replicas")
+        place = f"{self.task.type} {self.task.index}{chief} of {self.world_size} {what}, from {self.source}"
+        if self.source != SLICE:  # whose hosts have no addresses that are known here
+            place += f": {', '.join(str(task) for task in self.tasks)}"
+        return f"{place}; {accelerators}"
+
+
+def slice_hosts(environment: Mapping[str, str]) -> int:
+    """Return the number of machines of this replica's TPU slice; 1 for all other hardware."""
+    return int(environment.get(HOSTS_VARIABLE) or 1)
 
 
 def pool_name(number: int) -> str:

@@ -9,16 +9,23 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.util
 import logging
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from slipway.trainer.engines.installed import is_installed
 from slipway.trainer.engines.table import ENGINES
 
 # Optional dependencies of Keras.
 _OPTIONAL = ("matplotlib", "pandas", "scipy", "sklearn")
+# TensorFlow reaches TPUs from v5e on, those that are chosen by topology, through PJRT. plan_training sets this variable
+# for them; the other one, which TensorFlow reads on import, is where libtpu.so lies:
+# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/training-with-tpu-vm
+PLUGGABLE_VARIABLE = "NEXT_PLUGGABLE_DEVICE_USE_C_API"
+_PLUGGABLE_PATH = "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"
 
 
 def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None:
@@ -36,6 +43,8 @@ def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None
     if "keras" in sys.modules:
         _check_backend(row.keras_backend)
     os.environ["KERAS_BACKEND"] = row.keras_backend
+    if os.environ.get(PLUGGABLE_VARIABLE) and (libtpu := importlib.util.find_spec("libtpu")) and libtpu.origin:
+        os.environ.setdefault(_PLUGGABLE_PATH, str(Path(libtpu.origin).with_name("libtpu.so")))
     _import_if_installed(row.imported_first_if_installed)
     for name in row.imported_first:
         importlib.import_module(name)  # before hiding the optional packages: JAX requires SciPy

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from slipway.trainer.config import TrainSettings
 
 SAVED_MODEL_FILE = "saved_model.pb"
+# From 9.11 on, cuDNN has no device code for GPUs before Turing; the images of tensorflow and jax have 9.28
+# (requirements/trainer-gpu*.txt). Its support matrix begins at 7.5:
+# https://docs.nvidia.com/deeplearning/cudnn/backend/v9.24.0/reference/support-matrix.html
+# Reported: convolutions fail on a V100, or the process crashes: https://github.com/conda-forge/jaxlib-feedstock/pull/330
+# and https://github.com/jax-ml/jax/issues/30663. (TensorFlow's own kernels would run from 6.0 on.)
+CUDNN_COMPUTE_CAPABILITY = 7.5
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,9 @@ class EngineRow:
         model_file: The exported model's main file: a SavedModel's, or that of a format of the engine's own, which
             only the engine's library can run.
         one_device_per_process: Whether a process trains on one device, so a replica has as many processes as devices.
+        compute_capability: The lowest of the GPUs that the build in Slipway's images supports.
         tpus: The TPU slices that it trains on; the catalogue of hardware names the TPU generations without support.
+        slices: The module whose `join` makes this process one of a slice's hosts, if it trains on several machines.
         not_prebuilt: Why Google's prebuilt prediction images (TensorFlow 2.15 at most) cannot serve its models, as the
             end of a sentence; "" if they can.
         unsupported: The settings that it does not support.
@@ -64,7 +72,9 @@ class EngineRow:
     networks: str = "slipway.trainer.engines.keras.model"
     model_file: str = SAVED_MODEL_FILE
     one_device_per_process: bool = False
-    tpus: Literal["one chip", "one machine", "all"] = "all"
+    compute_capability: float = CUDNN_COMPUTE_CAPABILITY
+    tpus: Literal["one chip", "one machine", "all"]
+    slices: str = ""
     not_prebuilt: str = ""
     unsupported: tuple[Unsupported, ...] = ()
 
@@ -85,6 +95,8 @@ ENGINES: dict[str, EngineRow] = {
         extra="jax",
         keras_backend="jax",
         imported_first=("jax.experimental.sparse",),
+        tpus="all",
+        slices="slipway.trainer.engines.jax.slices",
         # Measured with the wheels; the SavedModel contains XlaCallModule of version 10.
         not_prebuilt="TensorFlow 2.15 and 2.17 load its SavedModels but fail at the first prediction",
         unsupported=(
@@ -104,6 +116,9 @@ ENGINES: dict[str, EngineRow] = {
         networks="slipway.trainer.engines.pytorch.network",
         model_file="model.pt2",
         one_device_per_process=True,
+        # torch 2.13 for CUDA 13 has kernels from 7.5 on, and needs driver 580 or later:
+        # https://github.com/pytorch/pytorch/issues/172352
+        compute_capability=7.5,
         tpus="one chip",
         not_prebuilt="its models are not SavedModels but model.pt2",
         unsupported=(

@@ -22,7 +22,13 @@ from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
 def check_hardware(config: RunConfig) -> str:
     """Raise UserError for hardware that the region, engine or image does not support; return hardware and region."""
     vertex, hardware = vertex_of(config), config.parsed_hardware
-    validate_for(hardware, region=vertex.region, engine=config.train.engine, image=vertex.image)
+    validate_for(
+        hardware,
+        region=vertex.region,
+        engine=config.train.engine,
+        image=vertex.image,
+        own_program=config.train.module is not None,
+    )
     if vertex.image is None:
         check_python(hardware, config.train.engine)
     return f"{hardware} in {vertex.region}"

@@ -162,8 +162,8 @@ class VertexPlatform(Platform):
             network=self.settings.network or "",
             encryption_spec_key_name=self.settings.encryption_key or "",
             labels=self.settings.labels,
-            # Replicas that train together can only restart together.
-            **{"restart_job_on_worker_restart": config.parsed_hardware.replicas > 1},
+            # Replicas, or the hosts of a TPU slice, that train together can only restart together.
+            **{"restart_job_on_worker_restart": config.parsed_hardware.hosts > 1},
             **config.parsed_hardware.scheduling(),
         ).set_display_name("train")
         self.configure(job, TASKS["custom-training-job"])

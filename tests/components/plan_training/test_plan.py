@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -172,3 +174,37 @@ def test_a_devices_share_is_worked_through_in_equal_parts_or_refused(replicas, d
     with pytest.raises(UserError) as caught:
         plan(replicas=replicas, devices=devices, **settings)
     assert share % int(caught.value.nearest) == 0
+
+
+def slice_plan(hosts: int, engine: str = "jax", **settings: Any) -> Any:
+    """Plan for a TPU slice of 4 chips per host."""
+    train = TrainSettings(engine=engine, steps=10, batch_size=32, **settings)
+    pool: Any = {"replica_count": 1, "machine_spec": {"machine_type": "ct5lp-hightpu-4t", "tpu_topology": "4x4"}}
+    model = ModelSettings(builder="slipway.trainer.models.digits:build")
+    module = settings.get("module")
+    return plan_training(
+        [pool], 4 * hosts, manifest(1000, 4), "/data", None if module else model, train, "", hosts=hosts
+    )
+
+
+def variables(result: Any) -> dict[str, str]:
+    (pool,) = result.worker_pool_specs
+    return {each["name"]: each["value"] for each in pool["container_spec"].get("env", [])}
+
+
+def test_each_host_of_a_slice_reads_and_trains_as_a_replica_does():
+    result = slice_plan(4)
+    assert (result.plan.replicas, result.plan.batch_per_replica) == (4, 8)
+    assert variables(result) == {"SLIPWAY_HOSTS": "4"}
+    with pytest.raises(UserError, match="4 shards, fewer than the 8 replicas"):
+        slice_plan(8)
+    assert variables(slice_plan(1)) == {}
+
+
+def test_a_custom_module_learns_the_number_of_hosts():
+    assert variables(slice_plan(4, module="own.program")) == {"SLIPWAY_DATA": "/data", "SLIPWAY_HOSTS": "4"}
+
+
+def test_tensorflow_reaches_a_tpu_by_topology_through_pjrt():
+    """As Vertex AI's page "Training with TPU accelerators" asks for TPU v5e."""
+    assert variables(slice_plan(1, "tensorflow")) == {"NEXT_PLUGGABLE_DEVICE_USE_C_API": "true"}

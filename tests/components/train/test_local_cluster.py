@@ -47,6 +47,26 @@ def told(log: str) -> dict[str, dict]:
     return {name.removeprefix("["): json.loads(text) for name, _, text in lines}
 
 
+def test_each_host_of_a_slice_is_a_process_with_its_share_of_the_devices(tmp_path):
+    """As on a TPU VM: the same CLUSTER_SPEC of one replica, and their places by the variables that JAX reads."""
+    code = TELL.replace('k.startswith("AIP_")', 'k.startswith(("AIP_", "TPU_", "JAX_", "SLIPWAY_HOSTS"))')
+    (pool,) = pools(code, 1)
+    pool["container_spec"]["env"] = [{"name": "SLIPWAY_HOSTS", "value": "4"}]
+    log = io.StringIO()
+    run_local_cluster([pool], tmp_path, virtual_devices=16, log=log)
+    seen = told(log.getvalue())
+    assert set(seen) == {f"workerpool0-0-host{host}" for host in range(4)}
+    first = seen["workerpool0-0-host0"]
+    (address,) = json.loads(first["CLUSTER_SPEC"])["cluster"]["workerpool0"]
+    assert first["JAX_COORDINATOR_ADDRESS"] == address
+    for host in range(4):
+        own = seen[f"workerpool0-0-host{host}"]
+        assert own.pop("TPU_WORKER_ID") == str(host)
+        assert own["SLIPWAY_VIRTUAL_DEVICES"] == "4"
+        assert "TF_CONFIG" not in own
+        assert own == {name: value for name, value in first.items() if name != "TPU_WORKER_ID"}
+
+
 def test_replicas_are_told_what_vertex_tells(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "of an outer job")
     log = io.StringIO()

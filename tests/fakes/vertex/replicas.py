@@ -20,6 +20,7 @@ from google.cloud import aiplatform_v1 as vertex
 from tests.fakes.containers import Container, End
 from tests.fakes.vertex.script import Failure
 from tests.fakes.vertex.work import Ended
+from tests.fakes.vertex.worker_pools import hosts_of
 
 if TYPE_CHECKING:
     from tests.fakes.vertex.containers import Containers
@@ -36,18 +37,23 @@ REPLICA_LABEL = "slipway.test.replica"
 
 @dataclass(frozen=True)
 class Replica:
-    """One container of a job; the others reach it at `address`."""
+    """One container of a job; the others reach it at `address`.
+
+    A replica on a TPU slice of several machines has a container on each of its `hosts`; `host` is its number.
+    """
 
     pool: int
     index: int
     address: str
+    host: int = 0
+    hosts: int = 1
 
     @property
     def name(self) -> str:
-        return f"workerpool{self.pool}-{self.index}"
+        return f"workerpool{self.pool}-{self.index}" + (f"-host{self.host}" if self.host else "")
 
     @property
-    def host(self) -> str:
+    def host_name(self) -> str:
         return self.address.partition(":")[0]
 
 
@@ -116,13 +122,13 @@ class Replicas:
                 return None
             if code == 0 and replica is replicas[0]:
                 return None
-            if code == 0:
+            if code == 0 or (replica.host and not lost):  # of a TPU slice's containers only that of host 0 is watched
                 continue
             how = "was lost" if lost else f"exited with a non-zero status of {code}"
             if lost and self._restarts[replica.name] < WORKER_RESTARTS:
                 self._restarts[replica.name] += 1
                 self._say(job, f"The replica {replica.name} {how} and is restarted.")
-                again = replicas if together else [replica]
+                again = replicas if together or replica.hosts > 1 else [replica]
             elif (lost or code in TRANSIENT) and self._retries < JOB_RETRIES and not scheduling.disable_retries:
                 self._retries += 1
                 self._restarts.clear()
@@ -144,7 +150,7 @@ class Replicas:
             list(spec.args),
             entrypoint=list(spec.command) or None,
             environment=environment_of(job, replica, replicas) | {one.name: one.value for one in spec.env},
-            hosts={other.host: "127.0.0.1" for other in replicas},
+            hosts={other.host_name: "127.0.0.1" for other in replicas},
             labels={REPLICA_LABEL: f"{identity}/{replica.name}"},
             job=job.name,
             replica=replica.name,
@@ -205,23 +211,35 @@ def replicas_of(job: vertex.CustomJob) -> list[Replica]:
     """Return a job's replicas in order. They share this machine's network, so each has its own port instead of 2222."""
     identity = job.name.rpartition("/")[2]
     places = [
-        (number, index)
+        (number, index, host, hosts)
         for number, pool in enumerate(job.job_spec.worker_pool_specs)
+        for hosts in [hosts_of(pool.machine_spec)]
         for index in range(pool.replica_count)
+        for host in range(hosts)
     ]
     ports = _free_ports(len(places))
     return [
-        Replica(pool, index, f"cmle-training-workerpool{pool}-{identity}-{index}:{port}")
-        for (pool, index), port in zip(places, ports, strict=True)
+        Replica(
+            pool,
+            index,
+            f"cmle-training-workerpool{pool}-{identity}-{index}{f'-{host}' * (host > 0)}:{port}",
+            host,
+            hosts,
+        )
+        for (pool, index, host, hosts), port in zip(places, ports, strict=True)
     ]
 
 
 def environment_of(job: vertex.CustomJob, replica: Replica, replicas: list[Replica]) -> dict[str, str]:
-    """Return a replica's environment; TF_CONFIG is set only with several replicas."""
+    """Return a replica's environment; TF_CONFIG is set only with several replicas.
+
+    The hosts of a TPU slice have the same, besides what a TPU VM tells of its place in the slice.
+    """
     _, number, _, location, _, identity = job.name.split("/")
     pools: dict[str, list[str]] = {}
     tasks: dict[str, list[str]] = {}
-    for other in replicas:
+    first = [other for other in replicas if other.host == 0]
+    for other in first:
         pools.setdefault(f"workerpool{other.pool}", []).append(other.address)
         if TASK_TYPES[other.pool] != "evaluator":
             tasks.setdefault(TASK_TYPES[other.pool], []).append(other.address)
@@ -236,7 +254,10 @@ def environment_of(job: vertex.CustomJob, replica: Replica, replicas: list[Repli
         "CLOUD_ML_PROJECT_ID": number,
         "CLOUD_ML_REGION": location,
     }
-    if len(replicas) > 1:
+    if replica.hosts > 1:
+        names = [other.host_name for other in replicas if (other.pool, other.index) == (replica.pool, replica.index)]
+        told |= {"TPU_WORKER_ID": str(replica.host), "TPU_WORKER_HOSTNAMES": ",".join(names)}
+    if len(first) > 1:
         task = {"type": TASK_TYPES[replica.pool], "index": replica.index, "cloud": identity}
         told["TF_CONFIG"] = json.dumps({"cluster": tasks, "environment": "cloud", "task": task})
     if output := job.job_spec.base_output_directory.output_uri_prefix.rstrip("/"):

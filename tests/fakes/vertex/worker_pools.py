@@ -116,6 +116,14 @@ def _accelerator(spec: vertex.MachineSpec) -> Accelerator | None:
     return offered.accelerator_index[machine.tpu] if machine and machine.tpu else None
 
 
+def hosts_of(spec: vertex.MachineSpec) -> int:
+    """Return the number of machines of a replica: 1, except for TPU slices."""
+    machine = load().machine_index.get(spec.machine_type)
+    if machine is None or not _is_tpu(spec):
+        return 1
+    return machine.topologies[spec.tpu_topology] if spec.tpu_topology else spec.accelerator_count // CORES_PER_HOST
+
+
 def _chips(spec: vertex.MachineSpec) -> int:
     return chips_of(spec.tpu_topology) if spec.tpu_topology else CORES_PER_HOST
 

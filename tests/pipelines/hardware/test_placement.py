@@ -9,6 +9,7 @@ import pytest
 
 from slipway.core.errors import UserError
 from slipway.pipelines.hardware import parse, validate_for
+from slipway.pipelines.hardware.catalogue import load
 from slipway.pipelines.hardware.placement import IMAGE_PYTHON, check_python
 
 TODAY = date(2026, 11, 20)
@@ -31,7 +32,7 @@ IMAGES = "us-docker.pkg.dev/vertex-ai/training"
             {"region": "europe-west4", "engine": "tensorflow"},
             "no tpu-v5e for",
             "us-west4",
-            "'v100x8' in europe-west4",
+            "'tpu-v3-8' in europe-west4",
         ),
     ],
 )
@@ -42,8 +43,16 @@ def test_regions_that_are_refused(choice, circumstances, reason, nearest, fix):
 @pytest.mark.parametrize(
     ("choice", "circumstances", "reason", "nearest", "fix"),
     [
-        ("tpu-v6e-4x4", {"engine": "tensorflow"}, "does not run on TPU v6e", "tpu-v5e-4x4", "train.engine=jax"),
-        ("tpu7x-2x2x1", {"engine": "pytorch"}, "does not run on TPU7x", "tpu-v6e-2x2", "train.engine=jax"),
+        ("tpu-v6e-4x4", {"engine": "tensorflow"}, "does not run on TPU v6e", "tpu-v5e-2x4", "train.engine=jax"),
+        ("tpu7x-2x2x1", {"engine": "pytorch"}, "does not run on TPU7x", "tpu-v6e-1x1", "train.engine=jax"),
+        ("tpu-v5e-4x4", {"engine": "tensorflow"}, "slices of one machine; tpu-v5e-4x4 has 4", "tpu-v5e-2x4", "=jax"),
+        ("tpu-v5e-16x16", {"engine": "tensorflow"}, "one machine; tpu-v5e-16x16 has 64", "tpu-v5e-2x4", "=jax"),
+        ("tpu-v3-32", {"engine": "tensorflow"}, "slices of one machine; tpu-v3-32 has 4", "tpu-v3-8", "=jax"),
+        ("tpu-v5e-4x4", {"engine": "pytorch"}, "slices of one machine; tpu-v5e-4x4 has 4", "tpu-v5e-1x1", "=jax"),
+        ("tpu-v5e-2x2", {"engine": "pytorch"}, "one TPU chip; tpu-v5e-2x2 has 4 devices", "tpu-v5e-1x1", "=jax"),
+        ("v100x2", {"engine": "pytorch"}, "needs compute capability 7.5 or later; NVIDIA V100", "t4x2", "vertex.image"),
+        ("p4x1*3", {"engine": "jax"}, "needs compute capability 7.5 or later; NVIDIA P4 has 6.1", "t4x1*3", "'t4x1*3'"),
+        ("v100x8", {"engine": "tensorflow"}, "NVIDIA V100 has 7.0", "l4x8", "vertex.image=IMAGE"),
         ("cpu", {"engine": "tensorfow"}, "no engine 'tensorfow'", "tensorflow", "train.engine=tensorflow"),
     ],
 )
@@ -136,3 +145,19 @@ def test_slipways_images_have_the_python_that_accelerators_need():
 def test_the_images_python_is_the_dockerfiles():
     base = next(line for line in Path("containers/Dockerfile").read_text().splitlines() if line.startswith("ARG BASE="))
     assert f"python:{IMAGE_PYTHON}-" in base
+
+
+def test_the_build_of_ones_own_image_and_ones_own_program_have_other_limits():
+    """The service runs the container on every host; what a program of the user's makes of that is its own matter."""
+    validate_for(parse("v100x2"), engine="pytorch", image="europe-west4-docker.pkg.dev/p/r/own:1")
+    for choice in ("tpu-v5e-4x4", "tpu-v5e-2x2"):
+        validate_for(parse(choice), engine="pytorch", own_program=True)
+    with pytest.raises(UserError, match="does not run on TPU v6e"):
+        validate_for(parse("tpu-v6e-4x4"), engine="tensorflow", own_program=True)
+
+
+def test_every_gpu_has_a_compute_capability():
+    for row in load().accelerators:
+        assert (row.compute_capability is None) == row.is_tpu
+    assert load().accelerator_index["t4"].supported_engines == ("tensorflow", "jax", "pytorch")
+    assert load().accelerator_index["v100"].supported_engines == ()

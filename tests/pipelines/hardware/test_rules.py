@@ -37,7 +37,7 @@ def test_compatibility_table(machine, accelerator, allowed):
         if accelerator in RETIRED:
             error = refusal(choice)
             assert "is retired" in error.message
-            assert parse(error.nearest).accelerator in ("t4", "v100", "l4")
+            assert parse(error.nearest).accelerator in ("t4", "l4")
         elif count in allowed:
             [pool] = parse(choice).worker_pools()
             assert pool["machine_spec"]["machine_type"] == machine
@@ -76,8 +76,8 @@ def test_compatibility_table(machine, accelerator, allowed):
         ("tpu-v5e", "without a topology", "tpu-v5e-1x1"),
         # retired, or never offered for training
         ("k80x1", "NVIDIA K80 is retired", "t4x1"),
-        ("k80x8", "NVIDIA K80 is retired", "v100x8"),
-        ("k80x8@n1-standard-32*2", "NVIDIA K80 is retired", "v100x8@n1-standard-32*2"),
+        ("k80x8", "NVIDIA K80 is retired", "l4x8"),
+        ("k80x8@n1-standard-32*2", "NVIDIA K80 is retired", "l4x8*2"),
         ("p100x4@n1-highcpu-64", "end of support for 2026-09-15", "t4x4@n1-highcpu-64"),
         ("p100x4+flex", "NVIDIA P100 is retired", "l4x4+flex"),
         ("tpu-v4-8", "TPU v4 is not offered for training", "tpu-v5e-2x2"),

@@ -137,9 +137,15 @@ def test_a_network_that_vertex_would_reject_is_dropped():
 def test_a_retired_gpu_is_a_decision_with_its_alternatives():
     migration = migrate(TEN_K80_MACHINES, source="config.yaml")
     assert said(migration.decisions, "hardware: NVIDIA K80 is retired", "t4x4@n1-standard-16*10 is the replacement")
-    assert said(migration.decisions, "v100x4@n1-standard-16*10 or l4x4*10 would also work")
+    assert said(migration.decisions, "l4x4*10 would also work")
     eight = migrate(job(masterType="complex_model_l_gpu"), source="config.yaml")
-    assert check(eight).hardware == "v100x8@n1-standard-32"
+    assert check(eight).hardware == "l4x8"
+
+
+def test_a_gpu_that_the_engine_cannot_use_is_replaced():
+    migration = migrate(job(masterType="complex_model_m_v100"), source="config.yaml")
+    assert check(migration).hardware == "t4x4@n1-standard-16"
+    assert said(migration.decisions, "needs compute capability 7.5 or later; NVIDIA V100 has 7.0", "l4x4 would also")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +168,7 @@ def test_an_uncertain_mapping_is_a_decision(tier):
 
 def test_an_unverified_machine_is_marked():
     migration = migrate(job(masterType="standard_v100"), source="config.yaml")
-    assert check(migration).hardware == "v100x1@n1-standard-8"
+    assert check(migration).hardware == "t4x1@n1-standard-8"
     assert said(migration.decisions, "hardware: the machine type of standard_v100 is not verified")
     assert not said(migrate(job(masterType="standard"), source="c").decisions, "hardware:")
 
@@ -177,13 +183,13 @@ def test_an_unverified_machine_is_marked():
         ("complex_model_l", "cpu@n1-highcpu-32"),
         ("standard_gpu", "t4x1@n1-standard-8"),
         ("complex_model_m_gpu", "t4x4@n1-standard-16"),
-        ("complex_model_l_gpu", "v100x8@n1-standard-32"),
+        ("complex_model_l_gpu", "l4x8"),
         ("standard_p100", "t4x1@n1-standard-8"),
         ("complex_model_m_p100", "t4x4@n1-standard-16"),
-        ("standard_v100", "v100x1@n1-standard-8"),
-        ("large_model_v100", "v100x1@n1-highmem-8"),
-        ("complex_model_m_v100", "v100x4@n1-standard-16"),
-        ("complex_model_l_v100", "v100x8@n1-standard-32"),
+        ("standard_v100", "t4x1@n1-standard-8"),
+        ("large_model_v100", "t4x1@n1-highmem-8"),
+        ("complex_model_m_v100", "t4x4@n1-standard-16"),
+        ("complex_model_l_v100", "l4x8"),
     ],
 )
 def test_legacy_machine_names(name, hardware):
@@ -218,15 +224,17 @@ def compatibility():
 
 @pytest.mark.parametrize(("machine", "gpu", "counts"), compatibility())
 def test_compatibility_table(machine, gpu, counts):
-    """Supported counts migrate to the same machine; unsupported counts become a decision."""
+    """Supported counts migrate to T4s on the same machine, eight to L4s; unsupported counts become a decision."""
     for count in (1, 2, 3, 4, 8, 16):
         attached = replica(f"NVIDIA_TESLA_{gpu.upper()}", count)
         migration = migrate(job(masterType=machine, masterConfig=attached), source="config.yaml")
         hardware = parse(migration.configuration["hardware"])
         if count in counts:
             assert hardware.count == count
-            assert hardware.machine == machine
-            assert hardware.accelerator == (gpu if gpu not in ("k80", "p100") else "v100" if count == 8 else "t4")
+            moved = count == 8 and gpu != "a100"
+            expected = gpu if gpu == "a100" else "l4" if moved else "t4"
+            assert hardware.machine == ("g2-standard-96" if moved else machine)
+            assert hardware.accelerator == expected
         else:
             assert said(migration.decisions, "hardware:", f"{hardware} is the replacement")
 
@@ -384,12 +392,12 @@ def test_json_yaml_text_and_numbers_are_the_same_job():
 
 
 def test_a_region_without_the_hardware_today():
-    """The old service had GPUs in southamerica-east1; today it has T4 there, but no V100."""
+    """Of the regions of the old service, us-west3 has no T4 today."""
     fields = {"masterType": "n1-standard-8", "masterConfig": replica("NVIDIA_TESLA_V100", 1)}
-    migration = migrate(job(region="southamerica-east1", **fields), source="config.yaml")
+    migration = migrate(job(region="us-west3", **fields), source="config.yaml")
     config = check(migration)
     assert config.vertex.region in config.parsed_hardware.regions
-    assert said(migration.decisions, "vertex.region: Vertex AI has no v100 for training in southamerica-east1")
+    assert said(migration.decisions, "vertex.region: Vertex AI has no t4 for training in us-west3")
     assert check(migrate(job(region="us-west1", **fields), source="c")).vertex.region == "us-west1"
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +25,20 @@ def test_packages_that_keras_does_without_can_be_imported_afterwards() -> None:
     import matplotlib as mpl
 
     assert mpl.__version__
+
+
+@pytest.mark.usefixtures("tensorflow")
+def test_tensorflow_is_told_where_libtpu_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipway.trainer.engines.quick_import import PLUGGABLE_VARIABLE, import_tensorflow
+
+    (tmp_path / "libtpu").mkdir()
+    (tmp_path / "libtpu" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", raising=False)
+    import_tensorflow()
+    assert "TF_PLUGGABLE_DEVICE_LIBRARY_PATH" not in os.environ
+    monkeypatch.setenv(PLUGGABLE_VARIABLE, "true")
+    monkeypatch.setenv("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", "")  # so that it is restored
+    monkeypatch.delenv("TF_PLUGGABLE_DEVICE_LIBRARY_PATH")
+    import_tensorflow()
+    assert os.environ["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"] == str(tmp_path / "libtpu" / "libtpu.so")

@@ -15,13 +15,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from slipway.core.cores import available_cores
 from slipway.trainer.distributed.accelerators import virtual_devices
-from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.distributed.cluster import SLICE, Cluster
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
 
 # The mesh's only axis: a batch's examples are split along it, everything else is replicated on each device.
 AXIS = "examples"
 # A process that sends no heartbeat for this long is considered lost.
 HEARTBEAT_SECONDS = 30
+# The devices of a process wait for other processes in threads of one pool: with 1 to 4 threads, two processes of two
+# devices blocked each other for ever, with 8 they did not; four of four devices needed more than 16 (jax 0.10.2).
+THREADS_PER_DEVICE = 16
 # Words in the errors of XLA's runtime, gloo and NCCL when another process is lost.
 _LOST = ("gloo", "nccl", "connection", "unavailable", "aborted", "peer", "heartbeat", "coordination service", "socket")
 
@@ -30,21 +33,11 @@ class Devices:
     """All devices of the job. Every process must make the same calls of `whole` and `split`."""
 
     def __init__(self, cluster: Cluster) -> None:
-        logging.getLogger("jax").setLevel(logging.WARNING)  # it logs every accelerator that is missing
-        # TensorFlow only reads the data, but would claim all accelerator memory.
-        for kind in ("GPU", "TPU"):
-            with contextlib.suppress(ValueError, RuntimeError):
-                tf.config.set_visible_devices([], kind)
-        virtual = virtual_devices(os.environ)
-        if virtual:
-            jax.config.update("jax_platforms", "cpu")
-            jax.config.update("jax_num_cpu_devices", virtual)
-        if cluster.on_this_machine > 1:
-            # Divide the cores, or the replicas would compete for them. NPROC sets XLA's number of threads.
-            os.environ["NPROC"] = str(max(1, available_cores() // cluster.on_this_machine))
         self.cluster = cluster
-        if cluster.world_size > 1:
-            _join(cluster)
+        if cluster.source != SLICE:  # whose hosts have joined already: see slices.py
+            configure(cluster.on_this_machine)
+            if cluster.world_size > 1:
+                _join(cluster)
         self.all = jax.devices()
         self.local = jax.local_devices()
         self.mesh = Mesh(np.array(self.all), (AXIS,))
@@ -96,15 +89,32 @@ class Devices:
                 jax.distributed.shutdown()
 
 
+def configure(on_this_machine: int) -> None:
+    """Configure JAX before it claims the devices, which `on_this_machine` processes of the job share."""
+    logging.getLogger("jax").setLevel(logging.WARNING)  # it logs every accelerator that is missing
+    # TensorFlow only reads the data, but would claim all accelerator memory.
+    for kind in ("GPU", "TPU"):
+        with contextlib.suppress(ValueError, RuntimeError):
+            tf.config.set_visible_devices([], kind)
+    virtual = virtual_devices(os.environ)
+    if virtual:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", virtual)
+    if on_this_machine > 1:
+        # Divide the cores, or the processes would compete for them. NPROC sets XLA's number of threads.
+        least = THREADS_PER_DEVICE * virtual if virtual > 1 else 1
+        os.environ["NPROC"] = str(max(least, available_cores() // on_this_machine))
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # The trainer handles SIGTERM itself: the processes agree on a step to stop at.
+    jax.config.update("jax_enable_preemption_service", False)
+
+
 def _join(cluster: Cluster) -> None:
     """Join the other processes at the chief's address."""
     address = cluster.tasks[0].address
     host, _, port = address.rpartition(":")
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # Without this, JAX's runtime aborts the processes when one is lost; they report it and exit themselves.
     jax.config.update("jax_enable_recoverability", True)
-    # The trainer handles SIGTERM itself: the replicas agree on a step to stop at.
-    jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator_address=address,
         num_processes=cluster.world_size,
