@@ -87,7 +87,9 @@ def _show_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        typer.echo(f"slipway {version('slipway')}")
+        from slipway.trainer.engines.installed import DISTRIBUTION
+
+        typer.echo(f"slipway {version(DISTRIBUTION)}")
         raise typer.Exit
 
 
