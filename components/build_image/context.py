@@ -1,4 +1,4 @@
-"""Build contexts: the files that git tracks, as a reproducible archive.
+"""Build contexts: the files of the installed Slipway, or those that git tracks, as a reproducible archive.
 
 The fingerprint of the content is the image's tag, so nothing is built twice and tags never move.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 import gzip
 import hashlib
+import importlib.metadata
 import io
 import subprocess
 import tarfile
@@ -15,11 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from slipway.components.build_image.images import ImageKind
+from slipway.components.build_image.images import REQUIREMENTS, ImageKind
 from slipway.core.errors import UserError
+from slipway.trainer.engines.installed import DISTRIBUTION
 
-DOCKERFILE = "containers/Dockerfile"
-BUILD_TOOLS = "requirements/build-tools.txt"
+DOCKERFILE = "slipway/containers/Dockerfile"
+BUILD_TOOLS = f"{REQUIREMENTS}/build-tools.txt"
 TAG_LENGTH = 24
 # Never included in an image, even if git tracks them.
 SECRET_NAMES = (".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", "*credentials*.json", ".netrc")
@@ -78,20 +80,21 @@ def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Pat
     """Return the build context of an image.
 
     Args:
-        source: The source tree, a git checkout.
+        source: The folder that contains the package slipway: a git checkout, or where Slipway is installed.
         kind: The kind of image.
         base: The base image.
         own: The user's packages or modules to include, by name: the folder or .py file of each.
 
     Raises:
-        UserError: The source tree is not a git checkout; a file that the image needs is not tracked.
+        UserError: A file that the image needs is not tracked by git.
     """
-    code = {place: source / name for place, name in kind.code.items()} | dict(own or {})
+    code = {name: source / name for name in kind.code} | dict(own or {})
     files = {"Dockerfile": _needed(source, DOCKERFILE)}
-    files |= {name: _needed(source, name) for name in (BUILD_TOOLS, kind.requirements)}
+    files |= {name.removeprefix("slipway/"): _needed(source, name) for name in (BUILD_TOOLS, kind.requirements)}
     left_out: list[str] = []
     for name, path in code.items():
-        found = _git_files(path, "--cached")
+        installed = name not in (own or {}) and not is_checkout(source)
+        found = _installed_files(path) if installed else _git_files(path, "--cached")
         if not found:
             raise UserError(
                 f"git tracks no files in {path}, so it cannot be included in the image.",
@@ -102,7 +105,8 @@ def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Pat
         base_folder = path if path.is_dir() else path.parent
         folder = PurePosixPath("code", name if path.is_dir() else PurePosixPath(name).parent)
         files |= {str(folder / file.source.relative_to(base_folder).as_posix()): file for file in found}
-        left_out += [str(file.source) for file in _git_files(path, "--others", "--exclude-standard")]
+        forgotten = [] if installed else _git_files(path, "--others", "--exclude-standard")
+        left_out += [str(file.source.resolve()) for file in forgotten]
     return Context(
         kind=kind,
         files=files,
@@ -112,13 +116,20 @@ def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Pat
     )
 
 
+def is_checkout(source: Path) -> bool:
+    """Whether Slipway runs from a git checkout; otherwise it is installed."""
+    return (source / ".git").exists()
+
+
 def revision(source: Path) -> str:
-    """Return the checked-out commit, with the suffix -dirty if files have changed."""
+    """Return the installed version; in a checkout, the commit, with the suffix -dirty if files have changed."""
+    if not is_checkout(source):
+        return importlib.metadata.version(DISTRIBUTION)
     return _git(source, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*").strip()
 
 
 def _needed(source: Path, name: str) -> ContextFile:
-    found = _git_files(source / name, "--cached")
+    found = _git_files(source / name, "--cached") if is_checkout(source) else _installed_files(source / name)
     if not found:
         raise UserError(f"git does not track {name}, which every image needs.", fix=f"git add {name}")
     return found[0]
@@ -132,6 +143,12 @@ def _git_files(path: Path, *options: str) -> list[ContextFile]:
     # Symlinks are skipped: they may point to files outside the tree or untracked ones.
     regular = [found for found in paths if found.is_file() and not found.is_symlink()]
     return [ContextFile(found, bool(found.stat().st_mode & 0o100)) for found in regular if not _is_secret(found.name)]
+
+
+def _installed_files(path: Path) -> list[ContextFile]:
+    """Return the files at or below `path` but compiled ones; modes are not kept by an installation."""
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [ContextFile(one, False) for one in found if one.is_file() and "__pycache__" not in one.parts]
 
 
 def _is_secret(name: str) -> bool:

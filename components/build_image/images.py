@@ -11,27 +11,24 @@ from slipway.core.errors import UserError, nearest
 
 # The user of an image that runs as any user, such as the host's with `--runner docker`.
 ANY_USER = "65534:65534"
-# Folders of the source tree in an image, by their path in the image.
-TRAINER_CODE = {
-    "slipway/__init__.py": "slipway/__init__.py",
-    "slipway/core": "slipway/core",
-    "slipway/trainer": "trainer",
-}
-CODE = {"steps": {**TRAINER_CODE, "slipway/components": "components"}, "trainer": TRAINER_CODE}
+# Slipway's code in an image, with the same paths as in a checkout or beside the installed package.
+TRAINER_CODE = ("slipway/__init__.py", "slipway/core", "slipway/trainer")
+CODE = {"steps": (*TRAINER_CODE, "slipway/components"), "trainer": TRAINER_CODE}
+REQUIREMENTS = "slipway/requirements"
 
 
 @dataclass(frozen=True)
 class ImageKind:
-    """A kind of image: its name, Slipway's folders and files by their path in the image, and the build arguments."""
+    """A kind of image: its name, Slipway's folders and files in it, and the build arguments."""
 
     name: str
-    code: Mapping[str, str]
+    code: tuple[str, ...]
     arguments: Mapping[str, str]
 
     @property
     def requirements(self) -> str:
-        """Its lock file, relative to the source tree."""
-        return f"requirements/{self.name}.txt"
+        """Its lock file, relative to the folder that contains the package slipway."""
+        return f"{REQUIREMENTS}/{self.name}.txt"
 
 
 def image_kind(
@@ -42,7 +39,7 @@ def image_kind(
     Without a lock file for CPUs, the one for GPUs is used: PyTorch's packages are the same for both.
 
     Args:
-        source: The source tree; its requirements/ determine the available images.
+        source: The folder that contains the package slipway, whose requirements determine the available images.
         role: "steps" or "trainer".
         accelerator: "cpu", "gpu" or "tpu".
         engine: The training engine.
@@ -53,7 +50,7 @@ def image_kind(
     """
     ending = "" if engine == "tensorflow" else f"-{engine}"
     name = f"{role}-{accelerator}{ending}"
-    known = sorted(path.stem for path in (source / "requirements").glob(f"{role}-*.txt"))
+    known = sorted(path.stem for path in (source / REQUIREMENTS).glob(f"{role}-*.txt"))
     for_both = f"{role}-gpu{ending}"
     if name not in known and accelerator == "cpu" and for_both in known:
         name = for_both

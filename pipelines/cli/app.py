@@ -12,12 +12,14 @@ from slipway.pipelines.cli.configuration import config as config_group
 from slipway.pipelines.cli.existing_runs import cancel, explain, list_, logs, status
 from slipway.pipelines.cli.preparation import data as data_group
 from slipway.pipelines.cli.preparation import doctor, hardware_, migrate, setup
+from slipway.pipelines.cli.project import init
 from slipway.pipelines.cli.start import rehearse, run
 from slipway.pipelines.cli.terminal import HELP_OPTIONS, Commands, print_any_character, show_help_alone
 from slipway.pipelines.schedules.commands import app as schedule_app
 
 # In the order of --help: group, command, function, examples.
 COMMANDS = (
+    ("Train", "init", init, ("slipway init", "slipway init my_project --template program")),
     (
         "Train",
         "run",
@@ -44,7 +46,8 @@ COMMANDS = (
 )
 SCHEDULE_EXAMPLES = ("slipway schedule diff", "slipway schedule apply nightly", "slipway schedule pause nightly")
 EXAMPLES = (
-    "slipway doctor       check this machine and configs/digits.yaml",
+    "slipway init         write a small project that runs at once",
+    "slipway doctor       check this machine and slipway.yaml",
     "slipway run          train, evaluate and register a model on this machine",
     "slipway explain      explain why the last run failed",
     "slipway run -c my.yaml --target vertex --hardware l4x1",
@@ -87,7 +90,9 @@ def _show_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        typer.echo(f"slipway {version('slipway')}")
+        from slipway.trainer.engines.installed import DISTRIBUTION
+
+        typer.echo(f"slipway {version(DISTRIBUTION)}")
         raise typer.Exit
 
 

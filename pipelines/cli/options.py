@@ -14,7 +14,9 @@ from slipway.pipelines.table import PLATFORMS, PlatformName
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
 
-DEFAULT_CONFIGURATION = Path("configs/digits.yaml")
+# A project's configuration, as `slipway init` writes it, and the one of Slipway's own checkout.
+DEFAULT_CONFIGURATION = Path("slipway.yaml")
+EXAMPLE_CONFIGURATION = Path("configs/digits.yaml")
 
 
 class Runner(StrEnum):
@@ -65,7 +67,7 @@ def configuration_path(file: Path | None, config: Path | None) -> Path:
     """Return the path of the configuration, given as an argument or with -c.
 
     Raises:
-        UserError: Both are given, or the argument is a setting.
+        UserError: Both are given, or the argument is a setting, or neither is given and there is no default.
     """
     if file is not None and "=" in str(file) and not file.is_file():
         raise UserError(
@@ -80,7 +82,16 @@ def configuration_path(file: Path | None, config: Path | None) -> Path:
             f"The configuration is given twice, as {file} and as -c {config}.",
             fix=f"remove {file} or -c {config}",
         )
-    return file or config or DEFAULT_CONFIGURATION
+    chosen = file or config
+    if chosen is None:
+        defaults = (DEFAULT_CONFIGURATION, EXAMPLE_CONFIGURATION)
+        chosen = next((path for path in defaults if path.is_file()), None)
+    if chosen is None:
+        raise UserError(
+            f"There is no {DEFAULT_CONFIGURATION} in this folder.",
+            fix="slipway init, which writes an example",
+        )
+    return chosen
 
 
 def check_configuration(

@@ -57,7 +57,7 @@ def data_source(context: Context) -> str:
     """The data source exists and its type is supported; its examples are validated when they are prepared."""
     if context.target != "local":
         raise NotApplicableError("the source is not read from this machine")
-    from slipway.components.prepare_data.sources import check_source  # needs the extra training
+    from slipway.components.prepare_data.sources import check_source  # imports TensorFlow Datasets
 
     return check_source(context.config.data)
 

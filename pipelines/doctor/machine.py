@@ -104,11 +104,9 @@ def packages(context: Context) -> str:
                 f"{first} and {second} are both installed: {reason}.",
                 fix=f"pip uninstall {first} {second}, then make install",
             )
-    installed.verify_extra("training")
+    installed.verify_extra(installed.NO_EXTRA)
     if context.target == "vertex":
         installed.verify_extra("cloud")
-    if context.runner == "docker":
-        installed.verify_docker()
     names = ("kfp", "tensorflow", "keras")
     return ", ".join(f"{name} {version}" for name in names if (version := _version(name)))
 

@@ -8,11 +8,15 @@ import sys
 from slipway.core.errors import UserError
 from slipway.trainer.engines.table import ENGINES, READERS
 
-# The importable modules that each extra installs, besides the engines' extras. Docker's client has no extra.
+# The distribution; `slipway` on the package index belongs to another project.
+DISTRIBUTION = "slipway-ml"
+# The importable modules that the distribution installs without extras (NO_EXTRA), and that each extra installs besides
+# the engines' extras; only those that some command does without.
+NO_EXTRA = ""
 _EXTRAS = {
-    "training": (
-        "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "PIL", "sklearn", "tensorflow",
-        "tensorflow_datasets",
+    NO_EXTRA: (
+        "docker", "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "PIL", "sklearn",
+        "tensorflow", "tensorflow_datasets",
     ),
     "cloud": (
         "google_auth_httplib2", "googleapiclient", "google.cloud.aiplatform", "google_cloud_pipeline_components",
@@ -20,12 +24,16 @@ _EXTRAS = {
     ),
     "beam": ("apache_beam",),
 }  # fmt: skip
-DOCKER = "docker"
 
 
 def extras() -> dict[str, tuple[str, ...]]:
-    """Return the importable modules that each extra installs."""
+    """Return the importable modules that each extra installs, and those of the distribution without extras."""
     return {row.extra: row.modules for row in ENGINES.values()} | _EXTRAS
+
+
+def package(extra: str) -> str:
+    """Return what `pip install` installs an extra with, quoted for a shell."""
+    return f"'{DISTRIBUTION}[{extra}]'" if extra else DISTRIBUTION
 
 
 def verify(engine: str) -> None:
@@ -43,7 +51,7 @@ def verify(engine: str) -> None:
             setting="train.engine",
             value=engine,
             allowed=f"installed engines: {', '.join(there)}" if there else "no engine is installed",
-            fix=f"pip install 'slipway[{ENGINES[engine].extra}]'",
+            fix=f"pip install {package(ENGINES[engine].extra)}",
         )
 
 
@@ -52,42 +60,30 @@ def _missing(engine: str) -> list[str]:
 
 
 def verify_extra(extra: str) -> None:
-    """Check that everything in an extra of the package is installed.
+    """Check that everything in an extra, or in the distribution without extras, is installed.
 
     Raises:
-        UserError: A module is missing; contains the command that installs the extra.
+        UserError: A module is missing; contains the command that installs it.
     """
     missing = [name for name in extras()[extra] if not is_installed(name)]
     if missing:
-        raise _not_installed(missing, f"'slipway[{extra}]'")
-
-
-def verify_docker() -> None:
-    """Check that Docker's Python client is installed.
-
-    Raises:
-        UserError: It is missing; contains the command that installs it.
-    """
-    if not is_installed(DOCKER):
-        raise _not_installed([DOCKER], DOCKER)
+        raise _not_installed(missing, extra)
 
 
 def missing_extra(error: ImportError) -> UserError | None:
-    """Return the UserError for an import that failed because an extra is missing; None for any other import."""
+    """Return the UserError for an import that failed because a package is missing; None for any other import."""
     name = error.name or ""
-    if name == DOCKER:
-        return _not_installed([name], DOCKER)
     for extra, modules in extras().items():
         if any(f"{name}.".startswith(f"{module}.") for module in modules):
-            return _not_installed([name], f"'slipway[{extra}]'")
+            return _not_installed([name], extra)
     return None
 
 
-def _not_installed(modules: list[str], package: str) -> UserError:
+def _not_installed(modules: list[str], extra: str) -> UserError:
     one = len(modules) == 1
     return UserError(
         f"The Python package{'' if one else 's'} {', '.join(modules)} {'is' if one else 'are'} not installed.",
-        fix=f"pip install {package}",
+        fix=f"pip install {package(extra)}",
     )
 
 

@@ -46,7 +46,7 @@ class EngineRow:
     Attributes:
         libraries: The libraries that it imports, as a title for messages.
         modules: The modules that it needs besides those of every engine (`READERS`).
-        extra: The package extra that installs them.
+        extra: The extra of the distribution that installs them; "" for none.
         keras_backend: The name of Keras's backend.
         imported_first: Modules that must be imported before TensorFlow.
         imported_first_if_installed: The same for optional modules.
@@ -65,7 +65,7 @@ class EngineRow:
 
     libraries: str
     modules: tuple[str, ...] = ()
-    extra: str
+    extra: str = ""
     keras_backend: str
     imported_first: tuple[str, ...] = ()
     imported_first_if_installed: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class EngineRow:
 READERS = ("tensorflow", "keras")
 
 ENGINES: dict[str, EngineRow] = {
-    "tensorflow": EngineRow(libraries="TensorFlow", extra="training", keras_backend="tensorflow", tpus="one machine"),
+    "tensorflow": EngineRow(libraries="TensorFlow", keras_backend="tensorflow", tpus="one machine"),
     "jax": EngineRow(
         libraries="JAX and TensorFlow",
         modules=("jax", "jaxlib"),

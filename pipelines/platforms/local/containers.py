@@ -23,7 +23,6 @@ from slipway.core.paths import is_remote, local_path
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.runs.record import RunFolder
-from slipway.trainer.engines import installed
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -45,7 +44,6 @@ def docker_client() -> Iterator[DockerClient]:
     Raises:
         UserError: No Docker API is reachable.
     """
-    installed.verify_docker()
     import docker
 
     host = os.environ.get("DOCKER_HOST")

@@ -52,6 +52,8 @@ def tree(tmp_path: Path, write: Callable[[str, str], Path]) -> Path:
     for name, text in FILES.items():
         write(name, text)
     folder = tmp_path / "tree"
+    for name in ("components", "containers", "requirements", "trainer"):
+        (folder / "slipway" / name).symlink_to(f"../{name}")
     git(folder, "init", "--quiet")
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--message", "All of it")

@@ -7,6 +7,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_each_image_holds_what_it_needs_and_no_more(tree: Path) -> None:
 
 def test_the_same_content_is_the_same_bytes_whatever_its_times_place_and_owner(tree: Path, tmp_path: Path) -> None:
     before = context_of(tree)
-    other = shutil.copytree(tree, tmp_path / "elsewhere")
+    other = shutil.copytree(tree, tmp_path / "elsewhere", symlinks=True)
     for path in other.rglob("*.py"):
         os.utime(path, (1, 1))
         path.chmod(0o600)
@@ -120,12 +121,22 @@ def test_an_own_package_that_git_does_not_track_is_refused(tree: Path, write: Ca
     assert error.value.fix == f"git add {folder}"
 
 
-def test_without_git_nothing_is_known(tmp_path: Path) -> None:
-    (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements/trainer-cpu.txt").touch()
-    (tmp_path / "containers").mkdir()
+def test_an_installed_slipway_gives_the_same_image_as_its_checkout(tree: Path, tmp_path: Path) -> None:
+    before = context_of(tree)
+    installed = tmp_path / "site-packages"
+    shutil.copytree(tree / "slipway", installed / "slipway")  # follows the links, as a wheel does
+    (installed / "slipway/trainer/__pycache__").mkdir()
+    (installed / "slipway/trainer/__pycache__/loop.cpython-311.pyc").write_bytes(b"compiled")
+    after = context_of(installed)
+    assert after.archive() == before.archive()
+    assert after.revision == metadata.version("slipway-ml")
+
+
+def test_own_code_comes_from_git_wherever_slipway_is(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree / "slipway", tmp_path / "site-packages/slipway")
+    (tmp_path / "flowers").mkdir()
     with pytest.raises(UserError, match="not in a git checkout"):
-        context_of(tmp_path)
+        context_of(tmp_path / "site-packages", own={"flowers": tmp_path / "flowers"})
 
 
 def test_a_combination_without_locked_packages_is_refused(tree: Path) -> None:

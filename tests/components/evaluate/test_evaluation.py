@@ -149,7 +149,9 @@ def test_a_champion_of_an_engine_that_is_not_here_is_named_with_the_ways_out(
     with pytest.raises(UserError, match=r"cannot be run here\. The engine pytorch needs no_such_library") as caught:
         evaluate(DEFAULT, model_folder, data_set, champion)
     assert str(champion) in caught.value.message
-    assert caught.value.fix == "--set evaluate.champion=none to evaluate without it, or pip install 'slipway[pytorch]'"
+    assert (
+        caught.value.fix == "--set evaluate.champion=none to evaluate without it, or pip install 'slipway-ml[pytorch]'"
+    )
 
 
 def test_a_model_that_does_not_load_is_refused(data_set: Path, model_folder: Path, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_help_lists_the_commands_in_groups_with_examples():
     assert {group for group, *_ in COMMANDS} == {"Train", "Follow runs", "Prepare", "Build and schedule"}
     for title in ("Train", "Follow runs", "Prepare", "Build and schedule", "Examples"):
         assert title in shown
-    assert invoke("--version").output == f"slipway {version('slipway')}\n"
+    assert invoke("--version").output == f"slipway {version('slipway-ml')}\n"
 
 
 @pytest.mark.parametrize(("name", "command"), list(commands()), ids=[name for name, _ in commands()])

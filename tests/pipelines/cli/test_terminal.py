@@ -78,10 +78,10 @@ def test_a_user_error_is_text_or_a_json_object() -> None:
 @pytest.mark.parametrize(
     ("module", "command"),
     [
-        ("tensorflow.python", "pip install 'slipway[training]'"),
-        ("google.cloud.aiplatform", "pip install 'slipway[cloud]'"),
-        ("torch", "pip install 'slipway[pytorch]'"),
-        ("docker", "pip install docker"),
+        ("tensorflow.python", "pip install slipway-ml"),
+        ("google.cloud.aiplatform", "pip install 'slipway-ml[cloud]'"),
+        ("torch", "pip install 'slipway-ml[pytorch]'"),
+        ("docker", "pip install slipway-ml"),
     ],
 )
 def test_a_missing_package_is_named_with_its_install_command(module: str, command: str) -> None:

@@ -16,6 +16,9 @@ from slipway.core.errors import UserError
 from slipway.trainer.engines import installed
 from slipway.trainer.engines.table import ENGINES
 
+# Without these, not even the command line starts.
+ALWAYS_IMPORTED = {"filelock", "jinja2", "kfp", "psutil", "pydantic", "pyyaml", "rich", "typer"}
+
 
 def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
     original = importlib.util.find_spec
@@ -37,7 +40,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, engine: str, 
     with pytest.raises(UserError) as caught:
         installed.verify(engine)
     assert f"needs {missing}, which is not installed" in caught.value.message
-    assert caught.value.fix == f"pip install 'slipway[{extra}]'"
+    assert caught.value.fix == f"pip install 'slipway-ml[{extra}]'"
     assert "tensorflow" in (caught.value.allowed or "")
     assert engine not in (caught.value.allowed or "")
     installed.verify("tensorflow")
@@ -46,16 +49,16 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, engine: str, 
 def test_every_package_of_an_extra_is_known_by_a_module_of_its_own() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     of_module = metadata.packages_distributions()
-    for extra, requirements in project["optional-dependencies"].items():
-        if extra == "development":
-            continue
+    listed = {**project["optional-dependencies"], installed.NO_EXTRA: project["dependencies"]}
+    del listed["development"]
+    for extra, requirements in listed.items():
         known = {
             re.sub(r"[-_.]+", "-", name).lower()
             for module in installed.extras()[extra]
             for name in of_module.get(module.partition(".")[0], [module])
         }
         names = {re.split(r"[\[<>=; ]", text)[0].replace("_", "-") for text in requirements}
-        missing = names - known - {"slipway"}
+        missing = names - known - (ALWAYS_IMPORTED if extra == installed.NO_EXTRA else set())
         assert not {name for name in missing if _is_installed(name)}, extra
 
 

@@ -65,9 +65,9 @@ def test_a_row_is_an_engine_that_settings_accept(abacus: EngineRow, monkeypatch:
 def test_a_row_is_an_engine_whose_installation_and_model_are_checked(abacus: EngineRow) -> None:
     with pytest.raises(UserError, match="abacus needs abacus_library, which is not installed") as caught:
         installed.verify("abacus")
-    assert caught.value.fix == "pip install 'slipway[abacus]'"
+    assert caught.value.fix == "pip install 'slipway-ml[abacus]'"
     error = installed.missing_extra(ModuleNotFoundError("no abacus", name="abacus_library.rods"))
-    assert error is not None and error.fix == "pip install 'slipway[abacus]'"
+    assert error is not None and error.fix == "pip install 'slipway-ml[abacus]'"
     assert readers("abacus", 2, 4) == 8
     assert model_files() == ["saved_model.pb", "model.pt2", "model.beads"]
 

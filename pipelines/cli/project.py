@@ -1,0 +1,74 @@
+"""`slipway init`: write a small project that runs at once."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipway.core.errors import UserError
+from slipway.pipelines.cli.terminal import console, user_errors
+
+# Files of a template that have another name in the project.
+RENAMED = {"gitignore": ".gitignore"}
+SCHEMA = "schema.json"
+
+
+class Template(StrEnum):
+    """The templates: folders of slipway/pipelines/templates."""
+
+    images = "images"
+    program = "program"
+
+
+@user_errors
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="The project's folder; default: this one.")
+    ] = Path(),
+    template: Annotated[
+        Template,
+        typer.Option(
+            metavar="NAME", help="images: train a network of your own on images; program: run a training program."
+        ),
+    ] = Template.images,
+) -> None:
+    """Write a small project that `slipway run` trains at once, to begin your own from."""
+    from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.config.schema import schema_text
+
+    content = _content(template)
+    content["slipway.yaml"] = content["slipway.yaml"].replace("name: project\n", f"name: {_name(folder)}\n")
+    content[SCHEMA] = schema_text(RunConfig)
+    existing = [name for name in content if (folder / name).exists()]
+    if existing:
+        raise UserError(
+            f"{folder.resolve()} already contains {', '.join(existing)}.",
+            allowed="a folder without these files",
+            fix="slipway init NEW_FOLDER",
+        )
+    for name, text in content.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    console.print("\n".join(f"created {folder / name}" for name in content), highlight=False)
+    entered = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+    console.print(f"\nto train: {entered}slipway run", highlight=False)
+
+
+def _content(template: Template) -> dict[str, str]:
+    """Return a template's files by their path in the project."""
+    root = Path(str(files("slipway.pipelines"))) / "templates" / template.value
+    found = sorted(path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    names = {path: path.relative_to(root).as_posix() for path in found}
+    return {RENAMED.get(name, name): path.read_text() for path, name in names.items()}
+
+
+def _name(folder: Path) -> str:
+    """Return the folder's name as the name of a configuration."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).lstrip("-0123456789").rstrip("-")
+    return name[:40].rstrip("-") or "project"

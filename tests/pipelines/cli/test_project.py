@@ -1,0 +1,59 @@
+"""`slipway init`: what it writes, what it refuses, and the default configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from slipway.core.errors import UserError
+from slipway.pipelines.cli.app import app
+from slipway.pipelines.cli.options import configuration_path
+from slipway.pipelines.cli.project import Template
+from slipway.pipelines.config.config import load
+
+
+@pytest.mark.parametrize("template", list(Template))
+def test_every_template_is_a_valid_project_with_the_schema_of_its_header(tmp_path: Path, template: Template):
+    folder = tmp_path / "My 1st_project"
+    result = CliRunner().invoke(app, ["init", str(folder), "--template", template.value])
+    assert result.exit_code == 0, result.output
+    lines = (folder / "slipway.yaml").read_text().splitlines()
+    assert lines[0] == "# yaml-language-server: $schema=schema.json"
+    assert (folder / "schema.json").is_file()
+    assert load(folder / "slipway.yaml").name == "my-1st-project"
+    assert {"/runs/", "/datasets/", "/models/"} <= set((folder / ".gitignore").read_text().split())
+    named = yaml.safe_load("\n".join(lines))
+    module = named["train"].get("module") or named["model"]["builder"].partition(":")[0]
+    assert (folder / f"{module}.py").is_file()
+
+
+def test_nothing_is_overwritten(tmp_path: Path):
+    (tmp_path / "model.py").write_text("mine")
+    result = CliRunner().invoke(app, ["init", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "already contains model.py." in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("2026", "project"), ("Ünïcode!", "n-code"), ("a" * 39 + "-b", "a" * 39), ("x_y", "x-y")]
+)
+def test_the_name_is_made_from_the_folders(tmp_path: Path, name: str, expected: str):
+    CliRunner().invoke(app, ["init", str(tmp_path / name)])
+    assert load(tmp_path / name / "slipway.yaml").name == expected
+
+
+def test_the_default_configuration_is_the_projects_then_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no slipway\.yaml in this folder") as error:
+        configuration_path(None, None)
+    assert "slipway init" in str(error.value.fix)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/digits.yaml").touch()
+    assert configuration_path(None, None) == Path("configs/digits.yaml")
+    (tmp_path / "slipway.yaml").touch()
+    assert configuration_path(None, None) == Path("slipway.yaml")
+    assert configuration_path(None, Path("other.yaml")) == Path("other.yaml")
