@@ -11,7 +11,7 @@ from slipway.core.errors import UserError
 from slipway.trainer.config import Settings
 
 # Google's component accepts no more:
-# https://cloud.google.com/vertex-ai/docs/pipelines/email-notifications ("a maximum of three")
+# https://cloud.google.com/vertex-ai/docs/pipelines/email-notifications (RECIPIENTS_LIST: up to three addresses).
 MOST_ADDRESSES = 3
 URL = re.compile(r"https://[^/\s]+(/\S*)?|http://(localhost|127\.0\.0\.1)(:\d+)?(/\S*)?")
 VARIABLE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")

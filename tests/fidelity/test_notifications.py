@@ -68,8 +68,8 @@ def test_an_exit_task_starts_after_all_others_even_if_one_failed(ready_google: F
     """The exit task of an ExitHandler runs when the tasks in it have ended, also under fail-fast; the run stays failed.
 
     Source: TriggerPolicy.TriggerStrategy.ALL_UPSTREAM_TASKS_COMPLETED in kfp's pipeline_spec.proto; documentation of
-    e-mail notifications (https://cloud.google.com/vertex-ai/docs/pipelines/email-notifications: "when the pipeline
-    exits … of the success or failure").
+    e-mail notifications (https://cloud.google.com/vertex-ai/docs/pipelines/email-notifications: "When the pipeline
+    exits, Google Cloud sends a final status notification email").
     """
     ready_google.region.pipelines.script["work"].failure = Failure()
     state, tasks = run(ready_google, tmp_path)
@@ -118,7 +118,7 @@ def test_an_exit_task_that_fails_fails_the_run(ready_google: FakeGoogle, tmp_pat
 def test_google_mails_three_recipients_at_most(ready_google: FakeGoogle, tmp_path: Path) -> None:
     """The component for e-mail accepts up to three addresses.
 
-    Source: https://cloud.google.com/vertex-ai/docs/pipelines/email-notifications ("a maximum of three").
+    Source: https://cloud.google.com/vertex-ai/docs/pipelines/email-notifications (RECIPIENTS_LIST: up to three).
     """
     mails = ready_google.region.pipelines.script.mails
     state, _ = run(ready_google, tmp_path, lambda: VertexNotificationEmailOp(recipients=["a@b.c"] * 4))
