@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from slipway.core.errors import ERROR_PREFIX, UserError
+from slipway.core.exit_codes import TRY_AGAIN
 
 
 def run_step(tmp_path: Path, body: str) -> tuple[int, list[dict], str]:
@@ -72,6 +73,12 @@ def test_a_signal_to_stop_unwinds_the_step(tmp_path, number):
     assert code == 128 + signal.SIGTERM
     assert [event["event"] for event in events] == ["started", "cancelled"]
     assert log == "closed\n"
+
+
+def test_a_step_that_vertex_ai_stops_asks_for_another_try(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLUSTER_SPEC", "{}")
+    code, _, _ = run_step(tmp_path, f"os.kill(os.getpid(), {signal.SIGTERM:d}); time.sleep(5)")
+    assert code == TRY_AGAIN
 
 
 def test_a_closed_terminal_does_not_stop_what_nohup_started(tmp_path):
