@@ -25,6 +25,7 @@ def outputs_of(task: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
             model=ModelSettings.model_validate_json(inputs["model"]),
             train=TrainSettings.model_validate_json(inputs["train"]),
             image=inputs["image"],
+            hosts=int(inputs["hosts"]),
         )
         return {"Output": plan.worker_pool_specs}
     if task == "evaluate":
