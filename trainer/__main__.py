@@ -103,7 +103,8 @@ def _work(config: str, stop: StopRequest) -> None:
     try:
         engine = _train(job, where, cluster, share, stop)
     except Stopped:
-        watch.close()
+        with stop.deferred():  # the others are at the same point: none may leave before all have
+            watch.close()
         raise
     with stop.deferred():  # all replicas are done: stop requests and lost replicas no longer matter
         watch.finish()

@@ -91,8 +91,9 @@ def rehearsal_summary(record: RunRecord, hardware: Hardware, optimizer: str) -> 
     from slipway.pipelines.hardware.memory import device_bytes, fits_memory
 
     plan, trained = record.step("plan_training").outputs, record.step("train").outputs
-    devices = hardware.accelerators_per_replica
-    layout = f"{plan['replicas']} replica{'s' if plan['replicas'] > 1 else ''}"
+    devices = hardware.accelerators_per_host
+    unit = "host" if hardware.machines_per_replica > 1 else "replica"
+    layout = f"{plan['replicas']} {unit}{'s' if plan['replicas'] > 1 else ''}"
     layout += f" of {devices} devices each" if devices > 1 else ""
     batch = plan["batch_per_replica"] * plan["replicas"]
     proven = [

@@ -61,6 +61,19 @@ def test_a_cloud_layout_is_rehearsed_with_virtual_devices(workspace: Workspace) 
     assert len(set(re.findall(r"weights checksum ([0-9a-f]+)", workspace.log("train")))) == 1
 
 
+@pytest.mark.engine("jax")
+def test_a_slice_of_two_machines_is_rehearsed_with_a_process_per_host(workspace: Workspace) -> None:
+    settings = ("--hardware", "tpu-v5e-2x4@ct5lp-hightpu-4t", "--steps", "4", "--set", "train.engine=jax")
+    result = workspace.slipway("rehearse", *settings)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "2 hosts of 4 devices each trained 4 steps" in result.stdout
+    log = workspace.log("train")
+    assert log.count("4 x CPU on this host, 8 in 2 processes") == 2
+    checksums = dict(re.findall(r"\[workerpool0-0-(host\d)\] .*weights checksum ([0-9a-f]+)", log))
+    assert set(checksums) == {"host0", "host1"}
+    assert len(set(checksums.values())) == 1
+
+
 @pytest.mark.engine("pytorch")
 def test_a_run_trains_on_all_devices_of_this_machine(workspace: Workspace) -> None:
     settings = ("--set", "train.engine=pytorch", "--set", "train.epochs=2", "--set", "evaluate.champion=none")

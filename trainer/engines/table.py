@@ -73,7 +73,7 @@ class EngineRow:
     model_file: str = SAVED_MODEL_FILE
     one_device_per_process: bool = False
     compute_capability: float = CUDNN_COMPUTE_CAPABILITY
-    tpus: Literal["one chip", "one machine", "all"]
+    tpus: Literal["one chip", "one machine", "all"] = "one machine"
     slices: str = ""
     not_prebuilt: str = ""
     unsupported: tuple[Unsupported, ...] = ()

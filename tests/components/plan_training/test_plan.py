@@ -176,14 +176,12 @@ def test_a_devices_share_is_worked_through_in_equal_parts_or_refused(replicas, d
     assert share % int(caught.value.nearest) == 0
 
 
-def slice_plan(hosts: int, engine: str = "jax", **settings: Any) -> Any:
+def slice_plan(hosts: int, **settings: Any) -> Any:
     """Plan for a TPU slice of 4 chips per host."""
-    train = TrainSettings(engine=engine, steps=10, batch_size=32, **settings)
+    train = TrainSettings(**(settings or {"engine": "jax", "steps": 10, "batch_size": 32}))
     pool: Any = {"replica_count": 1, "machine_spec": {"machine_type": "ct5lp-hightpu-4t", "tpu_topology": "4x4"}}
-    model = ModelSettings(builder="slipway.trainer.models.digits:build")
-    module = settings.get("module")
     return plan_training(
-        [pool], 4 * hosts, manifest(1000, 4), "/data", None if module else model, train, "", hosts=hosts
+        [pool], 4 * hosts, manifest(1000, 4), "/data", None if train.module else MODEL, train, "", hosts=hosts
     )
 
 
@@ -202,9 +200,10 @@ def test_each_host_of_a_slice_reads_and_trains_as_a_replica_does():
 
 
 def test_a_custom_module_learns_the_number_of_hosts():
-    assert variables(slice_plan(4, module="own.program")) == {"SLIPWAY_DATA": "/data", "SLIPWAY_HOSTS": "4"}
+    found = variables(slice_plan(4, module="own.program"))
+    assert (found["SLIPWAY_DATA"], found["SLIPWAY_HOSTS"]) == ("/data", "4")
 
 
 def test_tensorflow_reaches_a_tpu_by_topology_through_pjrt():
     """As Vertex AI's page "Training with TPU accelerators" asks for TPU v5e."""
-    assert variables(slice_plan(1, "tensorflow")) == {"NEXT_PLUGGABLE_DEVICE_USE_C_API": "true"}
+    assert variables(slice_plan(1, steps=10, batch_size=32)) == {"NEXT_PLUGGABLE_DEVICE_USE_C_API": "true"}

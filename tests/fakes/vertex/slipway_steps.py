@@ -33,6 +33,7 @@ def outputs_of(task: str, inputs: Mapping[str, Any], artifacts: Mapping[str, ver
             model=read(ModelSettings, "model", inputs["model"], values),
             train=read(TrainSettings, "train", inputs["train"], values),
             image=inputs["image"],
+            hosts=int(inputs["hosts"]),
         )
         return {"Output": plan.worker_pool_specs}
     if task == "evaluate":

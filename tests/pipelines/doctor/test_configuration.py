@@ -28,7 +28,7 @@ def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vert
 
 @pytest.mark.parametrize(
     ("name", "hardware"),
-    [("tensorflow", "t4x2"), ("jax", "tpu-v5e-2x4"), ("jax", "l4x8*4"), ("pytorch", "l4x4*2"), ("pytorch", "cpu*2")],
+    [("tensorflow", "t4x2"), ("jax", "tpu-v5e-4x4"), ("jax", "l4x8*4"), ("pytorch", "l4x4*2"), ("pytorch", "cpu*2")],
 )
 def test_an_engine_on_its_hardware_passes(name: str, hardware: str) -> None:
     assert name in configuration.training_engine(subject(name, hardware))
@@ -40,8 +40,17 @@ def test_hardware_that_the_engine_does_not_run_on_is_refused() -> None:
     assert "train.engine=jax" in (caught.value.fix or "")
 
 
+@pytest.mark.parametrize(("name", "hardware"), [("tensorflow", "tpu-v5e-4x4"), ("pytorch", "tpu-v3-32")])
+def test_a_slice_of_several_machines_is_refused_where_each_would_take_itself_for_the_chief(
+    name: str, hardware: str
+) -> None:
+    with pytest.raises(UserError, match="trains on TPU slices of one machine") as caught:
+        configuration.training_engine(subject(name, hardware))
+    assert caught.value.allowed == "jax"
+
+
 def test_several_tpu_chips_per_replica_are_refused_for_pytorch() -> None:
-    with pytest.raises(UserError, match="one TPU chip per replica; tpu-v6e-2x2 has 4"):
+    with pytest.raises(UserError, match="pytorch trains on one TPU chip; tpu-v6e-2x2 has 4 devices"):
         configuration.training_engine(subject("pytorch", "tpu-v6e-2x2"))
 
 

@@ -49,7 +49,7 @@ def test_regions_that_are_refused(choice, circumstances, reason, nearest, fix):
         ("tpu-v5e-16x16", {"engine": "tensorflow"}, "one machine; tpu-v5e-16x16 has 64", "tpu-v5e-2x4", "=jax"),
         ("tpu-v3-32", {"engine": "tensorflow"}, "slices of one machine; tpu-v3-32 has 4", "tpu-v3-8", "=jax"),
         ("tpu-v5e-4x4", {"engine": "pytorch"}, "slices of one machine; tpu-v5e-4x4 has 4", "tpu-v5e-1x1", "=jax"),
-        ("tpu-v5e-2x2", {"engine": "pytorch"}, "one TPU chip; tpu-v5e-2x2 has 4 devices", "tpu-v5e-1x1", "=jax"),
+        ("tpu-v5e-2x2", {"engine": "pytorch"}, "one TPU chip; tpu-v5e-2x2 has 4", "tpu-v5e-1x1", "=tensorflow"),
         ("v100x2", {"engine": "pytorch"}, "needs compute capability 7.5 or later; NVIDIA V100", "t4x2", "vertex.image"),
         ("p4x1*3", {"engine": "jax"}, "needs compute capability 7.5 or later; NVIDIA P4 has 6.1", "t4x1*3", "'t4x1*3'"),
         ("v100x8", {"engine": "tensorflow"}, "NVIDIA V100 has 7.0", "l4x8", "vertex.image=IMAGE"),

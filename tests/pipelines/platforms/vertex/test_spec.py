@@ -99,6 +99,19 @@ def test_the_data_set_has_a_shard_for_each_process_that_reads_it(tmp_path, engin
     assert told["replicas"]["runtimeValue"]["constant"] == readers
 
 
+def test_the_hosts_of_a_tpu_slice_read_and_restart_as_replicas_do(tmp_path):
+    made = compiled(tmp_path, "tpu-v6e-4x4", "--set", "train.engine=jax")
+    tasks = made["root"]["dag"]["tasks"]
+    told = {name: task["inputs"]["parameters"] for name, task in tasks.items() if "parameters" in task["inputs"]}
+
+    def constant(task: str, name: str) -> Any:
+        return told[task][name]["runtimeValue"]["constant"]
+
+    assert (constant("plan-training", "hosts"), constant("plan-training", "devices")) == (4, 16)
+    assert constant("prepare-data", "replicas") == 4
+    assert constant("custom-training-job", "restart_job_on_worker_restart") is True
+
+
 def test_our_steps_run_in_the_configured_image(specification):
     ours = {name: executor for name, executor in executors(specification).items() if "custom-training" not in name}
     images = {executor["container"]["image"] for name, executor in ours.items() if "container" in executor}
