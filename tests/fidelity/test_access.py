@@ -223,13 +223,15 @@ def create_job(google: FakeGoogle, key: str) -> Any:
 
 
 def dataflow_job(google: FakeGoogle, worker: str = "") -> Any:
+    import httplib2
+    from google_auth_httplib2 import AuthorizedHttp
     from googleapiclient.discovery import build
 
-    caller = connection(google)
+    transport = httplib2.Http(ca_certs=httplib2.certs.where())  # its default is of the time of its import
     client = build(
         "dataflow",
         "v1b3",
-        credentials=caller.credentials,
+        http=AuthorizedHttp(connection(google).credentials, http=transport),
         client_options={"api_endpoint": f"https://{google.dataflow_endpoint}"},
         static_discovery=True,
     )
