@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slipway.core import noise
 from slipway.pipelines.platforms.local.launch import last_lines
 from slipway.pipelines.runs import logs
 from slipway.pipelines.runs.record import RunFolder, RunRecord, StepRecord
@@ -60,7 +61,7 @@ def test_start_up_messages_are_recognised(before: str) -> None:
 def test_every_kind_of_start_up_message_has_an_example() -> None:
     import re
 
-    for what, pattern in logs.NOISE.items():
+    for what, pattern in noise.NOISE.items():
         assert any(re.match(pattern, line) for line in NOISE), what
 
 

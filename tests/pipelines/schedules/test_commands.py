@@ -133,11 +133,11 @@ def test_the_form_in_which_the_job_is_stored_is_no_difference(
     assert "created" in slipway("schedule", "apply").stdout
     assert "unchanged: matches" in slipway("schedule", "apply").stdout
     assert ready_google.world.writes["schedule"] == 1
-    write(set=["train.batch_size=32"])
+    write(set=["train.checkpoint.keep=7"])
     [result] = json.loads(slipway("schedule", "diff", "--json").stdout)
     fields = {one["field"].removeprefix("job.").partition(".")[0] for one in result["differences"]}
     assert fields == {"pipeline_spec", "labels"}
-    assert any('"batch_size":32' in str(one["file"]) for one in result["differences"])
+    assert any('"keep": 7' in str(one["file"]) for one in result["differences"])
 
 
 def test_a_value_that_the_service_changes_does_not_stop_apply(

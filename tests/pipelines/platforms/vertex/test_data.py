@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.components.inputs import EXECUTOR_INPUT
 from slipway.core import manifest
 from tests.components.prepare_data.conftest import encoded_image
 from tests.fakes.google import FakeGoogle
@@ -46,9 +47,10 @@ def images(ready_google: FakeGoogle, workspace: Path) -> Path:
         return uri.replace("gs://", f"{workspace}/buckets/")
 
     def work(inputs: Mapping[str, Any]) -> Mapping[str, tuple[str, dict[str, Any]]]:
+        given = here(json.dumps({"inputs": {"parameterValues": dict(inputs)}}))
         told = {name: here(inputs[name]) for name in ("settings", "output")} | {"replicas": int(inputs["replicas"])}
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, json.dumps(told), str(workspace)],
+            [sys.executable, "-c", PROGRAM, json.dumps(told), str(workspace), EXECUTOR_INPUT, given],
             check=True,
             stdout=subprocess.PIPE,
             stderr=(workspace / "step.log").open("a"),
