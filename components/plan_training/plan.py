@@ -85,7 +85,7 @@ def plan_training(
             f"{train.learning_rate:g}"
         )
     job = JobConfig(data=data, model=model, train=train, plan=plan)
-    container: Container = {"command": TRAINER_COMMAND, "args": ["--config", job.model_dump_json(exclude_none=True)]}
+    container: Container = {"command": TRAINER_COMMAND, "args": ["--config", job.model_dump_json()]}
     return TrainingPlan(_with_container(pools, container, image, train.engine, hosts), plan)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.config import JsonDict
 
 from slipway.components.build_image.reference import check_pinned
@@ -267,14 +267,28 @@ class RunConfig(Settings):
         return table.readers(self.train.engine, hardware.hosts, hardware.accelerators_per_host)
 
     def as_yaml(self) -> str:
-        """Return the resolved configuration as YAML, including defaults."""
-        return yaml.safe_dump(self.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False)
+        """Return the resolved configuration as YAML, including defaults but those that are null."""
+        values = self.model_dump(mode="json", by_alias=True)
+        _remove_null_defaults(self, values)
+        return yaml.safe_dump(values, sort_keys=False)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of the resolved configuration."""
         import hashlib
 
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+def _remove_null_defaults(settings: BaseModel, values: dict[str, object]) -> None:
+    """Remove the values from a dump of `settings` that are null by default; those that were set to null stay."""
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if value is None and field.default is None:
+            del values[field.alias or name]
+        elif isinstance(value, BaseModel):
+            nested = values[field.alias or name]
+            assert isinstance(nested, dict)
+            _remove_null_defaults(value, nested)
 
 
 def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None) -> RunConfig:

@@ -55,6 +55,11 @@ def test_every_pool_runs_the_trainer_with_the_whole_job():
         assert job.plan.batch_per_replica == 16
 
 
+def test_a_setting_that_is_switched_off_stays_off():
+    _, text = plan(checkpoint={"every_seconds": None}).worker_pool_specs[0]["container_spec"]["args"]
+    assert JobConfig.model_validate_json(text).train.checkpoint.every_seconds is None
+
+
 def test_without_an_image_none_is_named():
     assert "image_uri" not in plan().worker_pool_specs[0]["container_spec"]
 
