@@ -31,7 +31,11 @@ def mounted(google: FakeGoogle, folder: Path, *, strict: bool = True) -> Path:
     return folder / BUCKET
 
 
-def test_both_sides_see_what_the_other_writes(ready_google: FakeGoogle, tmp_path: Path):
+def test_the_bucket_and_the_mounted_folder_show_each_others_writes(ready_google: FakeGoogle, tmp_path: Path):
+    """What one side writes or deletes, the other has or has no longer.
+
+    Source: https://docs.cloud.google.com/storage/docs/cloud-storage-fuse/overview
+    """
     folder, bucket = mounted(ready_google, tmp_path), bucket_of(ready_google)
     bucket.blob("runs/spec.json").upload_from_string("{}")
     file = folder / "runs/spec.json"

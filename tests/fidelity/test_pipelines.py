@@ -61,7 +61,11 @@ def run(google: FakeGoogle, specification: dict[str, Any]) -> tuple[Any, dict[st
     return job, {task.task_name: task.state.name for task in job.job_detail.task_details}
 
 
-def test_a_run_goes_through_its_tasks_and_makes_the_custom_job(ready_google, specification):
+def test_the_launcher_creates_the_custom_job_of_its_payload(ready_google, specification):
+    """A container with Google's launcher image and `--type CustomJob` creates the job in its argument `--payload`.
+
+    Source: google_cloud_pipeline_components/container/v1/custom_job/launcher.py in the package.
+    """
     job, tasks = run(ready_google, specification(vertex_settings(ready_google)))
     assert job.state.name == "PIPELINE_STATE_SUCCEEDED"
     assert set(tasks.values()) == {"SUCCEEDED"}
@@ -73,7 +77,11 @@ def test_a_run_goes_through_its_tasks_and_makes_the_custom_job(ready_google, spe
     assert trained[0].job_spec.scheduling.restart_job_on_worker_restart, "replicas that train together start together"
 
 
-def test_a_failure_stops_what_needs_the_task(ready_google, specification):
+def test_a_failed_task_fails_the_run_and_what_depends_on_it_is_not_triggered(ready_google, specification):
+    """The task's error names the replica, and its execution the job (metadata `output:gcp_resources`).
+
+    Source: PipelineTaskDetail.State in pipeline_job.proto; gcp_resources.proto of google_cloud_pipeline_components.
+    """
     step = ready_google.region.pipelines.script["custom-training-job"]
     step.failure, step.logs = Failure(replica="workerpool1-0"), {"workerpool1-0": ["first", "second"]}
     job, tasks = run(ready_google, specification(vertex_settings(ready_google)))
@@ -129,7 +137,10 @@ def set_field(**fields: Any) -> Callable[[FakeGoogle, dict[str, Any]], None]:
         ),
     ],
 )
-def test_a_pipeline_job_that_cannot_be_is_refused(ready_google, specification, damage, status, sentence):
+def test_a_pipeline_job_that_cannot_run_is_refused(ready_google, specification, damage, status, sentence):
+    """Source: CreatePipelineJobRequest and PipelineJob in pipeline_service.proto and pipeline_job.proto (ids, labels,
+    network); the sentences about service agents, actAs and the bucket were reported, the others are not documented.
+    """
     request = request_of(specification(vertex_settings(ready_google)))
     damage(ready_google, request)
     client = Connection(PROJECT, REGION, ready_google.endpoints).pipelines
@@ -139,7 +150,8 @@ def test_a_pipeline_job_that_cannot_be_is_refused(ready_google, specification, d
     assert not ready_google.region.pipelines.jobs
 
 
-def test_a_job_of_the_same_id_exists_already(ready_google, specification):
+def test_an_id_of_a_pipeline_job_is_used_once(ready_google, specification):
+    """Source: CreatePipelineJobRequest.pipeline_job_id in pipeline_service.proto."""
     client = Connection(PROJECT, REGION, ready_google.endpoints).pipelines
     request = request_of(specification(vertex_settings(ready_google)))
     client.create_pipeline_job(request)
@@ -148,7 +160,11 @@ def test_a_job_of_the_same_id_exists_already(ready_google, specification):
     assert status_of(refused.value) == 409
 
 
-def test_an_image_that_the_agent_may_not_pull_fails_the_task(ready_google, specification):
+def test_the_service_agent_pulls_the_images_of_steps(ready_google, specification):
+    """Without roles/artifactregistry.reader for the agent, the tasks fail, whatever the run-as account may do.
+
+    Source: https://cloud.google.com/vertex-ai/docs/pipelines/configure-project; the sentence was reported.
+    """
     take_away(ready_google, REPOSITORY, "roles/artifactregistry.reader")
     job, _ = run(ready_google, specification(vertex_settings(ready_google)))
     failed = [task for task in job.job_detail.task_details if task.state.name == "FAILED"]

@@ -30,7 +30,8 @@ def job(*counts: int, output: str = "gs://bucket/runs/one") -> vertex.CustomJob:
 
 
 @pytest.mark.parametrize("counts", [(1,), (1, 1), (1, 3)])
-def test_the_trainer_finds_its_place(counts: tuple[int, ...]):
+def test_every_replica_gets_the_same_cluster_and_its_own_place(counts: tuple[int, ...]):
+    """Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training (CLUSTER_SPEC)."""
     made = job(*counts)
     replicas = replicas_of(made)
     found = [read(environment_of(made, replica, replicas)) for replica in replicas]
@@ -41,6 +42,7 @@ def test_the_trainer_finds_its_place(counts: tuple[int, ...]):
 
 
 def test_only_several_replicas_get_tf_config_and_an_evaluator_is_not_in_it():
+    """Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training (TF_CONFIG)."""
     alone = job(1)
     assert "TF_CONFIG" not in environment_of(alone, replicas_of(alone)[0], replicas_of(alone))
     made = job(1, 0, 0, 1)
@@ -51,6 +53,10 @@ def test_only_several_replicas_get_tf_config_and_an_evaluator_is_not_in_it():
 
 
 def test_folders_are_named_where_there_is_an_output_directory():
+    """AIP_MODEL_DIR, AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR need base_output_directory.
+
+    Source: CustomJobSpec.base_output_directory in custom_job.proto.
+    """
     made = job(1)
     told = environment_of(made, replicas_of(made)[0], replicas_of(made))
     assert str(output_paths(told).checkpoints) == "/gcs/bucket/runs/one/checkpoints"
@@ -92,6 +98,7 @@ class Endings:
 
 
 def test_the_replica_that_ended_first_is_the_one_that_is_blamed():
+    """The service acts on the first failure by time. Source: not documented, assumed."""
     replicas = Replicas(cast("Containers", Endings()))
     replicas.start(job(1, 1))
     ended = end_of(replicas)
