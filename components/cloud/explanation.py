@@ -143,8 +143,8 @@ def results(job: PipelineJob) -> JsonObject:
 
 
 def figures(metadata: Mapping[str, object]) -> dict[str, float]:
-    """Return the metrics in an artifact's metadata."""
-    return {name: value for name, value in metadata.items() if isinstance(value, int | float)}
+    """Return the metrics in an artifact's metadata by name, whose order there is arbitrary."""
+    return {name: value for name, value in sorted(metadata.items()) if isinstance(value, int | float)}
 
 
 def _first_failed(job: PipelineJob, step_of: Callable[[str], str | None]) -> PipelineTaskDetail | None:
