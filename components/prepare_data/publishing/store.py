@@ -29,6 +29,8 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.core.paths import is_remote, local_path
 
+# A mounted store that only its mounter, usually root, may write to.
+AS_ROOT = "run the containers as root: without vertex.build.run_as, or on Kubeflow with kubeflow.run_as_user=0"
 # The disk of the step on Vertex AI, of which the system and the step's image need the rest (an estimate).
 DISK_SETTING = "vertex.steps.prepare_data.disk"
 USABLE = 0.8
@@ -164,7 +166,7 @@ def store_errors_named(store: Store, needed: int) -> Iterator[None]:
                 f"The data set cannot be written to {store.folder}: {error.strerror}"
                 + (f" ({error.filename})." if error.filename else "."),
                 setting="data.store",
-                fix="set data.store to a writable folder",
+                fix=AS_ROOT if store.is_mounted else "set data.store to a writable folder",
             ) from None
         raise
 

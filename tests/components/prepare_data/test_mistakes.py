@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import struct
@@ -245,6 +246,16 @@ def test_a_store_that_is_a_file_is_refused(
     with pytest.raises(UserError, match="cannot be written") as error:
         prepare(make_settings(make_folder({"a": 9}), store=str(tmp_path / "file")), 1)
     assert error.value.setting == "data.store"
+
+
+def test_a_mount_that_only_root_may_write_to_names_the_user_of_the_containers() -> None:
+    store = store_module.Store("gs://bucket/datasets", "digits")
+    with (
+        pytest.raises(UserError, match="cannot be written to /gcs/bucket") as error,
+        store_module.store_errors_named(store, 0),
+    ):
+        raise PermissionError(errno.EACCES, "Permission denied", "/gcs/bucket/datasets")
+    assert "without vertex.build.run_as" in str(error.value.fix)
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
