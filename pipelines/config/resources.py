@@ -10,7 +10,6 @@ from typing import Annotated, TypeVar
 from pydantic import Field, PositiveInt
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB, MOST_DISK_GB, MOST_STEP_CPUS, MOST_STEP_MEMORY_GB
 from slipway.pipelines.table import STEPS, PlatformName, step_of, steps_on
 from slipway.trainer.config import Settings
 
@@ -70,6 +69,8 @@ class VertexStepResources(StepResources):
         Source: https://docs.cloud.google.com/vertex-ai/docs/pipelines/machine-types ("If you want to specify the disk
         space in the machine configuration, you must create a custom training job from a component").
         """
+        from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB  # imports the catalogue
+
         return (self.disk_gb or 0) > DEFAULT_DISK_GB
 
 
@@ -104,6 +105,8 @@ def check_steps(steps: Iterable[str], platform: PlatformName, *, but: Iterable[s
 
 def check_vertex_steps(steps: Mapping[str, VertexStepResources]) -> None:
     """Raise UserError for an unknown step, and for a machine that a step cannot have on Vertex AI."""
+    from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB, MOST_DISK_GB, MOST_STEP_CPUS, MOST_STEP_MEMORY_GB
+
     check_steps(steps, "vertex", but=("train",))
     for name, resources in steps.items():
         if resources.needs_custom_job and name not in ON_LARGER_DISKS:
