@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.fakes.errors import ServiceError
 from tests.fakes.http_service import HttpService, Request
-from tests.fakes.policies import write
+from tests.fakes.policies import add_permissions_route, add_policy_routes
 from tests.fakes.world import World
 
 SERVICE = "artifactregistry.googleapis.com"
@@ -23,7 +23,13 @@ class FakeRepositories:
         self._operations: dict[str, dict[str, Any]] = {}
         self.looks = 2
         self._add_repositories(service)
-        self._add_policies(service)
+        add_policy_routes(
+            service,
+            world,
+            REPOSITORY,
+            lambda request, verb: self._name(request, f"artifactregistry.repositories.{verb}"),
+        )
+        add_permissions_route(service, world, REPOSITORY, lambda request: self._name(request, None))
 
     def add(self, name: str, kind: str = "DOCKER") -> dict[str, Any]:
         """Create a repository; return its resource."""
@@ -71,24 +77,6 @@ class FakeRepositories:
         @service.route("GET", REPOSITORY)
         def get(request: Request) -> Any:
             return self._world.repositories[self._name(request, "artifactregistry.repositories.get")]
-
-    def _add_policies(self, service: HttpService) -> None:
-        @service.route("GET", f"{REPOSITORY}:getIamPolicy")
-        def get_policy(request: Request) -> Any:
-            name = self._name(request, "artifactregistry.repositories.getIamPolicy")
-            return self._world.read_policy(name, int(request.query.get("options.requestedPolicyVersion", 1)))
-
-        @service.route("POST", f"{REPOSITORY}:setIamPolicy")
-        def set_policy(request: Request) -> Any:
-            name = self._name(request, "artifactregistry.repositories.setIamPolicy")
-            return write(self._world, name, request.json)
-
-        @service.route("POST", f"{REPOSITORY}:testIamPermissions")
-        def test_permissions(request: Request) -> Any:
-            name = self._name(request, None)
-            above = name.partition("/locations/")[0]
-            asked = request.json["permissions"]
-            return {"permissions": [one for one in asked if self._world.allowed(request.caller, one, name, above)]}
 
     def _name(self, request: Request, permission: str | None) -> str:
         """Return the repository's name with the project's id; checks that it exists and the caller's permission."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.fakes.errors import ServiceError
 from tests.fakes.http_service import HttpService, Request
-from tests.fakes.policies import write
+from tests.fakes.policies import add_permissions_route, add_policy_routes
 from tests.fakes.world import World
 
 KEY = "/v1/projects/{project}/locations/{location}/keyRings/{ring}/cryptoKeys/{key}"
@@ -36,18 +36,5 @@ def add_kms(service: HttpService, world: World) -> None:
     def get(request: Request) -> Any:
         return world.keys[name_of(request, "cloudkms.cryptoKeys.get")]
 
-    @service.route("GET", f"{KEY}:getIamPolicy")
-    def get_policy(request: Request) -> Any:
-        name = name_of(request, "cloudkms.cryptoKeys.getIamPolicy")
-        return world.read_policy(name, int(request.query.get("options.requestedPolicyVersion", 1)))
-
-    @service.route("POST", f"{KEY}:setIamPolicy")
-    def set_policy(request: Request) -> Any:
-        return write(world, name_of(request, "cloudkms.cryptoKeys.setIamPolicy"), request.json)
-
-    @service.route("POST", f"{KEY}:testIamPermissions")
-    def test_permissions(request: Request) -> Any:
-        name = name_of(request, None)
-        above = f"projects/{name.split('/')[1]}"
-        asked = request.json["permissions"]
-        return {"permissions": [one for one in asked if world.allowed(request.caller, one, name, above)]}
+    add_policy_routes(service, world, KEY, lambda request, verb: name_of(request, f"cloudkms.cryptoKeys.{verb}"))
+    add_permissions_route(service, world, KEY, lambda request: name_of(request, None))

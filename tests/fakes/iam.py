@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.fakes.errors import ServiceError
 from tests.fakes.http_service import HttpService, Request
-from tests.fakes.policies import write
+from tests.fakes.policies import add_permissions_route, add_policy_routes
 from tests.fakes.world import World
 
 ACCOUNT = "/v1/projects/{project}/serviceAccounts/{email}"
@@ -20,7 +20,14 @@ class FakeIam:
         self.hidden = 0
         self._world = world
         self._add_accounts(service)
-        self._add_policies(service)
+        add_policy_routes(
+            service,
+            world,
+            ACCOUNT,
+            lambda request, verb: self._account(request, f"iam.serviceAccounts.{verb}")[1],
+            read_with="POST",
+        )
+        add_permissions_route(service, world, ACCOUNT, lambda request: self._account(request, None)[1])
 
     def add_account(self, email: str) -> dict[str, Any]:
         """Create an account in an existing project; return its resource."""
@@ -51,26 +58,6 @@ class FakeIam:
         def get(request: Request) -> Any:
             account, _ = self._account(request, "iam.serviceAccounts.get")
             return {key: value for key, value in account.items() if key != "hidden"}
-
-    def _add_policies(self, service: HttpService) -> None:
-        @service.route("POST", f"{ACCOUNT}:getIamPolicy")
-        def get_policy(request: Request) -> Any:
-            _, resource = self._account(request, "iam.serviceAccounts.getIamPolicy")
-            return self._world.read_policy(resource, int(request.query.get("options.requestedPolicyVersion", 1)))
-
-        @service.route("POST", f"{ACCOUNT}:setIamPolicy")
-        def set_policy(request: Request) -> Any:
-            _, resource = self._account(request, "iam.serviceAccounts.setIamPolicy")
-            return write(self._world, resource, request.json)
-
-        @service.route("POST", f"{ACCOUNT}:testIamPermissions")
-        def test_permissions(request: Request) -> Any:
-            account, resource = self._account(request, None)
-            above = f"projects/{account['projectId']}"
-            asked = request.json["permissions"]
-            return {
-                "permissions": [name for name in asked if self._world.allowed(request.caller, name, resource, above)]
-            }
 
     def _account(self, request: Request, permission: str | None) -> tuple[dict[str, Any], str]:
         """Return the account of a request and the key of its policy."""

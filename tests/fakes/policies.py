@@ -35,14 +35,16 @@ def write(world: World, resource: str, body: dict[str, Any]) -> dict[str, Any]:
         return world.set_policy(resource, body["policy"])
 
 
-def add_policy_routes(service: HttpService, world: World, path: str, name_of: Callable[[Request, str], str]) -> None:
+def add_policy_routes(
+    service: HttpService, world: World, path: str, name_of: Callable[[Request, str], str], *, read_with: str = "GET"
+) -> None:
     """Add getIamPolicy and setIamPolicy of the resources at `path`.
 
     `name_of` returns a resource's name, after checking that it exists and that the caller has a permission, which is
     passed without its prefix (getIamPolicy).
     """
 
-    @service.route("GET", f"{path}:getIamPolicy")
+    @service.route(read_with, f"{path}:getIamPolicy")
     def get_policy(request: Request) -> Any:
         name = name_of(request, "getIamPolicy")
         return world.read_policy(name, int(request.query.get("options.requestedPolicyVersion", 1)))
@@ -50,3 +52,17 @@ def add_policy_routes(service: HttpService, world: World, path: str, name_of: Ca
     @service.route("POST", f"{path}:setIamPolicy")
     def set_policy(request: Request) -> Any:
         return write(world, name_of(request, "setIamPolicy"), request.json)
+
+
+def add_permissions_route(service: HttpService, world: World, path: str, name_of: Callable[[Request], str]) -> None:
+    """Add testIamPermissions of the resources at `path`.
+
+    `name_of` returns a resource's name, projects/PROJECT/…, after checking that it exists; no permission is needed.
+    """
+
+    @service.route("POST", f"{path}:testIamPermissions")
+    def test_permissions(request: Request) -> Any:
+        name = name_of(request)
+        above = "/".join(name.split("/")[:2])
+        asked = request.json["permissions"]
+        return {"permissions": [one for one in asked if world.allowed(request.caller, one, name, above)]}

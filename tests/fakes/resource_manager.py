@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.fakes.http_service import HttpService, Request
-from tests.fakes.policies import write
+from tests.fakes.policies import add_permissions_route, write
 from tests.fakes.world import Project, World
 
 SERVICE = "cloudresourcemanager.googleapis.com"
@@ -38,10 +38,6 @@ def add_resource_manager(service: HttpService, world: World) -> None:
         project = project_of(request, "resourcemanager.projects.setIamPolicy")
         return write(world, f"projects/{project.id}", request.json)
 
-    @service.route("POST", "/v3/projects/{project}:testIamPermissions")
-    def test_permissions(request: Request) -> Any:
-        project = project_of(request, None)
-        asked = request.json["permissions"]
-        return {
-            "permissions": [name for name in asked if world.allowed(request.caller, name, f"projects/{project.id}")]
-        }
+    add_permissions_route(
+        service, world, "/v3/projects/{project}", lambda request: f"projects/{project_of(request, None).id}"
+    )
