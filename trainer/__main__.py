@@ -1,4 +1,4 @@
-"""A training worker: `python -m trainer --config JSON`, one process per replica, configured by Vertex AI's environment.
+"""A training worker, `python -m slipway.trainer --config JSON`: one process per replica, in Vertex AI's environment.
 
 Exit status: 0 trained and exported; 1 failed; 75 the storage or a replica was unavailable; 138 another replica was
 lost; 143 stopped by SIGTERM or SIGHUP, after saving a checkpoint if possible. Vertex AI receives 134 for the last

@@ -13,7 +13,8 @@ import typer
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.terminal import console, user_errors
 
-# Files of a template that have another name in the project.
+# The folder with the files of all templates, and those that have another name in the project.
+ALL = "all"
 RENAMED = {"gitignore": ".gitignore"}
 SCHEMA = "schema.json"
 
@@ -62,10 +63,14 @@ def init(
 
 def _content(template: Template) -> dict[str, str]:
     """Return a template's files by their path in the project."""
-    root = Path(str(files("slipway.pipelines"))) / "templates" / template.value
-    found = sorted(path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    names = {path: path.relative_to(root).as_posix() for path in found}
-    return {RENAMED.get(name, name): path.read_text() for path, name in names.items()}
+    templates = Path(str(files("slipway.pipelines"))) / "templates"
+    content = {}
+    for root in (templates / ALL, templates / template.value):
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                name = path.relative_to(root).as_posix()
+                content[RENAMED.get(name, name)] = path.read_text()
+    return content
 
 
 def _name(folder: Path) -> str:

@@ -120,7 +120,7 @@ def _normalized(specification: JsonObject) -> JsonObject:
     """Return a pipeline spec as protobuf prints it.
 
     The service may store the spec as it was sent or parse it: names of fields in snake case, enums as numbers,
-    integers as text, defaults that are written out or left out, and fields that kfp does not know. Whether it does is
+    integers as text, defaults that are written out or omitted, and fields that kfp does not know. Whether it does is
     not documented.
     """
     from google.protobuf import json_format

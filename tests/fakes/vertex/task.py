@@ -40,5 +40,5 @@ class Task:
 
     @property
     def is_busy(self) -> bool:
-        """Whether its work in the background goes on."""
+        """Whether its work continues in the background."""
         return self.work is not None and self.work.is_alive()
