@@ -102,12 +102,7 @@ def test_stopped_then_killed_it_ends_with_the_same_weights_and_history(
     assert second.wait().status == -signal.SIGKILL
     assert not (tmp_path / "model").exists()
 
-    end = workers.start(config, tmp_path).wait()
-    assert end.status == 0, end.errors
-    assert "resuming from the checkpoint at step" in end.output
-    place, whole = undisturbed
-    assert end.checksum == whole.checksum
-    assert without_clock(history(tmp_path)) == without_clock(history(place))
+    _resumes_as_undisturbed(workers.start(config, tmp_path), undisturbed)
 
 
 def test_a_run_whose_machine_is_lost_resumes_from_what_is_in_the_bucket(
@@ -123,12 +118,17 @@ def test_a_run_whose_machine_is_lost_resumes_from_what_is_in_the_bucket(
     first.wait()
     assert not (tmp_path / "model").exists()
 
-    end = workers.start(config, tmp_path).wait()
+    _resumes_as_undisturbed(workers.start(config, tmp_path), undisturbed)
+
+
+def _resumes_as_undisturbed(worker: Any, undisturbed: Any) -> None:
+    """Wait for a resumed worker, and compare its weights and history with those of the undisturbed run."""
+    end = worker.wait()
     assert end.status == 0, end.errors
     assert "resuming from the checkpoint at step" in end.output
     place, whole = undisturbed
     assert end.checksum == whole.checksum
-    assert without_clock(history(tmp_path)) == without_clock(history(place))
+    assert without_clock(history(worker.place)) == without_clock(history(place))
 
 
 def _stop_between_segments(worker: Any) -> None:

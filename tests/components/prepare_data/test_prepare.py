@@ -345,18 +345,26 @@ def test_the_statistics_page_shows_what_is_in_the_set(
     assert len(page) < 300_000
 
 
-def test_a_set_in_a_bucket_is_copied_there_with_its_manifest_last(
-    make_folder: Callable[..., Path],
-    make_settings: Callable[..., DataSettings],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A mounted bucket supports neither renaming folders nor locking files, so whole files are copied into it."""
+@pytest.fixture
+def bucket_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The folders in place of /gcs and of the machine's own temporary files."""
     mount, local = tmp_path / "gcs", tmp_path / "local"
+    mount.mkdir()
     local.mkdir()
     monkeypatch.setattr(remote, "CLOUD_MOUNT", str(mount))
     monkeypatch.setattr(store, "local_path", lambda place: mount / place.removeprefix("gs://"))
     monkeypatch.setattr(store.tempfile, "tempdir", str(local))
+    return mount, local
+
+
+def test_a_set_in_a_bucket_is_copied_there_with_its_manifest_last(
+    make_folder: Callable[..., Path],
+    make_settings: Callable[..., DataSettings],
+    bucket_folders: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A mounted bucket supports neither renaming folders nor locking files, so whole files are copied into it."""
+    mount, local = bucket_folders
     copied: list[str] = []
     copy = store.shutil.copyfile
     monkeypatch.setattr(store.shutil, "copyfile", lambda one, other: (copied.append(one.name), copy(one, other)))
@@ -377,16 +385,11 @@ def test_a_set_in_a_bucket_is_copied_there_with_its_manifest_last(
 def test_the_disk_of_the_step_must_hold_a_set_that_is_copied_into_a_bucket(
     make_folder: Callable[..., Path],
     make_settings: Callable[..., DataSettings],
-    tmp_path: Path,
+    bucket_folders: tuple[Path, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not the bucket's: its mount reports a petabyte."""
-    mount, local = tmp_path / "gcs", tmp_path / "local"
-    local.mkdir()
-    mount.mkdir()
-    monkeypatch.setattr(remote, "CLOUD_MOUNT", str(mount))
-    monkeypatch.setattr(store, "local_path", lambda place: mount / place.removeprefix("gs://"))
-    monkeypatch.setattr(store.tempfile, "tempdir", str(local))
+    mount, local = bucket_folders
     free = SimpleNamespace(free=1000), SimpleNamespace(free=10**15)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda path: free[Path(path).is_relative_to(mount)])
     with pytest.raises(UserError) as error:
