@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from slipway.components.build_image.refusals import failed, is_closed_region, refused
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.log_entries import LogEntries, text_of
+from slipway.components.cloud.policies import Resource, grant_command
 from slipway.components.cloud.refusals import member_of, refusal
 from slipway.components.cloud.retries import paced, retried, status_of
 from slipway.core.errors import UserError
@@ -90,9 +91,8 @@ class CloudBuild:
         except Exception as error:
             if status_of(error) not in (403, 404):
                 raise
-            grant = (
-                f"gcloud storage buckets add-iam-policy-binding gs://{self.bucket} "
-                f"--member={member_of(self.connection)} --role=roles/storage.objectUser"
+            grant = grant_command(
+                Resource("bucket", self.bucket), member_of(self.connection), "roles/storage.objectUser"
             )
             raise UserError(
                 f"Could not upload the source to gs://{self.bucket}: {error}",

@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.policies import ACCOUNT_DOMAIN, DEFAULT_ACCOUNT_DOMAIN, account_name
+from slipway.components.cloud.policies import (
+    ACCOUNT_DOMAIN,
+    DEFAULT_ACCOUNT_DOMAIN,
+    Resource,
+    account_name,
+    grant_command,
+)
 from slipway.components.cloud.refusals import is_absent, is_disabled, member_of, message_of, refusal
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.step import WorkFailed
@@ -57,8 +63,7 @@ def refused(error: BaseException, connection: Connection, location: str, account
             f"{connection.caller or 'Your account'} may not start builds: cloudbuild.builds.create is missing.",
             setting="vertex.project",
             value=project,
-            fix=f"gcloud projects add-iam-policy-binding {project} --member={member_of(connection)} "
-            "--role=roles/cloudbuild.builds.editor",
+            fix=grant_command(Resource("project", project), member_of(connection), "roles/cloudbuild.builds.editor"),
         )
     return refusal(error, connection, f"start a build in {location}")
 
@@ -101,8 +106,7 @@ def _account_problem(connection: Connection, account: Callable[[], str], *, may_
         "missing.",
         setting=SETTING,
         value=email,
-        fix=f"gcloud iam service-accounts add-iam-policy-binding {email} --project={project} "
-        f"--member={member_of(connection)} --role=roles/iam.serviceAccountUser",
+        fix=grant_command(Resource("account", email), member_of(connection), "roles/iam.serviceAccountUser", project),
     )
 
 
@@ -133,20 +137,13 @@ def failed(build: JsonObject, uri: str, account: Callable[[], str]) -> UserError
     detail = str(build.get("statusDetail") or info.get("detail") or "see the build log")
     sentence = f"Cloud Build {build['id']} ended with {build['status']}: {detail} ({build.get('logUrl', '')})"
     if info.get("type") == "PUSH_NOT_AUTHORIZED" or "artifactregistry.repositories.uploadArtifacts" in detail:
-        repository = ImageReference.parse(uri).artifact_repository or ""
-        _, project, _, location, _, name = repository.split("/")
-        role, fix = (
-            "roles/artifactregistry.writer on the repository",
-            f"gcloud artifacts repositories add-iam-policy-binding {name} --project={project} --location={location} "
-            f"--member=serviceAccount:{account()} --role=roles/artifactregistry.writer",
-        )
+        role, place = "roles/artifactregistry.writer", "the repository"
+        resource = Resource("repository", ImageReference.parse(uri).artifact_repository or "")
     elif "storage.objects." in detail:
-        bucket = build["source"]["storageSource"]["bucket"]
-        role, fix = (
-            f"roles/storage.objectViewer on gs://{bucket}",
-            f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=serviceAccount:{account()} "
-            "--role=roles/storage.objectViewer",
-        )
+        resource = Resource("bucket", build["source"]["storageSource"]["bucket"])
+        role, place = "roles/storage.objectViewer", str(resource)
     else:
         return WorkFailed(sentence)
-    return UserError(sentence, setting=SETTING, value=account(), allowed=f"{account()} needs {role}", fix=fix)
+    email = account()
+    fix = grant_command(resource, f"serviceAccount:{email}", role)
+    return UserError(sentence, setting=SETTING, value=email, allowed=f"{email} needs {role} on {place}", fix=fix)

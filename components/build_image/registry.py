@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.policies import Resource, grant_command
 from slipway.components.cloud.refusals import is_disabled, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
 from slipway.core.errors import UserError
@@ -85,14 +86,13 @@ class ArtifactRegistry:
     def _no_rights(self, repository: str, parent: str, error: Exception) -> UserError:
         if is_disabled(error):
             return refusal(error, self._connection, f"read the images in {repository}")
-        _, project, _, location, _, name = parent.split("/")
+        resource = Resource("repository", parent)
         return UserError(
             f"Could not read the images in {repository}: {error}",
             setting="vertex.build.repository",
-            value=name,
+            value=str(resource),
             allowed="a repository on which you have roles/artifactregistry.reader",
-            fix=f"gcloud artifacts repositories add-iam-policy-binding {name} --project={project} "
-            f"--location={location} --member={member_of(self._connection)} --role=roles/artifactregistry.reader",
+            fix=grant_command(resource, member_of(self._connection), "roles/artifactregistry.reader"),
         )
 
 

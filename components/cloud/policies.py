@@ -66,6 +66,22 @@ class Resource:
         return self.name.rpartition("/")[2] if self.kind in FULL_NAMES else self.name
 
 
+def grant_command(resource: Resource, member: str, role: str, project: str = "") -> str:
+    """Return the gcloud command that grants a role on a project, bucket, repository or account.
+
+    `project` is that of an account, which its e-mail does not always contain.
+    """
+    where = f"projects add-iam-policy-binding {resource}"
+    if resource.kind == "bucket":
+        where = f"storage buckets add-iam-policy-binding {resource}"
+    elif resource.kind == "account":
+        where = f"iam service-accounts add-iam-policy-binding {resource} --project={project}"
+    elif resource.kind == "repository":
+        _, owner, _, location, *_ = resource.name.split("/")
+        where = f"artifacts repositories add-iam-policy-binding {resource} --project={owner} --location={location}"
+    return f"gcloud {where} --member={member} --role={role}"
+
+
 def read(
     connection: Connection,
     resource: Resource,

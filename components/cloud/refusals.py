@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from slipway.components.cloud.connection import LOG_IN, Connection
+from slipway.components.cloud.policies import Resource, grant_command
 from slipway.components.cloud.retries import is_transient, status_of
 from slipway.core.errors import UserError
 
@@ -114,8 +115,7 @@ def _forbidden(text: str, connection: Connection, what: str) -> UserError:
         f"{connection.caller or 'Your account'} may not {what}{missing}.",
         setting="vertex.project",
         value=connection.project,
-        fix=f"an owner grants it: gcloud projects add-iam-policy-binding {connection.project} "
-        f"--member={member_of(connection)} --role={role}"
+        fix="an owner grants it: " + grant_command(Resource("project", connection.project), member_of(connection), role)
         if role
         else f"ask an owner of the project: gcloud projects get-iam-policy {connection.project} lists them",
     )

@@ -27,7 +27,10 @@ from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
 
 # Number of missing items named in an error; setup shows them all.
 SHOWN = 3
+# The roles of those who submit runs, start builds, and start jobs and builds that run as an account.
 USER = "roles/aiplatform.user"
+BUILD = "roles/cloudbuild.builds.editor"
+ACT_AS = "roles/iam.serviceAccountUser"
 # Sources of which a few requests tell the size.
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 COMPRESSED = (".tar.gz", ".tgz")
@@ -70,12 +73,12 @@ def own_rights(context: Context) -> str:
     project = context.project
     _ = project.number
     connection = project.connection
-    missing = _lacking(connection, policies.Resource("project", connection.project), USER)
+    where = policies.Resource("project", connection.project)
+    missing = _lacking(connection, where, USER)
     if missing:
         raise UserError(
             f"{project.caller() or 'Your account'} lacks {', '.join(missing)}.",
-            fix=f"gcloud projects add-iam-policy-binding {connection.project} --member={member_of(connection)} "
-            f"--role={USER}",
+            fix=policies.grant_command(where, member_of(connection), USER),
         )
     return "may submit and follow runs"
 
@@ -91,8 +94,9 @@ def run_as_account(context: Context) -> str:
     project = context.project
     _ = project.number
     account, connection = project.account, project.connection
+    resource = policies.Resource("account", account)
     try:
-        missing = _lacking(connection, policies.Resource("account", account), "roles/iam.serviceAccountUser")
+        missing = _lacking(connection, resource, ACT_AS)
     except Exception as error:
         if not is_absent(error):
             raise
@@ -101,10 +105,9 @@ def run_as_account(context: Context) -> str:
         raise _wrong(
             project,
             f"{project.caller() or 'Your account'} may not start jobs that run as {account}.",
-            f"gcloud iam service-accounts add-iam-policy-binding {account} --project={project.vertex.project} "
-            f"--member={member_of(connection)} --role=roles/iam.serviceAccountUser",
+            policies.grant_command(resource, member_of(connection), ACT_AS, project.vertex.project),
         )
-    state = project.observed.resources.get(policies.Resource("account", account))
+    state = project.observed.resources.get(resource)
     if state is not None and state.facts.get("disabled"):
         raise _wrong(project, f"The account {account} is disabled.", f"gcloud iam service-accounts enable {account}")
     return f"{account}; you may start jobs that run as it"
@@ -177,17 +180,16 @@ def builder(context: Context) -> str:
     connection = project.connection
     where, member = policies.Resource("project", connection.project), member_of(connection)
     who = project.caller() or "Your account"
-    if missing := _lacking(connection, where, "roles/cloudbuild.builds.editor"):
-        fix = f"gcloud projects add-iam-policy-binding {where} --member={member} --role=roles/cloudbuild.builds.editor"
+    if missing := _lacking(connection, where, BUILD):
+        fix = policies.grant_command(where, member, BUILD)
         raise UserError(f"{who} may not start builds: it lacks {', '.join(missing)}.", fix=fix)
     account = policies.Resource("account", email)
-    if not is_legacy(email) and _lacking(connection, account, "roles/iam.serviceAccountUser"):
+    if not is_legacy(email) and _lacking(connection, account, ACT_AS):
         raise UserError(
             f"{who} may not start builds that run as {email}.",
             setting="vertex.build.service_account",
             value=project.vertex.build.service_account,
-            fix=f"gcloud iam service-accounts add-iam-policy-binding {email} --project={where} --member={member} "
-            "--role=roles/iam.serviceAccountUser",
+            fix=policies.grant_command(account, member, ACT_AS, str(where)),
         )
     return f"{email}; you may start builds that run as it"
 
