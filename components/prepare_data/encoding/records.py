@@ -26,7 +26,6 @@ from slipway.components.prepare_data.encoding.messages import (
     varint,
 )
 
-RECORD_OVERHEAD = 16
 MOST_KEPT = 4096
 SEARCH_BYTES = 1 << 20
 LENGTH = struct.Struct("<Q")
