@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +27,7 @@ from slipway.components.prepare_data.sources import source_kind
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.hardware import Hardware
+from slipway.trainer.engines.builder import module_spec
 from slipway.trainer.engines.table import ENGINES
 
 SOURCE_TREE = Path(slipway.__file__).parents[1]
@@ -196,7 +195,7 @@ def own_code(config: RunConfig) -> dict[str, Path]:
 
 
 def _place(package: str, reference: str) -> Path:
-    spec = importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
+    spec = module_spec(package, Path.cwd())
     if spec is None:
         raise UserError(f"There is no Python module {package}.", setting="model.builder", value=reference)
     if spec.submodule_search_locations:
