@@ -183,9 +183,10 @@ def known_images(config: RunConfig, say: Say) -> Images:
 
 def own_code(config: RunConfig) -> dict[str, Path]:
     """Return the user's packages and modules that a run imports, by name: a folder or a .py file."""
-    names = [config.model.builder if config.model else str(config.train.module)]
-    if not source_kind(config.data.source).prefix:
-        names.append(config.data.source)
+    programs = (config.model and config.model.builder, config.train.module, config.evaluate.module)
+    names = [name for name in programs if name]
+    if config.prepared and not source_kind(config.prepared.source).prefix:
+        names.append(config.prepared.source)
     found = {}
     for name in names:
         package = name.partition(":")[0].partition(".")[0]
