@@ -111,4 +111,4 @@ def _listed(content: Content) -> str:
 
 
 def _size(size: int) -> str:
-    return f"{size / 1e6:9.3f} MB"
+    return f"{size:13,d} bytes"

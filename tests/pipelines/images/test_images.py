@@ -245,8 +245,8 @@ def test_a_build_lists_what_the_images_contain_of_the_project(
     for image, text in (("steps-cpu", steps), ("trainer-cpu", trainer)):
         first, *lines = text.splitlines()
         assert first.startswith(f"{PREFIX}/{image}:")
-        listed = {line.split("MB")[1].strip(): line.split()[0] for line in lines}
-        assert listed.pop("backbone.h5") == "2.000"
+        listed = {line.split("bytes")[1].strip(): line.split()[0] for line in lines}
+        assert listed.pop("backbone.h5") == "2,000,000"
         assert set(listed) >= {"nets.py", "layers.py", "in 3 files of the project"}
     assert "does not track it: forgotten.py" in result.stderr
     assert project.world.writes.total() == 0
