@@ -78,7 +78,8 @@ def project_content(folder: Path, settings: ContentSettings, modules: Iterable[s
             nearest=nearest(str(settings.requirements), [path.name for path in folder.glob("*.txt")]),
         )
     files = {name: ContextFile.of(folder / name) for name in names}
-    return ProjectContent(files, tuple(name for name in untracked if name not in files), requirements)
+    known = {*files, settings.requirements}
+    return ProjectContent(files, tuple(name for name in untracked if name not in known), requirements)
 
 
 def git_files(folder: Path, *options: str, pattern: str = ".") -> list[str]:
