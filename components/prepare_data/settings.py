@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
 from slipway.components.prepare_data.sources import COLUMN
+from slipway.core.manifest import ResizeMode
 from slipway.trainer.config import Settings, Untyped
 
 Check = Literal["sample", "decode", "header"]
@@ -120,6 +121,12 @@ class DataSettings(Settings):
         default=None,
         description="[height, width] in pixels to which images are resized when they are read; null: all images must "
         "have the same size.",
+    )
+    resize_mode: ResizeMode = Field(
+        default="stretch",
+        description="How images of another aspect ratio are resized to `image_size`, in training, evaluation and the "
+        "exported model: stretch distorts them; crop keeps the aspect ratio and cuts off both ends of the longer side; "
+        "pad keeps it and adds black bars at both ends of the shorter side.",
     )
     channels: Literal[1, 3] | None = Field(
         default=None, description="1: grayscale, 3: RGB; null: detected from the images."

@@ -323,6 +323,7 @@ class SetWriter:
             image_size=size,
             channels=settings.channels or (1 if tally.gray == tally.examples else 3),
             resize=own_sizes != {size} or tally.other_sizes > 0,
+            resize_mode=settings.resize_mode,
             encodings=list(tally.encodings),
             splits={split: _split_record(found, classes) for split, found in results.items()},
             features={name: described(about) for name, about in self._source.features.items()},
