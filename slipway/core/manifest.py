@@ -2,8 +2,9 @@
 
 `prepare_data` writes `manifest.json` last, so a folder that contains it is complete. The folder also holds the TFRecord
 shards, and `features.json` and `dataset_info.json` for `tensorflow_datasets.builder_from_directory`.
-Each record is a tf.train.Example with `image` (the encoded bytes, unchanged from the source), `label` (int64, an index
-into `classes`), `key` (the example's name in its source), and optional additional features that training ignores.
+Each record is a tf.train.Example with `image` (the encoded bytes, unchanged from the source unless data.resize is
+set), `label` (int64, an index into `classes`), `key` (the example's name in its source), and optional additional
+features that training ignores.
 """
 
 from __future__ import annotations
