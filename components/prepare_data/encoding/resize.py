@@ -56,7 +56,6 @@ def resize(data: bytes, info: ImageInfo, settings: ResizeSettings) -> tuple[byte
     except Unusable as reason:
         raise Undecodable(str(reason)) from None
     resized = _resized(_plain(image, gray=info.gray), (stored.width, stored.height), settings)
-    resized.info.clear()  # comments and color profiles, which would be stored
     file = io.BytesIO()
     if info.encoding == "jpeg":
         resized.save(file, "JPEG", quality=settings.quality)
@@ -66,9 +65,10 @@ def resize(data: bytes, info: ImageInfo, settings: ResizeSettings) -> tuple[byte
 
 
 def _plain(image: Image.Image, *, gray: bool) -> Image.Image:
-    """Return the image with 8 bits and one channel or three."""
+    """Return the image with 8 bits and one channel or three, without its comment, color profile and transparency."""
     from PIL import Image
 
+    image.info.clear()
     if image.mode == "I;16":  # Pillow would cut off large values
         image = Image.frombytes("L", image.size, image.tobytes()[1::2])
     return image.convert("L" if gray else "RGB")

@@ -53,6 +53,7 @@ def kinds() -> dict[str, bytes]:
         "png": saved(image, "PNG"),
         "png with alpha": saved(with_alpha, "PNG"),
         "png with a palette": saved(image.quantize(64), "PNG"),
+        "png with transparent colors": saved(image.quantize(64), "PNG", transparency=bytes(64)),
         "gray png": saved(image.convert("L"), "PNG"),
         "gray png with alpha": saved(with_alpha.convert("LA"), "PNG"),
         "png of 16 bits": saved(Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 256 + 9), "PNG"),
