@@ -25,8 +25,10 @@ BYTES_PER_PIXEL = 1.0
 USUAL_ASPECT_RATIO = 4 / 3
 
 
-def resized_info(info: ImageInfo, settings: ResizeSettings) -> ImageInfo:
+def resized_info(info: ImageInfo, settings: ResizeSettings | None) -> ImageInfo:
     """Return the properties of a stored image; `turned` is that of the source's image."""
+    if settings is None:
+        return info
     size, shorter = settings.size, min(info.height, info.width)
     if settings.mode != "shorter_side":
         return info._replace(height=size, width=size)

@@ -23,8 +23,8 @@ FORMAT = 1
 IDENTITY_DIGITS = 16
 # Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120
-# Settings that most data sets do not use; omitted from the stored settings if they have their defaults.
-OCCASIONAL = ("features", "image", "label", "resize", "resize_mode")
+# Settings that most sources do not use; omitted from the stored settings if they are not set.
+DESCRIBING = ("features", "image", "label", "resize", "resize_mode")
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,6 @@ def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObjec
     found["check"] = check_for(settings, images)
     if found["check"] != "sample":
         del found["check_sample"]
-    for unused in OCCASIONAL:
-        if found[unused] == DataSettings.model_fields[unused].default:
-            del found[unused]
-    return {**found, "name": name}
+    return {name: value for name, value in found.items() if value is not None or name not in DESCRIBING} | {
+        "name": name
+    }

@@ -132,12 +132,10 @@ class ShardWriter:
                 image = stored = read(key, place, listed_size)
                 decoded = is_decoded(key, below)
                 inspect = inspect_all if decoded else inspect_header
-                if task.resize is None:
-                    seen = inspect(image)
-                elif task.path is None:
-                    seen = resized_info(inspect(image), task.resize)
-                else:
+                if task.resize and task.path:
                     stored, seen = resize(image, inspect_header(image), task.resize)
+                else:
+                    seen = resized_info(inspect(image), task.resize)
                 if has_further:
                     further = list(reader.further(place))
                     inspect_further(further, task.images, inspect)
