@@ -238,7 +238,7 @@ class EarlyStopSettings(Settings):
 class TrainSettings(Settings):
     """How to train. Exactly one of `epochs`, `steps` and `examples` sets the length.
 
-    With a custom training module, only `module`, `arguments` and `restarts` may be set.
+    With a custom training module, only `module`, `arguments`, `processes` and `restarts` may be set.
     """
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [_with(name) for name in (*DURATIONS, "module")]})
@@ -313,6 +313,11 @@ class TrainSettings(Settings):
         "trainer; null: Slipway's trainer.",
     )
     arguments: tuple[str, ...] = Field(default=(), description="Command-line arguments of `module`; requires `module`.")
+    processes: PositiveInt | Literal["per_device"] = Field(
+        default=1,
+        description="Processes of `module` per replica, or per_device: one per GPU. Each has torchrun's variables, which "
+        "torch.distributed reads. Requires `module`.",
+    )
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -325,6 +330,11 @@ class TrainSettings(Settings):
                 "train.arguments requires a custom training module, and none is set.",
                 "arguments", " ".join(self.arguments), "together with train.module", nearest=None,
                 fix="--set train.module=MODULE, or set model.arguments if they are for the network",
+            )  # fmt: skip
+        if self.processes != 1:
+            raise _contradiction(
+                "train.processes requires a custom training module; Slipway's engines choose their processes themselves.",
+                "processes", self.processes, "together with train.module", nearest=None, fix="remove train.processes",
             )  # fmt: skip
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
             name = "momentum" if self.momentum else "nesterov"
@@ -354,10 +364,11 @@ class TrainSettings(Settings):
     def _check_nothing_else(self) -> None:
         """Raise UserError for a setting that a custom training module would never receive."""
         for name, field in TrainSettings.model_fields.items():
-            if name not in ("module", "arguments", "restarts") and getattr(self, name) != field.default:
+            if name not in ("module", "arguments", "processes", "restarts") and getattr(self, name) != field.default:
                 raise _contradiction(
                     f"train.{name} applies only to Slipway's training loop; {self.module} receives train.arguments.",
-                    name, getattr(self, name), "train.module, train.arguments and train.restarts only", nearest=None,
+                    name, getattr(self, name), "train.module, arguments, processes and restarts only",
+                    nearest=None,
                     fix=f"remove train.{name}; if {self.module} has an option for it, add that to train.arguments",
                 )  # fmt: skip
 

@@ -8,6 +8,8 @@ from slipway.components.worker_pools import Container, WorkerPool, count_replica
 from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.core.paths import DATA_VARIABLE
+from slipway.trainer import launch
 from slipway.trainer.checkpoint.best import no_validation
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.data.assignment import check_shared_evenly
@@ -19,8 +21,6 @@ from slipway.trainer.engines.quick_import import PLUGGABLE_VARIABLE
 from slipway.trainer.hyperparameters import class_weights, warmup_steps
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
-# Environment variable with the data set's path (a folder or gs:// URI) for custom training modules.
-DATA_VARIABLE = "SLIPWAY_DATA"
 # Bytes of a training step per element of a layer's output: the float, its gradient and about as much workspace.
 ELEMENT_BYTES = 3 * 4
 
@@ -92,7 +92,7 @@ def plan_training(
 def _own_container(train: TrainSettings, data: str) -> Container:
     """Return the container specification of a custom training module."""
     return {
-        "command": ["python", "-m", str(train.module)],
+        "command": launch.command(str(train.module), train.processes),
         "args": list(train.arguments),
         "env": [{"name": DATA_VARIABLE, "value": data}],
     }

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from slipway.core.errors import UserError
 
+# Names the data of a custom training program: a folder or URI.
+DATA_VARIABLE = "SLIPWAY_DATA"
+
 
 @dataclass(frozen=True)
 class OutputPaths:
