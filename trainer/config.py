@@ -315,8 +315,8 @@ class TrainSettings(Settings):
     arguments: tuple[str, ...] = Field(default=(), description="Command-line arguments of `module`; requires `module`.")
     processes: PositiveInt | Literal["per_device"] = Field(
         default=1,
-        description="Processes of `module` per replica, or per_device: one per GPU. Each has torchrun's variables, which "
-        "torch.distributed reads. Requires `module`.",
+        description="Processes of `module` per replica, or per_device: one per GPU. Each has torchrun's variables for "
+        "torch.distributed. Requires `module`.",
     )
 
     @model_validator(mode="after")
@@ -333,7 +333,7 @@ class TrainSettings(Settings):
             )  # fmt: skip
         if self.processes != 1:
             raise _contradiction(
-                "train.processes requires a custom training module; Slipway's engines choose their processes themselves.",
+                "train.processes requires a custom training module; Slipway's engines choose their own processes.",
                 "processes", self.processes, "together with train.module", nearest=None, fix="remove train.processes",
             )  # fmt: skip
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
