@@ -57,6 +57,7 @@ from slipway.trainer.metrics.history import KINDS, Metrics
 
 if TYPE_CHECKING:
     import keras
+    import tensorflow as tf
     import torch
 
 __all__ = [
@@ -76,6 +77,7 @@ __all__ = [
 # The metrics of the finished program: a JSON object in AIP_MODEL_DIR.
 METRICS_FILE = "metrics.json"
 PROGRESS_SECONDS = 0.5
+READ_TOGETHER = 64  # examples
 # How long the other replicas wait for the chief's `finish`, while it exports and evaluates.
 FINISH_SECONDS = 1800.0
 FINISH_POLL_SECONDS = 0.1
@@ -110,6 +112,33 @@ class Data:
             raise UserError.unknown("split", split, prepared.splits)
         assert self.path is not None  # it holds the manifest
         return [self.path / shard.file for shard in prepared.splits[split].shards]
+
+    def examples(self, split: str) -> tf.data.Dataset:
+        """Return a split of a prepared set of labelled images: uint8 [height, width, channels], and int64 labels.
+
+        The images are decoded, and resized to the manifest's size. In a process that has imported torch or jax,
+        TensorFlow leaves the GPUs to that.
+
+        Raises:
+            UserError: Slipway has not prepared the data, or they have no such split.
+        """
+        files = [str(path) for path in self.files(split)]
+        _import_tensorflow()
+        import tensorflow as tf
+
+        from slipway.trainer.data.images import as_it_is, decode_images
+
+        if {"torch", "jax"} & set(sys.modules):
+            with contextlib.suppress(ValueError, RuntimeError):
+                tf.config.set_visible_devices([], "GPU")
+        features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+
+        def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            found = tf.io.parse_example(records, features)
+            return decode_images(found["image"], self.manifest), found["label"]
+
+        batches = tf.data.TFRecordDataset(files).batch(READ_TOGETHER)
+        return batches.map(as_it_is(parse), num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
 
 def cluster() -> Cluster:
@@ -193,8 +222,7 @@ def report(
     if not cluster().is_chief:
         return
     if _program.metrics is None:
-        quick_import.import_before_tensorflow()
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        _import_tensorflow()
         _program.metrics = Metrics(output_paths(os.environ).logs, step, kind)
         atexit.register(_save_history)
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
@@ -309,6 +337,14 @@ def _save_history() -> None:
     if _program.metrics:
         _program.metrics.flush()
         shutil.copyfile(_program.metrics.path, model_dir() / HISTORY_FILE)
+
+
+def _import_tensorflow() -> None:
+    """Import TensorFlow, if it is installed, after what must precede it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    quick_import.import_before_tensorflow()
+    with contextlib.suppress(ImportError):
+        importlib.import_module("tensorflow")
 
 
 def _created(folder: Path) -> Path:
