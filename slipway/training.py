@@ -53,7 +53,7 @@ from slipway.trainer.distributed.cluster import HOSTS_VARIABLE, SLICE, Cluster, 
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, StopRequest
 from slipway.trainer.engines import quick_import
 from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
-from slipway.trainer.metrics.history import KINDS, Metrics
+from slipway.trainer.metrics.history import KINDS, METRICS_FILE, Metrics
 
 if TYPE_CHECKING:
     import keras
@@ -74,8 +74,8 @@ __all__ = [
     "stop",
 ]
 
-# The metrics of the finished program: a JSON object in AIP_MODEL_DIR.
-METRICS_FILE = "metrics.json"
+# Written to the checkpoint folder when the chief has finished.
+FINISHED_FILE = "finished"
 PROGRESS_SECONDS = 0.5
 READ_TOGETHER = 64  # examples
 # How long the other replicas wait for the chief's `finish`, while it exports and evaluates.
@@ -122,7 +122,7 @@ class Data:
         Raises:
             UserError: Slipway has not prepared the data, or they have no such split.
         """
-        files = [str(path) for path in self.files(split)]
+        prepared, files = _prepared(self, "labelled images"), [str(path) for path in self.files(split)]
         _import_tensorflow()
         import tensorflow as tf
 
@@ -135,7 +135,7 @@ class Data:
 
         def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             found = tf.io.parse_example(records, features)
-            return decode_images(found["image"], self.manifest), found["label"]
+            return decode_images(found["image"], prepared), found["label"]
 
         batches = tf.data.TFRecordDataset(files).batch(READ_TOGETHER)
         return batches.map(as_it_is(parse), num_parallel_calls=tf.data.AUTOTUNE).unbatch()
@@ -288,8 +288,11 @@ def export(model: keras.Model | torch.nn.Module, *, from_logits: bool = True, sc
 def finish(metrics: Mapping[str, SupportsFloat] | None = None) -> None:
     """Finish the training: every replica calls it last.
 
-    The chief writes the metrics to metrics.json, for the promotion gate and the report. The other replicas wait for
-    it: a replica that leaves earlier may take the chief's connections with it.
+    The other replicas wait for the chief: one that leaves earlier may break the chief's connections.
+
+    Args:
+        metrics: Finite numbers by name, which the chief writes to metrics.json. The promotion gate then judges these.
+            None if the exported model is to be evaluated on the test split, or by `evaluate.module`.
 
     Raises:
         UserError: A metric is not a finite number.
@@ -304,13 +307,15 @@ def finish(metrics: Mapping[str, SupportsFloat] | None = None) -> None:
                 allowed="a finite number",
                 fix=f"check how {name} is computed before slipway.training.finish",
             )
-    path = model_dir() / METRICS_FILE
+    finished = checkpoint_dir() / FINISHED_FILE
     if cluster().is_chief:
         _save_history()
-        replace_file(path, (json.dumps(values, indent=2) + "\n").encode())
+        if values:
+            replace_file(model_dir() / METRICS_FILE, (json.dumps(values, indent=2) + "\n").encode())
+        finished.touch()
         return
     deadline = time.monotonic() + FINISH_SECONDS
-    while not path.is_file():
+    while not finished.is_file():
         if time.monotonic() > deadline:
             logger.warning("the chief has not finished within %g s", FINISH_SECONDS)
             return

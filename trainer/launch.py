@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 
 from slipway.core import events
+from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, report
 from slipway.core.exit_codes import FAILED, PEER_LOST, UNAVAILABLE, can_restart, leave, reported
 from slipway.trainer.distributed import cluster as clusters
@@ -63,6 +64,9 @@ def _run(program: Sequence[str], count: str, stop: StopRequest) -> int:
         events.mute()
     if cluster.world_size > 1:
         events.phase(f"waiting for all {cluster.world_size} replicas")
+    together = cluster.on_this_machine * number
+    if together > 1:  # as torchrun, or the processes' threads would compete for the cores
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // together)))
     if cluster.tasks[0].host_and_port[0] in ("127.0.0.1", "localhost", ""):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name may not resolve
     watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slipway.core.errors import UserError
 
-# Names the data of a custom training program: a folder or URI.
+# Environment variable with the path of a custom program's data: a prepared data set (a folder or URI), or data.uri.
 DATA_VARIABLE = "SLIPWAY_DATA"
 
 

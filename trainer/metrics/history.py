@@ -21,6 +21,8 @@ from slipway.trainer.engines.installed import is_installed
 Record: TypeAlias = dict[str, Any]
 
 FILE_NAME = "metrics.jsonl"
+# The metrics of a custom program's model, in the model's folder: a JSON object of names and finite numbers.
+METRICS_FILE = "metrics.json"
 KINDS = ("train", "validation")
 _NOT_SCALARS = ("kind", "step", "time")
 # Seconds between segments. In a bucket every segment replaces the objects, so there they are longer.

@@ -41,9 +41,8 @@ def main() -> None:
 
     callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=report)]
     model.fit(batches(data, "train"), epochs=options.epochs, verbose=2, callbacks=callbacks)
-    metrics = model.evaluate(batches(data, "validation"), verbose=0, return_dict=True)
     training.export(model)
-    training.finish(metrics)
+    training.finish()
 
 
 if __name__ == "__main__":
