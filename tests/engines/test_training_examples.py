@@ -21,10 +21,10 @@ def test_the_pytorch_program_is_registered_and_survives_a_kill(workspace: Worksp
     import torch
 
     example = Example(workspace, "PyTorch, as with torchrun")
-    long = ("--set", "train.arguments=[--epochs, '400']", "--set", "evaluate.gate.maximum=80")
+    long = ("--set", "train.arguments=[--epochs, '100']")
     undisturbed = example.run(*long)
     assert undisturbed["verdict"]["decision"] == "promote"
-    assert undisturbed["metrics"]["rmse"] < 80
+    assert undisturbed["metrics"]["rmse"] < 65
     killed = example.run(*long, meanwhile=lambda: example.interrupt(signal.SIGKILL, rank=1))
     (restart,) = steps(killed)["train"]["outputs"]["restarts"]
     assert (restart["replica"], restart["reason"]) == ("workerpool1-0", "was killed by SIGKILL")
@@ -51,7 +51,7 @@ def test_the_pytorch_program_trains_in_a_process_per_device(workspace: Workspace
 @pytest.mark.engine("jax")
 def test_the_jax_program_is_registered_and_survives_sigterm(workspace: Workspace) -> None:
     example = Example(workspace, "JAX")
-    long = ("--set", "train.arguments=[--epochs, '400']")
+    long = ("--set", "train.arguments=[--epochs, '100']")
     undisturbed = example.run(*long)
     assert undisturbed["verdict"]["decision"] == "promote"
     assert undisturbed["metrics"]["accuracy"] >= 0.95
@@ -66,20 +66,20 @@ def test_the_jax_program_is_registered_and_survives_sigterm(workspace: Workspace
 @pytest.mark.engine("pytorch", "jax")
 def test_a_network_of_a_custom_program_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Keras network on each backend, and a Module, as Slipway's evaluation runs it."""
+    from slipway.trainer.engines.quick_import import import_tensorflow
+    from tests.engines.conftest import ENGINE
+
+    import_tensorflow(ENGINE)
     import numpy as np
 
     from slipway import training
     from slipway.components.evaluate import served_model
-    from tests.engines.conftest import ENGINE
     from tests.trainer.conftest import CLASSES, DataSets, class_image, encode
 
     DataSets().write(tmp_path / "set", train=[6])
     monkeypatch.setenv("SLIPWAY_DATA", str(tmp_path / "set"))
     for name in ("MODEL", "CHECKPOINT", "TENSORBOARD_LOG"):
         monkeypatch.setenv(f"AIP_{name}_DIR", str(tmp_path / name))
-    from slipway.trainer.engines.quick_import import import_tensorflow
-
-    import_tensorflow(ENGINE)
     import keras
     import tensorflow as tf
 
