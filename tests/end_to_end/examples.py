@@ -33,7 +33,7 @@ class Example:
         process = self.workspace.start("run", "-c", "example.yaml", *options)
         try:
             meanwhile()
-            output, error = process.communicate(timeout=280)
+            output, error = process.communicate(timeout=600)
         finally:
             process.terminate()
         assert process.returncode == 0, output + error

@@ -6,8 +6,12 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.end_to_end.examples import Example
 from tests.end_to_end.workspace import Workspace, steps
+
+pytestmark = pytest.mark.timeout(900)  # of several runs, on a busy machine
 
 
 def test_the_keras_program_survives_a_kill_on_two_replicas(workspace: Workspace) -> None:

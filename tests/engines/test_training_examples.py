@@ -10,6 +10,8 @@ import pytest
 from tests.end_to_end.examples import Example
 from tests.end_to_end.workspace import Workspace, steps
 
+pytestmark = pytest.mark.timeout(900)  # of several runs, on a busy machine
+
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:

@@ -150,7 +150,7 @@ def test_a_module_may_have_a_process_per_device():
     with pytest.raises(UserError, match="processes requires a custom training module"):
         TrainSettings(epochs=1, processes=2)
     for other in ({"command": ["julia", "fit.jl"]}, {"module": "my.training", "image": "host/image@sha256:1"}):
-        with pytest.raises(UserError, match="processes requires train.module in Slipway's image"):
+        with pytest.raises(UserError, match="processes requires train\\.module"):
             TrainSettings(processes=2, **other)
 
 
