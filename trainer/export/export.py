@@ -74,6 +74,7 @@ def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weigh
         "classes": manifest.classes,
         "image_size": list(manifest.image_size),
         "channels": manifest.channels,
+        "resize_mode": manifest.resize_mode,
         "builder": job.model.builder,
         "arguments": job.model.arguments,
         "engine": job.train.engine,
