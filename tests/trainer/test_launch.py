@@ -113,14 +113,20 @@ def test_one_replica_needs_no_cluster(launch, tmp_path):
     assert [(each["RANK"], each["WORLD_SIZE"]) for each in told(tmp_path)] == [("0", "2"), ("1", "2")]
 
 
-WAIT_FOR_THE_OTHER = "time.sleep(0.2); sys.exit('the connection was closed by the peer')"
+# Fails after the other replica's program has.
+FAIL_LATER = """
+while not pathlib.Path("told.1").exists():
+    time.sleep(0.05)
+time.sleep(1)
+sys.exit("the connection was closed by the peer")
+"""
 
 
 @pytest.mark.parametrize(
     ("culprit", "status"), [("os.kill(os.getpid(), 9)", 137), ("raise ValueError('mine')", 1)], ids=["killed", "failed"]
 )
 def test_a_program_that_fails_because_another_replica_is_lost_can_be_restarted(launch, two, culprit, status):
-    replicas = [launch(WAIT_FOR_THE_OTHER, **two[0]), launch(culprit, **two[1])]
+    replicas = [launch(FAIL_LATER, **two[0]), launch(culprit, **two[1])]
     outputs = [replica.communicate(timeout=60) for replica in replicas]
     assert [replica.returncode for replica in replicas] == [138, status], outputs
     assert "the program failed because worker 0 at" in outputs[0][0]

@@ -69,12 +69,19 @@ def _job_checksum(job: JobConfig) -> str:
     return hashlib.sha256(job.model_dump_json(exclude={"data"}).encode()).hexdigest()
 
 
-def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weights_step: int) -> dict[str, object]:
+def inputs_and_classes(manifest: Manifest) -> dict[str, object]:
+    """Return the entries of model.json that describe the model's images and classes."""
     return {
         "classes": manifest.classes,
         "image_size": list(manifest.image_size),
         "channels": manifest.channels,
         "resize_mode": manifest.resize_mode,
+    }
+
+
+def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weights_step: int) -> dict[str, object]:
+    return {
+        **inputs_and_classes(manifest),
         "builder": job.model.builder,
         "arguments": job.model.arguments,
         "engine": job.train.engine,

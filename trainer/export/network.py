@@ -20,7 +20,7 @@ import numpy as np
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.engines.table import ENGINES
-from slipway.trainer.export.export import RECORD_FILE, replaced
+from slipway.trainer.export.export import RECORD_FILE, inputs_and_classes, replaced
 
 if TYPE_CHECKING:
     import keras
@@ -52,9 +52,7 @@ def write(folder: Path, model: Any, manifest: Manifest, scale: float, *, from_lo
         else:
             engine, digest = _write_saved_model(place, model, manifest, scale, from_logits=from_logits)
         record = {
-            "classes": manifest.classes,
-            "image_size": list(manifest.image_size),
-            "channels": manifest.channels,
+            **inputs_and_classes(manifest),
             "engine": engine,
             "weights_checksum": digest,
             "data_fingerprint": manifest.fingerprint,

@@ -149,6 +149,15 @@ def test_a_module_may_have_a_process_per_device():
     assert spec["container_spec"]["command"] == launcher
     with pytest.raises(UserError, match="processes requires a custom training module"):
         TrainSettings(epochs=1, processes=2)
+    for other in ({"command": ["julia", "fit.jl"]}, {"module": "my.training", "image": "host/image@sha256:1"}):
+        with pytest.raises(UserError, match="processes requires train\\.module"):
+            TrainSettings(processes=2, **other)
+
+
+def test_an_image_of_ones_own_has_no_launcher():
+    settings = TrainSettings(module="my.training", image="host/image@sha256:1")
+    (spec,) = plan_training(pools(1), 0, None, "", None, settings, "").worker_pool_specs
+    assert spec["container_spec"]["command"] == ["python", "-m", "my.training"]
 
 
 @pytest.mark.parametrize("settings", [{"module": "my.training"}, {"epochs": 1}], ids=["custom module", "trainer"])
