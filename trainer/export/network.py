@@ -55,6 +55,7 @@ def write(folder: Path, model: Any, manifest: Manifest, scale: float, *, from_lo
             "classes": manifest.classes,
             "image_size": list(manifest.image_size),
             "channels": manifest.channels,
+            "resize_mode": manifest.resize_mode,
             "engine": engine,
             "weights_checksum": digest,
             "data_fingerprint": manifest.fingerprint,
