@@ -194,7 +194,7 @@ def test_a_keras_model_is_exported_with_the_serving_signature(run, monkeypatch, 
     np.testing.assert_allclose(found, expected if options else keras.ops.softmax(expected), atol=1e-6)
     assert [name.decode() for name in result["classes"][0].numpy()] == CLASSES
     record = json.loads((run / "model" / "model.json").read_text())
-    assert (record["engine"], record["classes"]) == ("tensorflow", CLASSES)
+    assert (record["engine"], record["classes"], record["resize_mode"]) == ("tensorflow", CLASSES, "stretch")
     again = keras.models.load_model(run / "model" / "model.keras")
     np.testing.assert_array_equal(again.get_weights()[0], model.get_weights()[0])
     with pytest.raises(UserError, match=r"returns \[batch, 7\]; the data set has 3 classes"):
