@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from pydantic.config import JsonDict
 
 from slipway.components.build_image.reference import check_pinned
-from slipway.components.build_image.settings import BuildSettings, ContainerSettings
+from slipway.components.build_image.settings import BuildSettings, ContainerSettings, ContentSettings
 from slipway.components.cloud.connection import SERVICES, Connection, check_endpoints
 from slipway.components.evaluate.gate import EvaluateSettings
 from slipway.components.notify.settings import NotifySettings
@@ -202,6 +202,7 @@ class RunConfig(Settings):
     kubeflow: KubeflowSettings | None = Field(
         default=None, description="A Kubeflow cluster; required for `--target kubeflow`."
     )
+    build: ContentSettings = Field(default=ContentSettings(), description="What your project adds to the images.")
     containers: ContainerSettings = Field(
         default=ContainerSettings(), description="Images for local runs with `--runner docker`."
     )
