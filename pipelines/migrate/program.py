@@ -85,7 +85,9 @@ def find(module: str, job: LegacyJob, notes: Notes) -> Program:
         )
     for uri in job.package_uris if program is not None else ():
         if not uri.rpartition("/")[2].startswith(module.partition(".")[0]):
-            notes.decisions.append(f"train.module: {uri} was installed as well; install it here and in the image.")
+            notes.decisions.append(
+                f"train.module: {uri} was installed as well; install it here, and pin it in build.requirements."
+            )
     if program is None and not job.package_uris and job.package_path is None:
         notes.decisions.append(
             f"train.module: {module} is not in this folder, so its source was not read. Migrate in the program's "
@@ -112,8 +114,8 @@ def _read(root: Path, module: str, notes: Notes) -> tuple[Change, ...]:
     requirements = _requirements(root / "setup.py")
     if requirements:
         notes.decisions.append(
-            f"train.module: setup.py requires {', '.join(requirements)}; install what is missing on this machine, and "
-            "add it to the image for Vertex AI."
+            f"train.module: setup.py requires {', '.join(requirements)}; install what is missing here, and "
+            "pin it in build.requirements for Vertex AI."
         )
     return tuple(changes_in(root, module))
 

@@ -6,14 +6,16 @@ import shutil
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from tests.end_to_end.workspace import Workspace
 
 CLASSIC = Path(__file__).with_name("classic")
 # What the listing says must change, by file and line, and the change.
 CHANGES = {
-    ("model.py", 22): ("Adam(lr=learning_rate)", "Adam(learning_rate=learning_rate)"),
+    ("model.py", 23): ("Adam(lr=learning_rate)", "Adam(learning_rate=learning_rate)"),
     ("task.py", 17): ('"master"', '"chief"'),
     ("task.py", 21): ('"master"', '"chief"'),
     ("task.py", 27): ("tf.distribute.experimental.", "tf.distribute."),
@@ -25,22 +27,34 @@ CHANGES = {
 }
 
 
+def write_digits(path: Path) -> None:
+    """Write scikit-learn's digits, which the program reads by itself: 64 pixels and a label per row."""
+    pixels, labels = load_digits(return_X_y=True)
+    np.savetxt(path, np.column_stack([pixels, labels]), fmt="%d", delimiter=",")
+
+
+def change(folder: Path) -> None:
+    """Change the program in `folder` where the listing says."""
+    for (name, number), (old, new) in CHANGES.items():
+        file = folder / "trainer" / name
+        lines = file.read_text().splitlines(keepends=True)
+        assert old in lines[number - 1]
+        lines[number - 1] = lines[number - 1].replace(old, new)
+        file.write_text("".join(lines))
+
+
 @pytest.fixture(scope="module")
 def migrated(workspace: Workspace) -> tuple[Workspace, str]:
     """A folder with the migrated job and its changed program, and what the command printed."""
     shutil.copy(CLASSIC / "config.yaml", workspace.path)
+    write_digits(workspace.path / "digits.csv")
     with tarfile.open(workspace.path / "trainer-0.1.tar.gz", "w:gz") as archive:
         archive.add(CLASSIC / "setup.py", "trainer-0.1/setup.py")
         for file in CLASSIC.glob("trainer/*.py"):
             archive.add(file, f"trainer-0.1/trainer/{file.name}")
     result = workspace.slipway("migrate", "config.yaml", "-o", "run.yaml")
     assert result.returncode == 0, result.stdout + result.stderr
-    for (name, number), (old, new) in CHANGES.items():
-        file = workspace.path / "trainer" / name
-        lines = file.read_text().splitlines(keepends=True)
-        assert old in lines[number - 1]
-        lines[number - 1] = lines[number - 1].replace(old, new)
-        file.write_text("".join(lines))
+    change(workspace.path)
     return workspace, result.stdout
 
 

@@ -238,6 +238,6 @@ def test_a_module_in_this_folder_is_read(here):
     uris = {"packageUris": ["gs://b/trainer-1.tar.gz", "gs://b/more-1.tar.gz"], "pythonModule": "trainer.task"}
     decisions = migrate(yaml.safe_dump(uris), source="config.yaml").decisions
     assert [text for text in decisions if "gs://" in text] == [
-        "train.module: gs://b/more-1.tar.gz was installed as well; install it here and in the image."
+        "train.module: gs://b/more-1.tar.gz was installed as well; install it here, and pin it in build.requirements."
     ]
     assert migration.program.changes

@@ -1,13 +1,14 @@
 import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
 
 
-def splits():
-    pixels, labels = load_digits(return_X_y=True)
-    order = np.random.RandomState(7).permutation(len(labels))
-    pixels = pixels[order].reshape(-1, 8, 8, 1).astype("float32") / 16
-    labels = labels[order].astype("int64")
+def splits(path):
+    """Return the images and labels for training and for testing; a row of the file is 64 pixels and a label."""
+    with tf.io.gfile.GFile(path) as file:
+        rows = np.loadtxt(file, delimiter=",", dtype="float32")
+    rows = rows[np.random.RandomState(7).permutation(len(rows))]
+    pixels = rows[:, :64].reshape(-1, 8, 8, 1) / 16
+    labels = rows[:, 64].astype("int64")
     return (pixels[:1440], labels[:1440]), (pixels[1440:], labels[1440:])
 
 

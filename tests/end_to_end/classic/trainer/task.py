@@ -29,7 +29,7 @@ def strategy():
 
 def train(arguments):
     distribution = strategy()
-    (pixels, labels), (test_pixels, test_labels) = models.splits()
+    (pixels, labels), (test_pixels, test_labels) = models.splits(arguments.data_file)
     examples = tf.data.Dataset.from_tensor_slices((pixels, labels)).shuffle(1440, seed=3).batch(BATCH)
     batches = distribution.experimental_distribute_dataset(examples)
     with distribution.scope():
@@ -68,6 +68,7 @@ def train(arguments):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--job-dir", required=True)
+    parser.add_argument("--data-file", required=True)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--learning-rate", type=float, default=0.001)
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.INFO)
