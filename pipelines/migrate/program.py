@@ -70,7 +70,7 @@ def find(module: str, job: LegacyJob, notes: Notes) -> Program:
             continue
         with _unpacked(archive, module) as root:
             if root is not None:
-                notes.changed.append(f"{uri} is unpacked next to the written configuration; train.module imports it")
+                notes.changed.append(f"{uri} is unpacked next to the written configuration; git add it for the image")
                 program = Program(module, _read(root, module, notes), archive)
                 break
     if program is None and _has(Path.cwd(), module):

@@ -275,6 +275,8 @@ def test_a_migrated_program_runs_on_two_replicas(cloud: Cloud, submitted: dict[s
     done = cloud("migrate", "-o", "classic.yaml", "--", "--config", str(CLASSIC / "config.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     change_program(cloud.folder)
+    for command in (["init", "--quiet"], ["add", "trainer"]):  # images contain what git tracks
+        subprocess.run(["git", "-C", str(cloud.folder), *command], check=True)
     values = yaml.safe_load((cloud.folder / "classic.yaml").read_text())
     assert values["hardware"] == "cpu*2"
     values["vertex"] = yaml.safe_load((cloud.folder / "run.yaml").read_text())["vertex"]

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,8 @@ def test_a_migrated_configuration_passes_the_doctor(tmp_path, monkeypatch):
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/__init__.py").touch()
     (tmp_path / "trainer/task.py").write_text("print('training')\n")
+    for command in (["init", "--quiet"], ["add", "trainer"]):  # images contain what git tracks
+        subprocess.run(["git", *command], check=True)
     for example, (text, _) in EXAMPLES.items():
         file = tmp_path / "run.yaml"
         file.write_text(migrate(text, source="config.yaml").yaml)
