@@ -116,8 +116,8 @@ class ServedModel:
         ours, theirs = set(self._classes), set(self._data.classes)
         return Measured(
             folder=self._folder,
-            description=_read_json(self._folder / "model.json"),
-            registration=_read_json(self._folder / "metadata.json"),
+            description=read_json(self._folder / "model.json"),
+            registration=read_json(self._folder / "metadata.json"),
             measures=self._measures,
             unknown=tuple(name for name in self._data.classes if name not in ours),
             foreign=tuple(name for name in self._classes if name not in theirs),
@@ -224,7 +224,7 @@ def _sentence(error: Exception) -> str:
     return lines[0].strip().rstrip(".")[:200]
 
 
-def _read_json(path: Path) -> JsonObject:
+def read_json(path: Path) -> JsonObject:
     """Return the JSON object in a file, {} if it is missing or invalid."""
     try:
         content = json.loads(path.read_bytes())
