@@ -70,9 +70,14 @@ def changes_in(root: Path, module: str) -> list[Change]:
 
 
 def _python2(file: SourceFile, root: Path) -> Iterator[Change]:
+    path = file.path.relative_to(root)
     for line, message in sorted(file.errors.items()):
-        path = str(file.path.relative_to(root))
-        yield Change(path, (line,), "this line", f"is not Python 3 ({message})", "write it in Python 3", PYTHON3)
+        why = f"is not Python 3 ({message})"
+        yield Change(str(path), (line,), "this line", why, "write it in Python 3", PYTHON3)
+    for line, name in file.siblings.items():
+        why = "is in this file's package, where only Python 2 finds it by this name"
+        use = f"use from {'.'.join(path.parent.parts)} import {name}"
+        yield Change(str(path), (line,), f"import {name}", why, use, PYTHON3)
 
 
 def _applies(row: LegacyAPI, occurring: set[str]) -> bool:

@@ -239,6 +239,7 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
             "keras.layers.CuDNNLSTM": "use keras.layers.LSTM",
             "keras.layers.CuDNNGRU": "use keras.layers.GRU",
             "keras.layers.DenseFeatures": "use keras.utils.FeatureSpace",
+            "keras.experimental.export_saved_model": "use model.export(os.environ['AIP_MODEL_DIR'])",
             "keras.backend.set_session": "remove it",
             "keras.backend.get_session": "remove it",
         },
@@ -287,6 +288,7 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
             "tf.train.SyncReplicasOptimizer": "use tf.distribute.MultiWorkerMirroredStrategy()",
         },
     ),
+    LegacyAPI("module", "tensorflow.python", "is private and differs in every version", "use the public name", TF2),
     *_rows(
         "method",
         "was removed in TensorFlow 2",

@@ -17,11 +17,16 @@ EXCEPT = re.compile(r"^(\s*except\s+[^:]+?)\s*,\s*(\w+)\s*:(.*)$")
 
 @dataclass
 class SourceFile:
-    """A file of a program; `errors` are the lines that Python 3 does not parse, with its message."""
+    """A file of a program.
+
+    `errors` are the lines that Python 3 does not parse, with its message; `siblings` those that import a module of the
+    file's own package by its bare name, as Python 2 allowed, with that name.
+    """
 
     path: Path
     tree: ast.Module
     errors: dict[int, str] = field(default_factory=dict)
+    siblings: dict[int, str] = field(default_factory=dict)
 
 
 def read_program(root: Path, module: str) -> list[SourceFile]:
@@ -32,10 +37,15 @@ def read_program(root: Path, module: str) -> list[SourceFile]:
         path = wanted.pop(0)
         if path in found:
             continue
-        found[path] = read_file(path)
+        found[path] = file = read_file(path)
         package = [*path.relative_to(root).parent.parts]
-        for name in _imported(found[path].tree, package):
-            wanted += _files(root, name)
+        for line, name in _imported(file.tree, package):
+            files = list(_files(root, name))
+            top = name.partition(".")[0]
+            if package and not any(_files(root, top)) and not (root / top).is_dir() and any(_files(path.parent, top)):
+                file.siblings[line] = top
+                files = list(_files(path.parent, name))
+            wanted += files
     return list(found.values())
 
 
@@ -93,13 +103,13 @@ def _files(root: Path, module: str) -> Iterator[Path]:
             yield path.with_name(f"{part}.py")
 
 
-def _imported(tree: ast.Module, package: list[str]) -> Iterator[str]:
-    """Yield the dotted names that a file imports; `package` is the file's."""
+def _imported(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield the lines and dotted names of a file's imports; `package` is the file's."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            yield base
-            yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names if alias.name != "*")
+            names = [alias.name for alias in node.names if alias.name != "*"]
+            yield from ((node.lineno, ".".join(filter(None, (base, name)))) for name in ("", *names))

@@ -82,6 +82,10 @@ PROGRAMS = {
     ],
     "import os\nos.environ['TF_CONFIG'] = ''\nbranch = 'main'": [],
     "branch = 'master'": [],
+    "from tensorflow.python.saved_model import builder": [("1", "import tensorflow.python.saved_model.builder")],
+    "import tensorflow as tf\ntf.keras.experimental.export_saved_model(m, 'a')": [
+        ("2", "tf.keras.experimental.export_saved_model")
+    ],
     "import urllib2\nfrom six.moves import range\nfor i in xrange(3): d.iteritems()": [
         ("1", "import urllib2"),
         ("3", ".iteritems()"),
@@ -137,6 +141,19 @@ def test_files_that_the_module_imports_are_read_and_no_others(tmp_path):
     )
     files = {change.path for change in changes_in(tmp_path, "trainer.task")}
     assert files == {"trainer/model.py", "trainer/deep/net.py", "trainer/util.py", "helper.py", "trainer/task.py"}
+
+
+def test_an_import_that_only_python_2_finds_is_followed_and_listed(tmp_path):
+    write(
+        tmp_path,
+        trainer__task="import model\nimport json\nimport helper\n",
+        trainer__model="import urllib2\n",
+        helper="",
+    )
+    changes = {(change.path, change.lines, change.found): change for change in changes_in(tmp_path, "trainer.task")}
+    assert changes["trainer/task.py", (1,), "import model"].replacement == "use from trainer import model"
+    assert ("trainer/model.py", (1,), "import urllib2") in changes
+    assert {found for _, _, found in changes} == {"import model", "import urllib2", "the program"}
 
 
 def test_where_the_model_and_its_metrics_are_written(tmp_path):
