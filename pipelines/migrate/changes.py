@@ -58,10 +58,12 @@ def changes_in(root: Path, module: str) -> list[Change]:
     ]
     listed += [change for file in files for change in _python2(file, root)]
     if files:
-        path = module.replace(".", "/") + ".py"
+        name = Path(*module.split("."))
+        main = name.with_suffix(".py")
+        main = main if (root / main).is_file() else name / "__main__.py"
         written = {each.replacement for each in listed}
         listed += [
-            Change(path, (1,), "the program", row.why, row.replacement, row.source)
+            Change(str(main), (1,), "the program", row.why, row.replacement, row.source)
             for row in rows
             if row.kind == "absent" and row.replacement not in written
             if not any(each.endswith(row.pattern) for each in occurring)

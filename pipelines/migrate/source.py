@@ -32,7 +32,7 @@ class SourceFile:
 def read_program(root: Path, module: str) -> list[SourceFile]:
     """Return the module's file and the files below `root` that it imports, in the order in which they are found."""
     found: dict[Path, SourceFile] = {}
-    wanted = list(_files(root, module))
+    wanted = [*_files(root, module), *_files(root, f"{module}.__main__")]
     while wanted:
         path = wanted.pop(0)
         if path in found:
@@ -51,7 +51,7 @@ def read_program(root: Path, module: str) -> list[SourceFile]:
 
 def read_file(path: Path) -> SourceFile:
     """Return a file's syntax tree; lines of Python 2 are translated or skipped, and listed."""
-    lines = path.read_text(errors="replace").replace("\0", " ").splitlines()
+    lines = path.read_text(errors="replace").replace("\0", " ").split("\n")
     errors: dict[int, str] = {}
     skipped: set[int] = set()
     while True:

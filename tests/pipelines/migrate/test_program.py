@@ -156,6 +156,12 @@ def test_an_import_that_only_python_2_finds_is_followed_and_listed(tmp_path):
     assert {found for _, _, found in changes} == {"import model", "import urllib2", "the program"}
 
 
+def test_a_package_is_run_by_its_main_module(here):
+    write(here, trainer__task="import urllib2\n")
+    (here / "trainer/task.py").rename(here / "trainer/__main__.py")
+    assert migrate("pythonModule: trainer", source="config.yaml").program.changes[0].path == "trainer/__main__.py"
+
+
 def test_where_the_model_and_its_metrics_are_written(tmp_path):
     write(tmp_path, task="import keras\nmodel.export('a')\n")
     model, metrics = sorted(listed(tmp_path), reverse=True)
