@@ -100,6 +100,14 @@ def read_history(path: Path) -> History:
     return History([record for record in records if {"step", "kind"} <= record.keys()])
 
 
+def curve_names(history: History, description: JsonObject) -> list[str]:
+    """Return the metrics with a learning curve: all of a custom program, which has no builder in its model.json.
+
+    Slipway's trainer also records its speed.
+    """
+    return ["loss", "accuracy"] if "builder" in description else history.names()
+
+
 def learning_curve(history: History, figure: str) -> str | None:
     """Plot `figure` (loss or accuracy) by step, for training and validation; None if nothing was recorded."""
     train, validation = history.series("train", figure), history.series("validation", figure)

@@ -126,7 +126,7 @@ def _content(evaluation: Evaluation) -> JsonObject:
     in_full = classes <= CLASSES_IN_FULL
     if not in_full:
         rows.sort(key=lambda row: (row.examples == 0, row.f1))
-    curves = [charts.learning_curve(history, figure) for figure in ("loss", "accuracy")]
+    curves = [charts.learning_curve(history, name) for name in charts.curve_names(history, model.description)]
     return {
         "verdict": evaluation.verdict,
         "gate": gate_text(evaluation.settings.gate),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipway.components.worker_pools import DATA_VARIABLE, Container, WorkerPool, count_replicas
+from slipway.components.worker_pools import Container, WorkerPool, count_replicas
 from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.core.paths import DATA_VARIABLE
+from slipway.trainer import launch
 from slipway.trainer.checkpoint.best import no_validation
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.data.assignment import check_shared_evenly
@@ -90,8 +92,10 @@ def plan_training(
 def _own_container(train: TrainSettings, data: str) -> Container:
     """Return the container specification of a custom program; without a command, its image's entry point runs."""
     container: Container = {"args": list(train.arguments)}
-    if train.module is not None:
-        container["command"] = ["python", "-m", train.module]
+    if train.module is not None and train.image is not None:
+        container["command"] = ["python", "-m", train.module]  # Slipway is not in the image
+    elif train.module is not None:
+        container["command"] = launch.command(train.module, train.processes)
     elif train.command is not None:
         container["command"] = list(train.command)
     if data:
