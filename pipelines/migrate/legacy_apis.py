@@ -181,13 +181,16 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
         valid=(".keras", ".weights.h5"),
         keyword="filepath",
     ),
-    LegacyAPI("absent", "AIP_MODEL_DIR", "saves no model to AIP_MODEL_DIR", REGISTERED, VERTEX),
+    LegacyAPI(
+        "absent", "AIP_MODEL_DIR", "saves no model to AIP_MODEL_DIR", REGISTERED, VERTEX, unless="slipway.training"
+    ),
     LegacyAPI(
         "absent",
         "metrics.json",
         "writes no metrics.json to AIP_MODEL_DIR, by which a model is promoted",
-        'let the chief write it, such as {"accuracy": 0.97}, or set evaluate.module',
+        'let the chief write it, such as {"accuracy": 0.97} (slipway.training.finish), or set evaluate.module',
         "docs/your-own-training-loop.md",
+        unless="slipway.training",
     ),
     # --- Keras 2
     *_rows(

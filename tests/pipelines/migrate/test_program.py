@@ -175,6 +175,8 @@ def test_where_the_model_and_its_metrics_are_written(tmp_path):
         "task.py:1: the program saves no model",
         "task.py:1: the program writes no metrics.json",
     ]
+    write(tmp_path, task="from slipway import training\ntraining.export(model)\ntraining.finish({'accuracy': 1})\n")
+    assert listed(tmp_path) == []
 
 
 def example(row) -> str:
