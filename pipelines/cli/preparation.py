@@ -156,6 +156,9 @@ def migrate(
     command.save(migration, output)
     command.show(console, migration)
     console.print(f"{output}: resolve the lines marked DECIDE, then run", highlight=False, soft_wrap=True)
+    if migration.program and migration.program.archive and output.parent != Path():  # where the program is importable
+        console.print(f"  cd {output.parent}", highlight=False, soft_wrap=True)
+        output = Path(output.name)
     console.print(f"  slipway doctor -c {output} --target vertex", highlight=False, soft_wrap=True)
 
 

@@ -40,10 +40,10 @@ def migration_of(source: Path | None, arguments: Sequence[str] = ()) -> Migratio
 
 
 def save(migration: Migration, output: Path) -> None:
-    """Write the configuration.
+    """Write the configuration, and unpack an archived program next to it.
 
     Raises:
-        UserError: The file already exists, or its folder does not.
+        UserError: The file or a file of the program already exists, or the file's folder does not exist.
     """
     if output.exists():
         raise UserError(
@@ -53,12 +53,19 @@ def save(migration: Migration, output: Path) -> None:
             fix="choose another path for -o",
         )
     check_folder_of(output)
+    if migration.program is not None:
+        migration.program.unpack(output.parent)
     output.write_text(migration.yaml)
 
 
 def show(console: Console, migration: Migration) -> None:
-    """Print the changes, the dropped settings and the open decisions."""
-    lists = {"changed": migration.changed, "dropped": migration.dropped, "to decide": migration.decisions}
+    """Print the changes, the dropped settings, the open decisions, and what must change in the program."""
+    lists = {
+        "changed": migration.changed,
+        "dropped": migration.dropped,
+        "to decide": migration.decisions,
+        "to change in the program": [str(change) for change in migration.program.changes] if migration.program else [],
+    }
     for title, sentences in lists.items():
         if sentences:
             console.print(f"[bold]{title}[/]")

@@ -9,20 +9,22 @@ from dataclasses import dataclass, replace
 
 import yaml
 
+from slipway.components.build_image.reference import ImageReference
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.migrate.flags import read_flags
-from slipway.pipelines.migrate.job import ROLES, LegacyJob, parse_text, read_job
+from slipway.pipelines.migrate.job import ROLES, LegacyJob, LegacyReplica, parse_text, read_job
 from slipway.pipelines.migrate.legacy_machines import SHUTDOWN
+from slipway.pipelines.migrate.program import Program, find
 from slipway.pipelines.migrate.replacement import Notes, hardware_for, region_for
 
 NAME_LENGTH = 40
 WIDTH = 110
-# Placeholders for what the job does not contain, so that the configuration runs unchanged.
-STAND_IN_DATA = {"source": "digits"}
-STAND_IN_MODEL = {"builder": "slipway.trainer.models.digits:build"}
-STAND_IN_EPOCHS = 10
-USUAL_BATCH = 64
+# Placeholders for what the job does not contain. The module is the one of AI Platform's guides.
+STAND_IN_MODULE = "trainer.task"
 PROJECT = "your-project"
+MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+# Google's images for training on AI Platform.
+PREBUILT = "gcr.io/cloud-ml-public/"
 # Formats that VertexSettings accepts; other values are dropped with a note.
 FORMS = {
     "service_account": (re.compile(r"[^@\s/:]+@[^@\s/:]+"), "service account e-mail address"),
@@ -39,7 +41,8 @@ BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]*[a-z0-9]")
 class Migration:
     """A run configuration and notes on its migration.
 
-    `yaml` is `configuration` with comments; `changed`, `dropped` and `decisions` are sentences.
+    `yaml` is `configuration` with comments; `changed`, `dropped` and `decisions` are sentences. `program` is the job's
+    Python program; None if its image contains it.
     """
 
     configuration: dict[str, object]
@@ -47,11 +50,7 @@ class Migration:
     changed: tuple[str, ...]
     dropped: tuple[str, ...]
     decisions: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the migration as plain data."""
-        lists = {"changed": self.changed, "dropped": self.dropped, "decisions": self.decisions}
-        return {"configuration": self.configuration, **{key: list(value) for key, value in lists.items()}}
+    program: Program | None
 
 
 def migrate(text: str, *, source: str) -> Migration:
@@ -82,24 +81,96 @@ def from_arguments(arguments: list[str]) -> Migration:
 def _migrate(job: LegacyJob, source: str) -> Migration:
     notes = Notes()
     hardware = hardware_for(job, notes)
+    train, program = _train(job, notes)
     configuration: dict[str, object] = {
         "name": _name(job, notes),
         "hardware": str(hardware),
-        "data": STAND_IN_DATA,
-        "model": STAND_IN_MODEL,
-        "train": {**_engine(hardware, notes), "epochs": STAND_IN_EPOCHS, "batch_size": _batch_size(hardware)},
+        "train": train,
         "vertex": _vertex(job, hardware, notes),
     }
-    _decide_what_is_trained(job, notes)
     _note_the_rest(job, notes)
     heading = [
         f"From {source}. AI Platform Training was shut down on {SHUTDOWN.isoformat()}; this run "
-        "configuration replaces the job. Settings marked DECIDE hold placeholders that need a decision.",
+        "configuration replaces the job. Settings marked DECIDE hold placeholders or need a decision.",
         *(f"Changed: {text}." for text in notes.changed),
         *(f"Dropped: {text}." for text in notes.dropped),
     ]
     text = _document(configuration, _comments(notes.decisions), heading, _remains(job))
-    return Migration(configuration, text, tuple(notes.changed), tuple(notes.dropped), tuple(notes.decisions))
+    return Migration(configuration, text, tuple(notes.changed), tuple(notes.dropped), tuple(notes.decisions), program)
+
+
+def _train(job: LegacyJob, notes: Notes) -> tuple[dict[str, object], Program | None]:
+    """Return the section `train`, which runs the job's program, and the program unless it is in the job's image."""
+    train: dict[str, object] = {}
+    program = None
+    chief = _chief(job)
+    in_image = job.python_module is None
+    if image := _image(job, notes):
+        train["image"] = image
+    if in_image and chief.command:
+        train["command"] = list(chief.command)
+        notes.changed.append("containerCommand became train.command")
+    elif not (in_image and image):
+        train["module"] = _module(job, notes)
+        program = find(str(train["module"]), job, notes)
+        if count := len(program.changes):
+            places = "1 place" if count == 1 else f"{count} places"
+            notes.decisions.append(f"train.module: the program must change in {places}; slipway migrate lists them.")
+    arguments = [*((in_image and chief.arguments) or job.arguments)]
+    if arguments:
+        notes.changed.append("the program's arguments became train.arguments")
+    if job.job_dir:
+        arguments += ["--job-dir", job.job_dir]
+        notes.changed.append(f"jobDir {job.job_dir} is passed to the program as --job-dir, as before")
+        notes.decisions.append(
+            "train.arguments: --job-dir is the same folder for every run, also on this machine; each run's own folders "
+            "are AIP_MODEL_DIR and AIP_CHECKPOINT_DIR."
+        )
+    if arguments:
+        train["arguments"] = arguments
+    return train, program
+
+
+def _chief(job: LegacyJob) -> LegacyReplica:
+    """Return the replica whose image and command all replicas have now: the first one that has an image."""
+    replicas = [job.replica(role) for role in ("master", "worker")]
+    return next((replica for replica in replicas if replica.image), replicas[0])
+
+
+def _image(job: LegacyJob, notes: Notes) -> str | None:
+    """Return the image of the job's own, pinned, in which its program is; None if it has none."""
+    images = list(dict.fromkeys(replica.image for role in ROLES if (replica := job.replica(role)).image))
+    for image in images:
+        if image.startswith(PREBUILT):
+            notes.dropped.append(
+                f"{image}: Google's images for AI Platform are no longer available. Slipway builds the training image "
+                "when the run starts (docs/images.md)"
+            )
+    own = [image for image in images if not image.startswith(PREBUILT)]
+    if not own:
+        return None
+    for other in own[1:]:
+        notes.dropped.append(f"{other}: all replicas now run the same image, {own[0]}")
+    found = ImageReference.parse(own[0])
+    image = own[0] if found.is_pinned else f"{own[0].partition('@')[0].removesuffix(':latest')}:1"
+    if found.is_pinned:
+        notes.changed.append(f"imageUri {own[0]} became train.image")
+    else:
+        notes.decisions.append(f"train.image: {own[0]} has no fixed version; {image} is a placeholder.")
+    if image.partition("/")[0].endswith("gcr.io"):
+        notes.decisions.append("train.image: Container Registry was shut down; copy the image to Artifact Registry.")
+    return image
+
+
+def _module(job: LegacyJob, notes: Notes) -> str:
+    """Return the job's module, or a placeholder."""
+    module = job.python_module or ""
+    if MODULE.fullmatch(module):
+        notes.changed.append(f"pythonModule {module} became train.module")
+        return module
+    said = f"{module} is not the name of a module" if module else "the job names no module"
+    notes.decisions.append(f"train.module: {said}; {STAND_IN_MODULE} is a placeholder.")
+    return STAND_IN_MODULE
 
 
 def _comments(decisions: Sequence[str]) -> dict[str, str]:
@@ -122,22 +193,6 @@ def _name(job: LegacyJob, notes: Notes) -> str:
     return name
 
 
-def _engine(hardware: Hardware, notes: Notes) -> dict[str, object]:
-    """Return the setting of an engine other than TensorFlow, if only that one trains on the hardware."""
-    reason = hardware.why_not("tensorflow")
-    if reason is None:
-        return {}
-    engine = hardware.supported_engines[0]
-    notes.decisions.append(f"train: {reason[:-1]}, so the engine is {engine} (docs/engines.md).")
-    return {"engine": engine}
-
-
-def _batch_size(hardware: Hardware) -> int:
-    """Return the default batch size, rounded up to a multiple of the device count."""
-    devices = hardware.replicas * max(1, hardware.accelerators_per_replica)
-    return -(-USUAL_BATCH // devices) * devices
-
-
 def _vertex(job: LegacyJob, hardware: Hardware, notes: Notes) -> dict[str, object]:
     region = region_for(job, hardware, notes)
     project = job.project or PROJECT
@@ -150,12 +205,7 @@ def _vertex(job: LegacyJob, hardware: Hardware, notes: Notes) -> dict[str, objec
         "bucket": _bucket(job, notes),
         "serving_image": f"{repository}/serving:1",
     }
-    images = sorted({replica.image for replica in job.replicas.values() if replica.image})
-    if images:
-        notes.changed.append(
-            f"{', '.join(images)}: replaced by Slipway's training image, built when the run starts (docs/images.md)"
-        )
-    notes.decisions.append("vertex.serving_image: set the image that serves the SavedModel.")
+    notes.decisions.append("vertex.serving_image: set the image that serves the model.")
     for setting, key, value in (
         ("service_account", "serviceAccount", job.service_account),
         ("network", "network", job.network),
@@ -184,21 +234,6 @@ def _bucket(job: LegacyJob, notes: Notes) -> str:
     return "gs://your-bucket"
 
 
-def _decide_what_is_trained(job: LegacyJob, notes: Notes) -> None:
-    """Note the settings that the user's program used to decide."""
-    notes.decisions.append(
-        f"data: the program read its own data; {STAND_IN_DATA['source']} is a placeholder. "
-        "images:FOLDER reads class/*.png."
-    )
-    program = job.python_module or job.package_path or "the program"
-    notes.decisions.append(
-        f"model: {program} built and trained its model; in Slipway a function builds it and the trainer trains it "
-        "(docs/your-own-model.md). The digits example is a placeholder."
-    )
-    said = "; its arguments are at the end of this file" if job.arguments else ""
-    notes.decisions.append(f"train: the program set epochs and batch size{said}.")
-
-
 def _note_the_rest(job: LegacyJob, notes: Notes) -> None:
     """Note the settings that have no equivalent."""
     if job.runtime_version or job.python_version:
@@ -208,43 +243,35 @@ def _note_the_rest(job: LegacyJob, notes: Notes) -> None:
             f"{' and '.join(versions)}: the training image determines both, and "
             "Google's prebuilt training images are no longer available"
         )
-    if job.job_dir:
-        notes.dropped.append(
-            f"jobDir {job.job_dir}: checkpoints and the model are written to runs/ in vertex.bucket, "
-            "and no --job-dir is passed"
-        )
-    if job.package_uris or job.package_path or job.python_module:
-        named = ", ".join(filter(None, (job.package_path, job.python_module, *job.package_uris)))
-        notes.dropped.append(f"the packaged program ({named}): replaced by the trainer and your model function")
     if job.hyperparameters:
-        notes.dropped.append("hyperparameters: tuning jobs are not supported; start one run per trial with --set")
+        notes.dropped.append(
+            "hyperparameters: kept as a comment at the end of the file, because tuning jobs are not supported; start "
+            "one run per trial, with --set train.arguments=[…]"
+        )
     simple = {
-        "useChiefInTfConfig": (job.use_chief, "the trainer accepts both chief and master"),
+        "useChiefInTfConfig": (job.use_chief, "TF_CONFIG calls the first replica chief"),
         "scheduling.priority": (job.priority, "Vertex AI has no job priority"),
         "enableWebAccess": (job.web_access, "interactive shells are not supported"),
     }
     notes.dropped += [f"{key} {value}: {why}" for key, (value, why) in simple.items() if value is not None]
-    for role in ROLES:
-        replica = job.replica(role)
-        if replica.command or replica.arguments:
-            notes.dropped.append(f"{role}Config.containerCommand and containerArgs: replaced by the trainer's command")
+    for key in _unused_commands(job):
+        notes.dropped.append(f"{key}.containerCommand and containerArgs: all replicas run the section train's program")
+
+
+def _unused_commands(job: LegacyJob) -> dict[str, object]:
+    """Return the containers' commands that differ from the one that all replicas run now."""
+    chief = _chief(job)
+    used = (chief.command, chief.arguments) if job.python_module is None else ((), ())
+    return {
+        f"{role}Config": {"containerCommand": list(replica.command), "containerArgs": list(replica.arguments)}
+        for role, replica in job.replicas.items()
+        if (replica.command or replica.arguments) and (replica.command, replica.arguments) != used
+    }
 
 
 def _remains(job: LegacyJob) -> dict[str, object]:
-    """Return the job's settings that are needed for the open decisions."""
-    commands = {
-        f"{role}Config": {"containerCommand": list(replica.command), "containerArgs": list(replica.arguments)}
-        for role, replica in job.replicas.items()
-        if replica.command or replica.arguments
-    }
-    remains: dict[str, object] = {
-        "packagePath": job.package_path,
-        "packageUris": list(job.package_uris),
-        "pythonModule": job.python_module,
-        "args": list(job.arguments),
-        "hyperparameters": job.hyperparameters,
-        **commands,
-    }
+    """Return the job's settings that have no equivalent."""
+    remains: dict[str, object] = {"hyperparameters": job.hyperparameters, **_unused_commands(job)}
     return {key: value for key, value in remains.items() if value}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from slipway.trainer.checkpoint.store import pointed_step
 from tests.containers.conftest import Sources
 from tests.containers.engine import Engine
 from tests.containers.loopback import build_launcher, vertex_on_loopback
+from tests.end_to_end.test_migration import CLASSIC, write_digits
+from tests.end_to_end.test_migration import change as change_program
 from tests.end_to_end.workspace import steps, wait_for
 from tests.fakes.google import FakeGoogle
 from tests.fakes.ready import BUCKET, vertex_settings
@@ -263,3 +266,32 @@ def test_another_user_than_the_mounter_cannot_write_to_the_bucket(cloud: Cloud, 
     print(explained)
     assert "Permission denied" in explained
     assert "/gcs/" in explained
+
+
+def test_a_migrated_program_runs_on_two_replicas(cloud: Cloud, submitted: dict[str, Any]) -> None:
+    """The last test: its model is the project's second one."""
+    shutil.copytree(CLASSIC / "trainer", cloud.folder / "trainer")
+    write_digits(cloud.path(f"gs://{BUCKET}/digits.csv"))
+    done = cloud("migrate", "-o", "classic.yaml", "--", "--config", str(CLASSIC / "config.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    change_program(cloud.folder)
+    for command in (["init", "--quiet"], ["add", "trainer"]):  # images contain what git tracks
+        subprocess.run(["git", "-C", str(cloud.folder), *command], check=True)
+    values = yaml.safe_load((cloud.folder / "classic.yaml").read_text())
+    assert values["hardware"] == "cpu*2"
+    values["vertex"] = yaml.safe_load((cloud.folder / "run.yaml").read_text())["vertex"]
+    arguments = values["train"]["arguments"]
+    arguments[arguments.index("digits.csv")] = f"/gcs/{BUCKET}/digits.csv"
+    (cloud.folder / "classic.yaml").write_text(yaml.safe_dump(values))
+    done = cloud("run", "-c", "classic.yaml", "--target", "vertex")
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = cloud.record()
+    assert record["metrics"]["accuracy"] >= 0.9
+    assert record["verdict"]["decision"] == "promote"
+    lines = cloud.lines(cloud.training_jobs()[-1])
+    for name, task in zip(REPLICAS, ("chief", "worker"), strict=True):
+        assert any(f"replica {task} of 2: test accuracy" in line for line in lines[name]), lines[name]
+    models = cloud.google.region.models.models
+    assert [len(versions) for versions in models.values()][-1] == 1
+    model = cloud.path(f"gs://{BUCKET}/runs/{record['run_id']}/model")
+    assert (model / "saved_model.pb").is_file() and (model / "metrics.json").is_file()

@@ -7,6 +7,8 @@ import io
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -85,9 +87,9 @@ def check(migration) -> RunConfig:
     config = RunConfig.model_validate(migration.configuration)
     assert config.hardware == migration.configuration["hardware"]
     assert config.vertex is not None
-    validate_for(config.parsed_hardware, region=config.vertex.region, engine=config.train.engine)
-    devices = config.parsed_hardware.replicas * max(1, config.parsed_hardware.accelerators_per_replica)
-    assert config.train.batch_size % devices == 0
+    validate_for(config.parsed_hardware, region=config.vertex.region)
+    assert config.parsed_hardware.why_not("tensorflow", own_program=True) is None
+    assert config.data is None and config.model is None
     for decision in migration.decisions:
         setting, _, rest = decision.partition(": ")
         assert rest, decision
@@ -112,10 +114,16 @@ def test_every_example_of_the_guides(example):
 
 
 @pytest.mark.slow
-def test_a_migrated_configuration_passes_the_doctor(tmp_path):
+def test_a_migrated_configuration_passes_the_doctor(tmp_path, monkeypatch):
     from slipway.pipelines.config.config import load
     from slipway.pipelines.doctor import CHECKS, Context, examine
 
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/__init__.py").touch()
+    (tmp_path / "trainer/task.py").write_text("print('training')\n")
+    for command in (["init", "--quiet"], ["add", "trainer"]):  # images contain what git tracks
+        subprocess.run(["git", *command], check=True)
     for example, (text, _) in EXAMPLES.items():
         file = tmp_path / "run.yaml"
         file.write_text(migrate(text, source="config.yaml").yaml)
@@ -258,7 +266,7 @@ INEXACT = [
     (TPU | {"workerConfig": replica("TPU_V3", 4)}, "tpu-v3-8", "decisions", "no TPU v3 with 4 cores"),
     (TPU | {"workerConfig": replica("TPU_V3", 32)}, "tpu-v3-32", "changed", "TPU_V3"),
     (TPU | SERVERS, "tpu-v2-8", "dropped", "3 parameter servers"),
-    (TPU | {"workerConfig": {"imageUri": "gcr.io/p/i"}}, "tpu-v2-8", "changed", "gcr.io/p/i"),
+    (TPU | {"workerConfig": {"imageUri": "gcr.io/p/i"}}, "tpu-v2-8", "decisions", "gcr.io/p/i has no fixed version"),
     ({"masterType": "cloud_tpu"}, "tpu-v2-8", "dropped", "the master: a TPU job"),
     ({"masterType": "n1-standard-4", "masterConfig": V2}, "tpu-v2-8", "changed", "TPU_V2"),
     (TPU | {"region": "europe-west1"}, "tpu-v2-8", "decisions", "no tpu-v2 for training in europe-west1"),
@@ -362,8 +370,6 @@ def test_every_field_is_mapped_or_listed():
     for words in (
         ("1 evaluator (n1-standard-4)",),
         ("runtimeVersion 2.1 and pythonVersion 3.7",),
-        ("jobDir gs://my-bucket/jobs/7",),
-        ("trainer.task", "gs://my-bucket/trainer-1.0.tar.gz"),
         ("hyperparameters",),
         ("maxWaitTime 3600s", "FLEX_START"),
         ("scheduling.priority 5",),
@@ -374,9 +380,52 @@ def test_every_field_is_mapped_or_listed():
     assert said(migration.changed, "My_Job_7", "my-job-7")
     tail = migration.yaml.partition("# Old settings without an equivalent:\n")[2]
     kept = yaml.safe_load("\n".join(line.removeprefix("# ").removeprefix("#") for line in tail.splitlines()))
-    assert kept["args"] == ["--learning-rate=0.1", "--epochs", "3"]
-    assert kept["hyperparameters"]["maxTrials"] == "10"
-    assert kept["pythonModule"] == "trainer.task"
+    assert kept == {"hyperparameters": {"goal": "MAXIMIZE", "maxTrials": "10"}}
+    assert config.train.module == "trainer.task"
+    assert config.train.arguments == ("--learning-rate=0.1", "--epochs", "3", "--job-dir", "gs://my-bucket/jobs/7")
+    assert said(migration.changed, "gs://my-bucket/jobs/7", "--job-dir")
+    assert said(migration.decisions, "train.module: gs://my-bucket/trainer-1.0.tar.gz", "gcloud storage cp")
+
+
+DIGEST = "sha256:" + 64 * "a"
+OWN = f"eu-docker.pkg.dev/p/r/trainer@{DIGEST}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "train"),
+    [
+        ({"imageUri": OWN}, {"image": OWN}),
+        ({"imageUri": "eu-docker.pkg.dev/p/r/trainer:v3"}, {"image": "eu-docker.pkg.dev/p/r/trainer:v3"}),
+        ({"imageUri": "eu-docker.pkg.dev/p/r/trainer:latest"}, {"image": "eu-docker.pkg.dev/p/r/trainer:1"}),
+        (
+            {"imageUri": OWN, "containerCommand": ["julia", "train.jl"], "containerArgs": ["--lr", "0.1"]},
+            {"image": OWN, "command": ["julia", "train.jl"], "arguments": ["--lr", "0.1"]},
+        ),
+        ({"imageUri": XLA_IMAGE}, {"module": "trainer.task"}),
+    ],
+)
+def test_an_image_of_the_jobs_own_runs_the_program(fields, train):
+    migration = migrate(job(masterType="n1-standard-8", masterConfig=fields), source="config.yaml")
+    assert migration.configuration["train"] == train
+    check(migration)
+    assert (migration.program is None) == ("image" in train)
+
+
+def test_arguments_of_an_image_are_passed_with_the_job_dir():
+    fields = {"masterType": "n1-standard-8", "masterConfig": {"imageUri": OWN}}
+    migration = migrate(job(args=["--epochs=3"], jobDir="gs://b/j", **fields), source="config.yaml")
+    assert check(migration).train.arguments == ("--epochs=3", "--job-dir", "gs://b/j")
+
+
+def test_a_container_command_that_is_not_used_is_kept_as_a_comment():
+    commands = {
+        "masterConfig": {"imageUri": OWN, "containerCommand": ["a"]},
+        "workerConfig": {"containerCommand": ["b"], "containerArgs": ["c"]},
+    }
+    migration = migrate(job(masterType="n1-standard-8", workerType="n1-standard-8", **commands), source="config.yaml")
+    assert migration.configuration["train"] == {"image": OWN, "command": ["a"]}
+    assert said(migration.dropped, "workerConfig.containerCommand")
+    assert "#   containerCommand:\n#   - b\n" in migration.yaml
 
 
 def test_json_yaml_text_and_numbers_are_the_same_job():
@@ -435,10 +484,12 @@ def test_flags_of_the_guides():
     tpu = from_arguments(TPU_FLAGS)
     config = check(tpu)
     assert (config.name, config.hardware, config.vertex.bucket) == ("tpu-mnist-1", "tpu-v2-8", "gs://my-bucket")
-    assert "# - --distribution_strategy=tpu" in tpu.yaml
+    assert config.train.module == "official.mnist_main"
+    assert config.train.arguments == ("--distribution_strategy=tpu", "--model_dir=gs://my-bucket/output")
     gpus = from_arguments(GPU_FLAGS)
     assert check(gpus).hardware == "t4x4@n1-highcpu-16*10"
-    assert gpus.yaml.count("value_") == 2
+    arguments = ("--user_arg_1", "value_1", "--user_arg_n", "value_n", "--job-dir", "gs://my-bucket/job")
+    assert gpus.configuration["train"] == {"module": "package.main", "arguments": list(arguments)}
     assert said(gpus.dropped, "3 parameter servers")
 
 
@@ -482,10 +533,27 @@ def test_flags_that_cannot_be_read(flags, words):
         from_arguments(flags)
 
 
-def test_the_output_quoted_in_the_docs_is_printed():
+CLASSIC = Path(__file__).parents[2] / "end_to_end/classic"
+MNIST = """\
+import tensorflow as tf
+
+resolver = tf.distribute.cluster_resolver.TPUClusterResolver()
+tf.config.experimental_connect_to_cluster(resolver)
+tf.tpu.experimental.initialize_tpu_system(resolver)
+strategy = tf.distribute.experimental.TPUStrategy(resolver)
+"""
+
+
+@pytest.mark.slow
+def test_the_output_quoted_in_the_docs_is_printed(tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs/from-ai-platform-training.md").read_text()
     [text] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     flags = page.partition("slipway migrate -o run.yaml -- ")[2].partition("\nchanged")[0]
+    shutil.copytree(CLASSIC / "trainer", tmp_path / "trainer")
+    mnist = tmp_path / "official/vision/image_classification/mnist_main.py"
+    mnist.parent.mkdir(parents=True)
+    mnist.write_text(MNIST)
+    monkeypatch.chdir(tmp_path)
     shown = []
     for migration in (migrate(text, source="config.yaml"), from_arguments(shlex.split(flags.replace("\\\n", " ")))):
         console = Console(file=io.StringIO())
@@ -502,7 +570,7 @@ def test_no_value_escapes_from_a_comment():
     sly = json.dumps({"trainingInput": {"jobDir": "gs://b\nhardware: cpu*9\x85name: sly\u2028data: {}\x00"}})
     migration = migrate(sly, source="a\nhardware: cpu*9")
     assert check(migration).hardware == "cpu"
-    assert said(migration.dropped, "hardware: cpu*9")
+    assert said(migration.changed, "hardware: cpu*9")
 
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8))

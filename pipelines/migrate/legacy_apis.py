@@ -1,0 +1,363 @@
+"""What programs of AI Platform Training use and today's TensorFlow, Keras, Python or Vertex AI no longer have.
+
+Names that TensorFlow itself no longer has need no row: `changes` looks them up in the installed TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["name", "method", "keyword", "text", "variable", "module", "builtin", "absent"]
+TF2 = "https://www.tensorflow.org/guide/migrate"
+KERAS3 = "https://keras.io/guides/migrating_to_keras_3/"
+ESTIMATOR = "https://github.com/tensorflow/tensorflow/releases/tag/v2.16.1"
+TPU_VM = "https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/training-with-tpu-vm"
+WORKERS = "https://github.com/keras-team/keras/issues/20585"
+VERTEX = "https://cloud.google.com/vertex-ai/docs/training/code-requirements"
+CLUSTER = "https://cloud.google.com/vertex-ai/docs/training/distributed-training"
+PYTHON3 = "https://docs.python.org/3/howto/pyporting.html"
+
+
+@dataclass(frozen=True)
+class LegacyAPI:
+    """A pattern in a program's source, and what has to change.
+
+    Attributes:
+        kind: How `pattern` is matched. name: a dotted name, or anything below it; tf.keras and keras are the same.
+            method: a call of a method of any object. keyword: NAME(keyword): a keyword argument of a call of NAME or
+            anything below it. text: a whole string. variable: os.environ[VARIABLE]. module: an imported module.
+            builtin: a name that is not defined. absent: no text ends in it, and no row has the same replacement.
+        pattern: What is looked for.
+        why: Why it has to change; continues the sentence that begins with what was found.
+        replacement: What to write instead.
+        source: The page that says so.
+        valid: Endings of the first argument (or of `keyword`) with which a call is still right.
+        keyword: The first argument's name.
+        beside: Only in a program in which this text or name occurs as well.
+        unless: Not in a program in which this text or name occurs.
+    """
+
+    kind: Kind
+    pattern: str
+    why: str
+    replacement: str
+    source: str
+    valid: tuple[str, ...] = ()
+    keyword: str = ""
+    beside: str = ""
+    unless: str = ""
+
+
+def _rows(
+    kind: Kind, why: str, source: str, replacements: Mapping[str, str], *, unless: str = ""
+) -> tuple[LegacyAPI, ...]:
+    """Return the rows of patterns with the same reason."""
+    return tuple(LegacyAPI(kind, name, why, use, source, unless=unless) for name, use in replacements.items())
+
+
+ELSEWHERE = "writes outside AIP_MODEL_DIR, from where the model is registered"
+REGISTERED = "let the chief write the model to os.environ['AIP_MODEL_DIR']"
+NO_SAVED_MODEL = "writes .keras and .h5 files only in Keras 3"
+NO_RUN_FUNCTIONS = "was removed with TensorFlow 1's sessions"
+
+LEGACY_APIS: tuple[LegacyAPI, ...] = (
+    # --- the cluster
+    LegacyAPI(
+        "method",
+        "TPUClusterResolver",
+        "found a TPU node over the network; the program now runs on the TPU VM",
+        "use TPUClusterResolver(tpu='local')",
+        TPU_VM,
+        valid=("local",),
+        keyword="tpu",
+    ),
+    *_rows(
+        "text",
+        "is not set: the program runs on the TPU VM",
+        TPU_VM,
+        {
+            "TPU_CONFIG": "use TPUClusterResolver(tpu='local')",
+            "TPU_NODE_NAME": "use TPUClusterResolver(tpu='local')",
+        },
+    ),
+    LegacyAPI(
+        "variable",
+        "TF_CONFIG",
+        "is only set with several replicas",
+        "use os.environ.get('TF_CONFIG', '{}')",
+        CLUSTER,
+    ),
+    LegacyAPI(
+        "text",
+        "master",
+        "is called chief in TF_CONFIG",
+        "use 'chief'",
+        CLUSTER,
+        beside="TF_CONFIG",
+    ),
+    LegacyAPI(
+        "text",
+        "ps",
+        "does not occur in TF_CONFIG: there are no parameter servers",
+        "use tf.distribute.MultiWorkerMirroredStrategy()",
+        CLUSTER,
+        beside="TF_CONFIG",
+    ),
+    LegacyAPI(
+        "method",
+        "fit",
+        "fails in Keras 3 with MultiWorkerMirroredStrategy and several replicas",
+        "use a loop with strategy.run, or Keras 2: pip install tf-keras and TF_USE_LEGACY_KERAS=1",
+        WORKERS,
+        beside="MultiWorkerMirroredStrategy",
+        unless="TF_USE_LEGACY_KERAS",
+    ),
+    # --- the model
+    *_rows(
+        "method",
+        ELSEWHERE,
+        VERTEX,
+        dict.fromkeys(("save", "export", "export_savedmodel", "export_saved_model"), REGISTERED),
+        unless="AIP_MODEL_DIR",
+    ),
+    *_rows(
+        "name",
+        ELSEWHERE,
+        VERTEX,
+        dict.fromkeys(
+            ("tf.saved_model.save", "keras.models.save_model", "torch.save", "joblib.dump", "pickle.dump"), REGISTERED
+        ),
+        unless="AIP_MODEL_DIR",
+    ),
+    LegacyAPI(
+        "method",
+        "save",
+        NO_SAVED_MODEL,
+        "use model.export(folder) for a SavedModel",
+        KERAS3,
+        valid=(".keras", ".h5"),
+        keyword="filepath",
+        beside="keras",
+    ),
+    LegacyAPI(
+        "name",
+        "keras.models.save_model",
+        NO_SAVED_MODEL,
+        "use model.export(folder) for a SavedModel",
+        KERAS3,
+        valid=(".keras", ".h5"),
+        keyword="filepath",
+    ),
+    LegacyAPI(
+        "name",
+        "keras.models.load_model",
+        "reads .keras and .h5 files only in Keras 3",
+        "use keras.layers.TFSMLayer(folder) for a SavedModel",
+        KERAS3,
+        valid=(".keras", ".h5"),
+        keyword="filepath",
+    ),
+    *(
+        LegacyAPI(
+            "method",
+            name,
+            "requires a file name that ends in .weights.h5 in Keras 3",
+            "end the file name so",
+            KERAS3,
+            valid=(".h5",),
+            keyword="filepath",
+            beside="keras",
+        )
+        for name in ("save_weights", "load_weights")
+    ),
+    LegacyAPI(
+        "name",
+        "keras.callbacks.ModelCheckpoint",
+        "requires a file name that ends in .keras, or .weights.h5 with save_weights_only, in Keras 3",
+        "end the file name so",
+        KERAS3,
+        valid=(".keras", ".weights.h5"),
+        keyword="filepath",
+    ),
+    LegacyAPI(
+        "absent", "AIP_MODEL_DIR", "saves no model to AIP_MODEL_DIR", REGISTERED, VERTEX, unless="slipway.training"
+    ),
+    LegacyAPI(
+        "absent",
+        "metrics.json",
+        "writes no metrics.json to AIP_MODEL_DIR, by which a model is promoted",
+        'let the chief write it, such as {"accuracy": 0.97} (slipway.training.finish), or set evaluate.module',
+        "docs/your-own-training-loop.md",
+        unless="slipway.training",
+    ),
+    # --- Keras 2
+    *_rows(
+        "keyword",
+        "was renamed in Keras 3",
+        KERAS3,
+        {
+            "keras.optimizers(lr)": "use learning_rate=",
+            "keras.callbacks.ModelCheckpoint(period)": "use save_freq=",
+        },
+    ),
+    *_rows(
+        "keyword",
+        "was removed in Keras 3",
+        KERAS3,
+        {
+            "keras.layers.BatchNormalization(fused)": "remove it",
+            "keras.layers.BatchNormalization(renorm)": "remove it",
+            "keras.callbacks.TensorBoard(write_grads)": "remove it",
+            "keras.callbacks.TensorBoard(batch_size)": "remove it",
+            "fit(workers)": "use workers= of a keras.utils.PyDataset",
+            "fit(use_multiprocessing)": "use a keras.utils.PyDataset",
+            "fit(max_queue_size)": "use a keras.utils.PyDataset",
+            "save(save_format)": "remove it: the file name's ending decides",
+            "compile(experimental_run_tf_function)": "remove it",
+        },
+    ),
+    *_rows(
+        "method",
+        "was removed in Keras 3",
+        KERAS3,
+        {
+            "fit_generator": "use fit",
+            "evaluate_generator": "use evaluate",
+            "predict_generator": "use predict",
+            "predict_classes": "use argmax of predict",
+            "predict_proba": "use predict",
+        },
+    ),
+    *_rows(
+        "name",
+        "was removed in Keras 3",
+        KERAS3,
+        {
+            "keras.optimizers.legacy": "use keras.optimizers",
+            "keras.mixed_precision.experimental": "use keras.mixed_precision",
+            "keras.layers.experimental.preprocessing": "use keras.layers",
+            "keras.utils.multi_gpu_model": "use tf.distribute.MirroredStrategy()",
+            "keras.layers.CuDNNLSTM": "use keras.layers.LSTM",
+            "keras.layers.CuDNNGRU": "use keras.layers.GRU",
+            "keras.layers.DenseFeatures": "use keras.utils.FeatureSpace",
+            "keras.experimental.export_saved_model": "use model.export(os.environ['AIP_MODEL_DIR'])",
+            "keras.backend.set_session": "remove it",
+            "keras.backend.get_session": "remove it",
+        },
+    ),
+    *_rows(
+        "name",
+        "was removed with tf.estimator in TensorFlow 2.16",
+        ESTIMATOR,
+        {
+            "keras.estimator": "use the Keras model itself, with fit or a loop",
+            "tf.compat.v1.estimator": "use a Keras model",
+            "tf.estimator": "use a Keras model, with fit or a loop",
+        },
+    ),
+    # --- TensorFlow 1
+    LegacyAPI("name", "tf.contrib", "was removed in TensorFlow 2", "see the guide for each part of it", TF2),
+    *_rows(
+        "name",
+        "was removed in TensorFlow 2",
+        TF2,
+        {
+            "tf.app.flags": "use argparse or absl.flags",
+            "tf.flags": "use argparse or absl.flags",
+            "tf.app.run": "call main(), or absl.app.run",
+            "tf.app": "use absl.app",
+            "tf.logging": "use logging",
+            "tf.gfile": "use tf.io.gfile",
+            "tf.python_io": "use tf.io",
+            "tf.layers": "use keras.layers",
+            "tf.enable_eager_execution": "remove it: it is the default",
+        },
+    ),
+    *_rows(
+        "name",
+        NO_RUN_FUNCTIONS,
+        TF2,
+        {
+            "tf.Session": "call the functions directly, or tf.compat.v1.Session",
+            "tf.InteractiveSession": "call the functions directly",
+            "tf.placeholder": "use arguments of a tf.function",
+            "tf.ConfigProto": "use tf.config",
+            "tf.train.MonitoredTrainingSession": "use a loop with tf.train.Checkpoint",
+            "tf.train.Saver": "use tf.train.Checkpoint",
+            "tf.train.Server": "use tf.distribute.MultiWorkerMirroredStrategy()",
+            "tf.train.replica_device_setter": "use tf.distribute.MultiWorkerMirroredStrategy()",
+            "tf.train.SyncReplicasOptimizer": "use tf.distribute.MultiWorkerMirroredStrategy()",
+        },
+    ),
+    LegacyAPI("module", "tensorflow.python", "is private and differs in every version", "use the public name", TF2),
+    *_rows(
+        "method",
+        "was removed in TensorFlow 2",
+        TF2,
+        {
+            "make_one_shot_iterator": "use iter(dataset)",
+            "make_initializable_iterator": "use iter(dataset)",
+        },
+    ),
+    *_rows(
+        "name",
+        "is deprecated",
+        TF2,
+        {
+            "tf.distribute.experimental.MultiWorkerMirroredStrategy": "use tf.distribute.MultiWorkerMirroredStrategy",
+            "tf.distribute.experimental.TPUStrategy": "use tf.distribute.TPUStrategy",
+            "tf.distribute.experimental.CollectiveCommunication": "use CommunicationImplementation",
+            "tf.distribute.experimental.ParameterServerStrategy": "use tf.distribute.MultiWorkerMirroredStrategy",
+        },
+    ),
+    # --- Python 2
+    *_rows(
+        "module",
+        "is a module of Python 2",
+        PYTHON3,
+        {
+            "urllib2": "use urllib.request",
+            "urlparse": "use urllib.parse",
+            "cPickle": "use pickle",
+            "ConfigParser": "use configparser",
+            "StringIO": "use io",
+            "cStringIO": "use io",
+            "Queue": "use queue",
+            "httplib": "use http.client",
+            "commands": "use subprocess",
+            "__builtin__": "use builtins",
+            "copy_reg": "use copyreg",
+            "cookielib": "use http.cookiejar",
+        },
+    ),
+    *_rows(
+        "builtin",
+        "is Python 2",
+        PYTHON3,
+        {
+            "print >>": "use print(…, file=…)",
+            "xrange": "use range",
+            "unicode": "use str",
+            "basestring": "use str",
+            "raw_input": "use input",
+            "long": "use int",
+            "unichr": "use chr",
+            "reduce": "use functools.reduce",
+            "execfile": "use exec(open(…).read())",
+            "reload": "use importlib.reload",
+        },
+    ),
+    *_rows(
+        "method",
+        "is a method of Python 2's dict",
+        PYTHON3,
+        {
+            "iteritems": "use items",
+            "itervalues": "use values",
+            "iterkeys": "use keys",
+            "has_key": "use in",
+        },
+    ),
+)
