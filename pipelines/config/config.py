@@ -21,6 +21,7 @@ from slipway.components.notify.settings import NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.errors import UserError
+from slipway.core.manifest import TaskName
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
@@ -179,6 +180,10 @@ class RunConfig(Settings):
         description="Training hardware, such as cpu, cpu*2, l4x4*2, a100x8+spot or tpu-v5e-2x4; or a mapping with "
         "Vertex AI's names. `slipway hardware` lists all choices.",
         json_schema_extra=_hardware_schema,
+    )
+    task: TaskName = Field(
+        default="classification",
+        description="What the network learns: one class per example, any number of labels per example, or a number.",
     )
     data: DataSettings = Field(description="The source of the examples and how they are stored.")
     model: ModelSettings | None = Field(
