@@ -76,7 +76,7 @@ def model_memory(context: Context) -> str:
             f"the image size is unknown until {config.data.source} is prepared in {config.data.store}"
         )
     engine = config.train.engine
-    needed = builder.network_size(engine, config.model, prepared.image_shape, len(prepared.classes))
+    needed = builder.network_size(engine, config.model, prepared)
     need = fits_memory(
         hardware,
         needed.variables,

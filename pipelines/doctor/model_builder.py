@@ -44,7 +44,7 @@ def model_builder(context: Context) -> str:
         )
     signature = _signature(source, function)
     if signature is not None:
-        check_signature(signature, context.config.model)
+        check_signature(signature, context.config.model, None)
     return f"{builder} in {source}"
 
 

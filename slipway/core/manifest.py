@@ -11,6 +11,9 @@ float32). Other features that a record has are ignored by training.
 from __future__ import annotations
 
 import hashlib
+import keyword
+import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -85,9 +88,30 @@ class Input(BaseModel):
     vocabulary: tuple[str, ...] = ()
 
     @property
+    def dtype(self) -> Literal["float32", "int32"]:
+        """The data type that the network receives; images are float32 in [0, 1]."""
+        return "float32" if self.kind in ("image", "number") else "int32"
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of one example's value as a reader holds it: images as uint8, others as the network receives them."""
+        return math.prod(self.shape) * (1 if self.kind == "image" else 4)
+
+    @property
     def values(self) -> int:
         """Number of different values of a category or an integer, such as the rows of an embedding."""
         return len(self.vocabulary) + 1 if self.kind == "category" else (self.maximum or 0) + 1
+
+
+def signature_name(name: str, each: Input) -> str:
+    """Return the name of an input in the serving signature: of letters, digits and underscores, an identifier.
+
+    An image's ends in `_bytes`, since the signature accepts its encoded bytes.
+    """
+    safe = re.sub(r"\W", "_", name, flags=re.ASCII)
+    if not safe[:1].isalpha() or keyword.iskeyword(safe):
+        safe = f"input_{safe}"
+    return f"{safe}_bytes" if each.kind == "image" else safe
 
 
 class Manifest(BaseModel):
@@ -143,6 +167,16 @@ class Manifest(BaseModel):
         """All inputs of the network by name, the image first."""
         image = Input(kind="image", shape=self.image_shape, resize=self.resize)
         return {"image": image, **self.inputs} if self.has_image else self.inputs
+
+    @property
+    def is_image_only(self) -> bool:
+        """Whether the image is the network's only input, which then receives it without a name."""
+        return self.has_image and not self.inputs
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of one example's inputs as a reader holds them, in bytes."""
+        return sum(each.decoded_bytes for each in self.all_inputs.values())
 
     @property
     def outputs(self) -> int:
