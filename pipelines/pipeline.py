@@ -33,7 +33,7 @@ def training_steps(
     image = platform.build_image()
     access = platform.setup_access(config)
     data = section("data", platform.data(config), config, parameters)
-    prepared = platform.add(steps.prepare_data, data, readers=platform.readers(config), output=output)
+    prepared = platform.add(steps.prepare_data, data, task=config.task, readers=platform.readers(config), output=output)
     if platform.preparing_starts_machines(config):  # as training does
         prepared.after(*(task for task in (access, None if isinstance(image, str) else image.task) if task is not None))
     dataset = prepared.outputs["dataset"]

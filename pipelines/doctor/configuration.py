@@ -59,7 +59,7 @@ def data_source(context: Context) -> str:
         raise NotApplicableError("the source is not read from this machine")
     from slipway.components.prepare_data.sources import check_source  # imports TensorFlow Datasets
 
-    return check_source(context.config.data)
+    return check_source(context.config.data, context.config.task)
 
 
 def model_memory(context: Context) -> str:

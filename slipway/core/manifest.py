@@ -73,7 +73,7 @@ class Input(BaseModel):
     - image: encoded bytes; decoded to uint8 `shape` = (height, width, channels), resized if `resize`.
     - number: float32 `shape`; the network receives (value - mean) / deviation, with the mean and the standard deviation
       (1 if it is 0) of each element over the training split.
-    - integer: int64 `shape`, such as token ids from 0 to `maximum` in the training split; passed on as int32.
+    - integer: int64 `shape`, such as token ids from 0 to `maximum` in all splits; passed on as int32.
     - category: text; the network receives its position in `vocabulary` plus 1 as int32, and 0 for a category that the
       training split does not have. The vocabulary is the training split's categories, sorted.
     """
