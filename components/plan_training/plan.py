@@ -17,6 +17,7 @@ from slipway.trainer.engines import table
 from slipway.trainer.engines.builder import example_elements
 from slipway.trainer.engines.quick_import import PLUGGABLE_VARIABLE
 from slipway.trainer.hyperparameters import class_weights, warmup_steps
+from slipway.trainer.tasks import check_inputs
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
 # Environment variable with the data set's path (a folder or gs:// URI) for custom training modules.
@@ -70,6 +71,7 @@ def plan_training(
         return TrainingPlan(_with_container(pools, _own_container(train, data), image, train.engine, hosts), None)
     assert model is not None  # a run's configuration has one of the two
     table.refuse(train)
+    check_inputs(train, manifest)
     class_weights(train, manifest)  # raises for an unknown class
     validation = manifest.splits.get("validation")
     if train.needs_validation and not (validation and validation.examples):

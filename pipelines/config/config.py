@@ -27,6 +27,7 @@ from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
 from slipway.pipelines.config.values import read_values
 from slipway.trainer.config import ModelSettings, Settings, TrainSettings
+from slipway.trainer.tasks import check_settings
 
 if TYPE_CHECKING:
     from slipway.pipelines.hardware import Hardware
@@ -238,6 +239,8 @@ class RunConfig(Settings):
                 allowed="model or train.module, not both",
                 fix="remove the section model; pass arguments to the module with train.arguments",
             )
+        if self.model is not None:
+            check_settings(self.train, self.task)
         return self
 
     @property

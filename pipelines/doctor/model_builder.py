@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.doctor.check import Context
+from slipway.pipelines.doctor.configuration import prepared_data
 from slipway.trainer.engines.builder import check_signature
 
 
@@ -44,7 +45,7 @@ def model_builder(context: Context) -> str:
         )
     signature = _signature(source, function)
     if signature is not None:
-        check_signature(signature, context.config.model, None)
+        check_signature(signature, context.config.model, prepared_data(context.config))
     return f"{builder} in {source}"
 
 
