@@ -169,12 +169,7 @@ class ModuleSource(Source):
             ) from None
 
     def _function(self) -> Callable[[], Iterable[object]]:
-        try:
-            return load(self.reference)
-        except UserError as error:
-            error.setting, error.value = "data.source", self.reference
-            error.allowed = error.allowed if ":" in (error.allowed or "") else CONTRACT
-            raise
+        return load(self.reference, "data.source", CONTRACT)
 
     def _find_kinds(self, task: str, tick: Tick) -> tuple[bool, dict[str, Kind]]:  # noqa: ARG002
         """Return whether the first example has an image, and the kinds of the additional features.
