@@ -11,6 +11,8 @@ float32). Other features that a record has are ignored by training.
 from __future__ import annotations
 
 import hashlib
+import keyword
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -90,6 +92,17 @@ class Input(BaseModel):
         return len(self.vocabulary) + 1 if self.kind == "category" else (self.maximum or 0) + 1
 
 
+def signature_name(name: str, each: Input) -> str:
+    """Return the name of an input in the serving signature: of letters, digits and underscores, an identifier.
+
+    An image's ends in `_bytes`, since the signature accepts its encoded bytes.
+    """
+    safe = re.sub(r"\W", "_", name, flags=re.ASCII)
+    if not safe[:1].isalpha() or keyword.iskeyword(safe):
+        safe = f"input_{safe}"
+    return f"{safe}_bytes" if each.kind == "image" else safe
+
+
 class Manifest(BaseModel):
     """A prepared data set.
 
@@ -143,6 +156,11 @@ class Manifest(BaseModel):
         """All inputs of the network by name, the image first."""
         image = Input(kind="image", shape=self.image_shape, resize=self.resize)
         return {"image": image, **self.inputs} if self.has_image else self.inputs
+
+    @property
+    def noun(self) -> str:
+        """What an example is called in sentences."""
+        return "image" if self.has_image else "example"
 
     @property
     def outputs(self) -> int:
