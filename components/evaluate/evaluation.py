@@ -59,6 +59,7 @@ class Evaluation:
         return {
             "metrics": self.model.metrics,
             "intervals": {name: list(interval) for name, interval in self.model.intervals.items()},
+            "metric": self.settings.gate.metric,
             "champion_metrics": self.champion.metrics if self.champion else None,
             "verdict": self.verdict.as_dict(),
         }

@@ -12,7 +12,7 @@ from slipway.components import page
 from slipway.components.evaluate import charts
 from slipway.components.evaluate.charts import read_history
 from slipway.components.evaluate.evaluation import Evaluation, Unseen
-from slipway.components.evaluate.gate import NAMES
+from slipway.components.evaluate.gate import GateSettings
 from slipway.components.evaluate.measures.base import Example
 from slipway.components.evaluate.sections import SECTIONS
 from slipway.components.evaluate.served_model import Measured
@@ -61,7 +61,7 @@ def _content(evaluation: Evaluation) -> JsonObject:
     validation = history.last("validation") or {}
     return {
         "verdict": evaluation.verdict,
-        "gate": _gate(evaluation),
+        "gate": gate_text(evaluation.settings.gate),
         "manifest": manifest,
         "noun": manifest.noun,
         "sections": f"sections/{manifest.task}.html",
@@ -106,11 +106,11 @@ def _figures(model: Measured, champion: Measured | None, manifest: Manifest) -> 
     return rows
 
 
-def _gate(evaluation: Evaluation) -> str:
-    gate = evaluation.settings.gate
-    name = NAMES[gate.metric]
-    limit = "at most" if gate.metric == "loss" else "at least"
-    minimum = ", no minimum set," if gate.minimum is None else f" {limit} {gate.minimum:g},"
+def gate_text(gate: GateSettings) -> str:
+    """Return the gate's condition in words."""
+    name = gate.label
+    limit = "at most" if gate.minimized else "at least"
+    minimum = f", no {gate.limit_name} set," if gate.limit is None else f" {limit} {gate.limit:g},"
     if gate.margin > 0:
         return f"{name}{minimum} better than the champion’s by at least {gate.margin:g}"
     if gate.margin < 0:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from slipway.components.prepare_data.sources import COLUMN
+from slipway.core.errors import UserError
 from slipway.trainer.config import Settings, Untyped
 
 Check = Literal["sample", "decode", "header"]
@@ -77,17 +87,26 @@ class BeamSettings(Settings):
 
 
 class DataSettings(Settings):
-    """The source of the examples and how they are stored."""
+    """The source of the examples and how they are stored; or `uri` alone, for a custom program that reads it itself."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["source"]}, {"required": ["uri"]}]})
 
     source: str = Field(
-        description="Source of the examples:\n\n"
+        default="",
+        description="Source of the examples; required, except with `uri`:\n\n"
         "- `digits`: scikit-learn's handwritten digits\n"
         "- `images:FOLDER`: a folder laid out as `split/class/*.png|jpg|jpeg` or `class/*.png|jpg|jpeg`\n"
         "- `images:ARCHIVE`: a tar, tar.gz or zip file of such a folder\n"
         "- `csv:FILE`: a list of images with the columns image (or path, file), label (or class), optionally split\n"
         "- `tfds:NAME[/CONFIG][:VERSION]`: a data set of TensorFlow Datasets; see `tfds`\n"
         "- `tfrecord:PATTERN`: TFRecord files of tf.train.Example\n"
-        "- `MODULE:FUNCTION`: a Python function that yields examples; see `module`"
+        "- `MODULE:FUNCTION`: a Python function that yields examples; see `module`",
+    )
+    uri: str | None = Field(
+        default=None,
+        min_length=1,
+        description="URI or folder that a custom program receives as it is, in `SLIPWAY_DATA`: nothing is prepared. No "
+        "other setting of this section applies. null: the data are prepared from `source`.",
     )
     name: str | None = Field(
         default=None,
@@ -169,3 +188,33 @@ class DataSettings(Settings):
         if groups != 1:
             raise ValueError(f"the regular expression must have exactly one capturing group; it has {groups}")
         return value
+
+    @model_validator(mode="after")
+    def _one_place(self) -> DataSettings:
+        if not self.source and self.uri is None:
+            raise UserError(
+                "The section data has neither source nor uri.",
+                setting="data.source",
+                value=None,
+                allowed="source, from which Slipway prepares the data; or uri, for a custom program that reads it",
+                fix="--set data.source=digits",
+            )
+        for name, field in DataSettings.model_fields.items():
+            if (
+                self.uri is not None
+                and name != "uri"
+                and getattr(self, name) != field.get_default(call_default_factory=True)
+            ):
+                raise UserError(
+                    f"data.{name} applies only to data that Slipway prepares; with data.uri, the program reads them.",
+                    setting=f"data.{name}",
+                    value=getattr(self, name),
+                    allowed="data.uri alone, or data.source and the other settings",
+                    fix=f"remove data.{name}; or, to prepare the data, replace data.uri by data.source",
+                )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _uri_alone(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        values: dict[str, object] = serialize(self)
+        return values if self.uri is None else {"uri": self.uri}

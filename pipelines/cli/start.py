@@ -116,7 +116,12 @@ def rehearse(
             allowed="slipway run; rehearsals use Slipway's trainer",
             fix="slipway run with the same options, and train.arguments that make the module stop early",
         )
-    few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
+    few = [
+        f"train.steps={steps}",
+        f"train.steps_per_call={max(1, steps // 2)}",
+        "evaluate.gate.minimum=null",
+        "evaluate.gate.maximum=null",
+    ]
     configuration = load(path, [*(overrides or ()), *few], hardware)
     check_configuration(configuration, "local", rehearsal=True)
     from slipway.pipelines.platforms.local import launch

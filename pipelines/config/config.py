@@ -24,6 +24,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.kubeflow import KubeflowSettings
+from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
 from slipway.pipelines.config.values import read_values
 from slipway.trainer.config import ModelSettings, Settings, TrainSettings
@@ -185,11 +186,15 @@ class RunConfig(Settings):
         default="classification",
         description="What the network learns: one class per example, any number of labels per example, or a number.",
     )
-    data: DataSettings = Field(description="The source of the examples and how they are stored.")
+    data: DataSettings | None = Field(
+        default=None,
+        description="The source of the examples and how they are stored. Required, except with a custom program; null: "
+        "the program has its own data.",
+    )
     model: ModelSettings | None = Field(
         default=None,
-        description="The network that Slipway's trainer trains. Required, except with `train.module`, which builds its "
-        "own network.",
+        description="The network that Slipway's trainer trains. Required, except with a custom program, which builds "
+        "its own network.",
     )
     train: TrainSettings = Field(description="How to train.")
     evaluate: EvaluateSettings = Field(
@@ -221,35 +226,26 @@ class RunConfig(Settings):
         return values
 
     @model_validator(mode="after")
-    def _one_model(self) -> RunConfig:
-        if self.train.module is None and self.model is None:
-            raise UserError(
-                "The configuration has neither model.builder nor train.module.",
-                setting="model.builder",
-                value=None,
-                allowed="an importable module:function; or set train.module to a custom training module",
-                fix="--set model.builder=slipway.trainer.models.digits:build",
-            )
-        if self.train.module is not None and self.model is not None:
-            raise UserError(
-                f"model and train.module are both set; the custom module {self.train.module} builds its own network.",
-                setting="model.builder",
-                value=self.model.builder,
-                allowed="model or train.module, not both",
-                fix="remove the section model; pass arguments to the module with train.arguments",
-            )
+    def _one_program(self) -> RunConfig:
+        check_program(self)
+        check_evaluation(self)
         return self
 
     @property
     def network(self) -> ModelSettings:
-        """The network that Slipway's trainer trains; not with `train.module`."""
+        """The network that Slipway's trainer trains; not with a custom program."""
         assert self.model is not None
         return self.model
 
     @property
+    def prepared(self) -> DataSettings | None:
+        """The settings of the data that Slipway prepares; None if a custom program reads its data itself."""
+        return None if self.data is None or self.data.uri is not None else self.data
+
+    @property
     def title(self) -> str:
         """A short title: what is trained."""
-        return self.model.builder if self.model else str(self.train.module)
+        return self.model.builder if self.model else str(self.train.program)
 
     @property
     def model_name(self) -> str:
@@ -287,11 +283,11 @@ class RunConfig(Settings):
 def _remove_null_defaults(settings: BaseModel, values: dict[str, object]) -> None:
     """Remove the values from a dump of `settings` that are null by default; those that were set to null stay."""
     for name, field in type(settings).model_fields.items():
-        value = getattr(settings, name)
+        value, key = getattr(settings, name), field.alias or name
         if value is None and field.default is None:
-            del values[field.alias or name]
-        elif isinstance(value, BaseModel):
-            nested = values[field.alias or name]
+            values.pop(key, None)
+        elif isinstance(value, BaseModel) and key in values:
+            nested = values[key]
             assert isinstance(nested, dict)
             _remove_null_defaults(value, nested)
 

@@ -49,7 +49,7 @@ def training_engine(context: Context) -> str:
         installed.verify(train.engine)
     table.refuse(train)
     image = context.config.vertex.image if context.target == "vertex" and context.config.vertex else None
-    check_engine(hardware, train.engine, own_program=train.module is not None, own_build=image is not None)
+    check_engine(hardware, train.engine, own_program=train.program is not None, own_build=image is not None)
     return train.engine
 
 
@@ -57,9 +57,11 @@ def data_source(context: Context) -> str:
     """The data source exists and its type is supported; its examples are validated when they are prepared."""
     if context.target != "local":
         raise NotApplicableError("the source is not read from this machine")
+    if context.config.prepared is None:
+        raise NotApplicableError("no data are prepared")
     from slipway.components.prepare_data.sources import check_source  # imports TensorFlow Datasets
 
-    return check_source(context.config.data)
+    return check_source(context.config.prepared)
 
 
 def model_memory(context: Context) -> str:
@@ -68,13 +70,12 @@ def model_memory(context: Context) -> str:
     hardware = config.parsed_hardware
     if hardware.accelerator_row is None:
         raise NotApplicableError("the hardware has no accelerators")
-    if config.model is None:
-        raise NotApplicableError(f"{config.train.module} builds its own network")
-    prepared = _prepared(Path(config.data.store), config.data.source)
+    if config.model is None or config.prepared is None:
+        raise NotApplicableError(f"{config.train.program} builds its own network")
+    data = config.prepared
+    prepared = _prepared(Path(data.store), data.source)
     if prepared is None:
-        raise NotApplicableError(
-            f"the image size is unknown until {config.data.source} is prepared in {config.data.store}"
-        )
+        raise NotApplicableError(f"the image size is unknown until {data.source} is prepared in {data.store}")
     engine = config.train.engine
     needed = builder.network_size(engine, config.model, prepared.image_shape, len(prepared.classes))
     need = fits_memory(

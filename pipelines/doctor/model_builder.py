@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib.machinery
-import importlib.util
 import inspect
 import pkgutil
 from pathlib import Path
 
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.doctor.check import Context
-from slipway.trainer.engines.builder import check_signature
+from slipway.trainer.engines.builder import check_signature, module_spec
 
 
 def model_builder(context: Context) -> str:
@@ -67,8 +66,7 @@ def _training_module(module: str, folder: Path) -> str:
 def _source(module: str, folder: Path) -> Path | None:
     """Return the file of a module without importing it or its packages; None if it does not exist."""
     package, *parts = module.split(".")
-    # find_spec imports the parents of a dotted name, so it is called only with a top-level name.
-    spec = importlib.util.find_spec(package) or importlib.machinery.PathFinder.find_spec(package, [str(folder)])
+    spec = module_spec(package, folder)
     for part in parts:
         locations = list(spec.submodule_search_locations or []) if spec else []
         spec = importlib.machinery.PathFinder.find_spec(part, locations)

@@ -120,7 +120,7 @@ class Target:
 
 def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObject:
     """Return the settings on which the bytes of a data set of `images` images depend."""
-    found = settings.model_dump(mode="json", exclude={"source", "store", "workers", "tfds", "module", "beam"})
+    found = settings.model_dump(mode="json", exclude={"source", "uri", "store", "workers", "tfds", "module", "beam"})
     found["check"] = check_for(settings, images)
     if found["check"] != "sample":
         del found["check_sample"]

@@ -27,7 +27,7 @@ def check_hardware(config: RunConfig) -> str:
         region=vertex.region,
         engine=config.train.engine,
         image=vertex.image,
-        own_program=config.train.module is not None,
+        own_program=config.train.program is not None,
     )
     if vertex.image is None:
         check_python(hardware, config.train.engine)

@@ -199,7 +199,7 @@ def test_dataflow_runs_in_the_runs_project_as_its_account(tmp_path):
     values = yaml.safe_load(Path("configs/digits.yaml").read_text()) | {"vertex": VERTEX}
     values["data"]["beam"] = {"runner": "DataflowRunner", "options": {"region": "europe-west1"}}
     config = validate(values, "the test")
-    beam = VertexPlatform(config.vertex, Images.one(IMAGE), trained=False).data(config).beam
+    beam = VertexPlatform(config.vertex, Images.one(IMAGE), trained=False).data(config.data).beam
     assert beam.options == {
         "project": "p",
         "region": "europe-west1",
@@ -208,4 +208,4 @@ def test_dataflow_runs_in_the_runs_project_as_its_account(tmp_path):
     }
     values["data"]["beam"] = {"runner": "DirectRunner"}
     config = validate(values, "the test")
-    assert VertexPlatform(config.vertex, Images.one(IMAGE), trained=False).data(config).beam.options == {}
+    assert VertexPlatform(config.vertex, Images.one(IMAGE), trained=False).data(config.data).beam.options == {}
