@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from slipway.components.evaluate.gate import EvaluateSettings, Opponent, Verdict, decide
+from slipway.components.evaluate.gate import INTERVALS, EvaluateSettings, GateSettings, Opponent, Verdict, decide
 from slipway.components.evaluate.measures import EVALUATED
+from slipway.components.evaluate.measures.base import compare
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
 from slipway.components.evaluate.served_model import TYPES, Batch, Measured, ServedModel
 from slipway.core import events, manifest
@@ -22,6 +23,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split, signature_name
 from slipway.core.values import JsonObject
 from slipway.trainer.engines.quick_import import import_before_tensorflow, import_tensorflow
+from slipway.trainer.tasks import TASKS
 
 SPLIT = "test"
 EVENT_SECONDS = 0.5
@@ -58,8 +60,8 @@ class Evaluation:
         """Return what a run's record stores: both models' metrics and the verdict."""
         return {
             "metrics": self.model.metrics,
-            "intervals": {name: list(interval) for name, interval in self.model.intervals.items()},
-            "metric": self.settings.gate.metric,
+            INTERVALS: {name: list(interval) for name, interval in self.model.intervals.items()},
+            "metric": self.settings.gate.name,
             "champion_metrics": self.champion.metrics if self.champion else None,
             "verdict": self.verdict.as_dict(),
         }
@@ -148,7 +150,10 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
     measured = challenger.measured()
     beaten = opponent.measured() if opponent else None
     without = NO_CHAMPION_YET if settings.champion == "registered" else NO_CHAMPION_ASKED
-    verdict = decide(settings.gate, measured.metrics, _as_opponent(beaten, measured), without)
+    gate = settings.gate.of(description.task)
+    _check_defined(gate, description, measured)
+    verdict = decide(gate, measured.metrics, _as_opponent(beaten, measured, gate.name), without)
+    settings = settings.model_copy(update={"gate": gate})
     return Evaluation(description, measured, beaten, verdict, settings, unseen.found())
 
 
@@ -159,11 +164,25 @@ def _import_for_the_report() -> None:
             importlib.import_module(name)
 
 
-def _as_opponent(champion: Measured | None, model: Measured) -> Opponent | None:
+def _as_opponent(champion: Measured | None, model: Measured, metric: str) -> Opponent | None:
     if champion is None:
         return None
     identical = champion.weights_checksum is not None and champion.weights_checksum == model.weights_checksum
-    return Opponent(champion.name, champion.metrics, identical, champion.unknown, champion.foreign)
+    comparison = compare(metric, model.measures, champion.measures)
+    return Opponent(champion.name, champion.metrics, identical, comparison, champion.unknown, champion.foreign)
+
+
+def _check_defined(gate: GateSettings, description: Manifest, model: Measured) -> None:
+    """Raise UserError if the gate's metric is one of the task's, but undefined on this split."""
+    if gate.name in model.metrics or gate.name not in (metrics := TASKS[description.task].metrics):
+        return
+    raise UserError(
+        f"The test split does not define the {gate.label}: {metrics[gate.name].meaning}.",
+        setting="evaluate.gate.metric",
+        value=gate.name,
+        allowed=", ".join(name for name in metrics if name in model.metrics),
+        fix="choose another metric, or let the test split have examples of all classes and different targets",
+    )
 
 
 def _test_split(description: Manifest, data: Path) -> Split:

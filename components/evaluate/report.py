@@ -111,11 +111,12 @@ def gate_text(gate: GateSettings) -> str:
     name = gate.label
     limit = "at most" if gate.minimized else "at least"
     minimum = f", no {gate.limit_name} set," if gate.limit is None else f" {limit} {gate.limit:g},"
+    significant = "" if gate.significance is None else f", significantly (p at most {gate.significance:g})"
     if gate.margin > 0:
-        return f"{name}{minimum} better than the champion’s by at least {gate.margin:g}"
+        return f"{name}{minimum} better than the champion’s by at least {gate.margin:g}{significant}"
     if gate.margin < 0:
         return f"{name}{minimum} worse than the champion’s by no more than {-gate.margin:g}"
-    return f"{name}{minimum} at least as good as the champion’s"
+    return f"{name}{minimum} {'better than' if significant else 'at least as good as'} the champion’s{significant}"
 
 
 def _worst(example: Example) -> JsonObject:

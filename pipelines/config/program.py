@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slipway.components.build_image.reference import check_pinned
-from slipway.components.evaluate.gate import BUILT_IN
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError
+from slipway.trainer.tasks import TASKS
 
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
@@ -17,11 +17,11 @@ def check_evaluation(config: RunConfig) -> None:
     """Check that Slipway's evaluation, if it is certain to evaluate the model, has the gate's metric.
 
     Raises:
-        UserError: It does not have it.
+        UserError: It does not have it, or the limit is not for this metric.
     """
-    settings = config.evaluate
-    if config.train.program is None and settings.module is None and settings.gate.metric not in BUILT_IN:
-        raise UserError.unknown("metric", settings.gate.metric, BUILT_IN, setting="evaluate.gate.metric")
+    gate, known = config.evaluate.gate.of(config.task), TASKS[config.task].metrics
+    if config.train.program is None and config.evaluate.module is None and gate.name not in known:
+        raise UserError.unknown(f"metric of the task {config.task}", gate.name, known, setting="evaluate.gate.metric")
 
 
 def check_program(config: RunConfig) -> None:

@@ -11,9 +11,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.components.evaluate.gate import REPLICATES, Comparison
 from slipway.components.evaluate.measures.significance import (
-    REPLICATES,
-    Comparison,
     Counts,
     Figures,
     Floats,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from slipway.components.evaluate.gate import REPLICATES
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -16,23 +17,10 @@ Figures = dict[str, Floats]
 
 NORMAL_95 = 1.959963984540054  # the standard normal distribution's 97.5% quantile
 SEED = 0
-REPLICATES = 1999  # of the bootstrap; the smallest p-value is 2 / (REPLICATES + 1)
 # Examples are resampled in at most this many random groups of equal size, one by one if they are fewer.
 MOST_GROUPS, FEWEST_GROUPS = 1000, 100
 # Approximate limit of the numbers kept by `GroupSums` and by a chunk of replicates.
 CELLS = 4_000_000
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A paired test of the difference of a metric between a model and the champion on the same examples.
-
-    `test` names it, `p_value` is two-sided, `counts` says on what it is based.
-    """
-
-    test: str
-    p_value: float
-    counts: str
 
 
 def wilson(successes: int, examples: int) -> tuple[float, float]:
