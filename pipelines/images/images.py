@@ -90,6 +90,8 @@ def accelerator_of(hardware: Hardware) -> str:
 def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
     """Return the images for a run on Vertex AI by role: steps, trainer, and evaluation if it needs a separate one.
 
+    With an image of the user's own (`train.image`), no trainer.
+
     Raises:
         UserError: No image can be built: no checkout, files that git does not track, or no such image.
     """
@@ -98,8 +100,9 @@ def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
     accelerator = accelerator_of(config.parsed_hardware)
     wanted = {
         "steps": wanted_image(config, "steps", "cpu", base, repository, say, user, with_engine=False),
-        "trainer": wanted_image(config, "trainer", accelerator, base, repository, say, user),
     }
+    if config.train.image is None:
+        wanted["trainer"] = wanted_image(config, "trainer", accelerator, base, repository, say, user)
     if not ENGINES[config.train.engine].exports_saved_model:
         wanted["evaluation"] = wanted_image(config, "steps", "cpu", base, repository, say, user)
     return wanted
@@ -154,7 +157,7 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
             found = ensure(image.request, registry, _builder(settings, image, log, builder)).uri
         say(f"image {found}")
         uris[role] = found
-    return Images.of(uris, _verified(settings, wanted["trainer"], upload=True))
+    return _images(config, uris, _verified(settings, wanted.get("trainer"), upload=True))
 
 
 def known_images(config: RunConfig, say: Say) -> Images:
@@ -178,7 +181,12 @@ def known_images(config: RunConfig, say: Say) -> Images:
         if found[role] is None:
             say(f"not built yet, using its tag: {image.request.uri} (to build it: slipway build --target vertex)")
     uris = {role: found[role] or image.request.uri for role, image in wanted.items()}
-    return Images.of(uris, _verified(settings, wanted["trainer"], upload=False) if all(found.values()) else None)
+    build = _verified(settings, wanted.get("trainer"), upload=False) if all(found.values()) else None
+    return _images(config, uris, build)
+
+
+def _images(config: RunConfig, uris: Mapping[str, str], build: VerifiedBuild | None) -> Images:
+    return Images.of({**uris, "trainer": config.train.image or uris["trainer"]}, build)
 
 
 def own_code(config: RunConfig) -> dict[str, Path]:
@@ -240,9 +248,13 @@ def _source_name(image: Wanted) -> str:
     return f"{image.request.name}-{image.request.tag}"
 
 
-def _verified(settings: VertexSettings, trainer: Wanted, *, upload: bool) -> VerifiedBuild | None:
-    """Return the arguments of the step build_image; None if Cloud Build or Artifact Registry is not used."""
-    if settings.build.builder != "cloud-build" or not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
+def _verified(settings: VertexSettings, trainer: Wanted | None, *, upload: bool) -> VerifiedBuild | None:
+    """Return the arguments of the step build_image; None if it builds none with Cloud Build and Artifact Registry."""
+    if (
+        trainer is None
+        or settings.build.builder != "cloud-build"
+        or not ARTIFACT_REGISTRY.fullmatch(settings.image_repository)
+    ):
         return None
     parameters = _service(settings)
     service = parameters.service()

@@ -204,3 +204,42 @@ def test_malformed_override_is_refused(write, text):
 def test_every_configuration_in_the_repository_is_valid():
     for path in Path("configs").glob("*.yaml"):
         assert isinstance(load(path), RunConfig)
+
+
+PROGRAM = {"name": "own", "train": {"command": ["./fit"]}}
+
+
+@pytest.mark.parametrize(
+    ("values", "setting", "words"),
+    [
+        (
+            {**PROGRAM, "data": {"uri": "gs://b", "split": {}, "seed": 3}},
+            "data.seed",
+            "only to data that Slipway prepares",
+        ),
+        (
+            {**PROGRAM, "data": {"uri": "gs://b", "source": "digits"}},
+            "data.source",
+            "only to data that Slipway prepares",
+        ),
+        ({**PROGRAM, "data": {}}, "data.source", "neither source nor uri"),
+        ({**MINIMAL, "data": {"uri": "gs://b"}}, "data.uri", "is for custom programs"),
+        ({**PROGRAM, "model": MINIMAL["model"]}, "model.builder", "model and train.command are both set"),
+        ({**PROGRAM, "train": {"command": ["a"], "module": "b"}}, "train.command", "train.module and train.command"),
+        ({**PROGRAM, "train": {"command": ["a"], "epochs": 3}}, "train.epochs", "a receives train.arguments"),
+        ({**PROGRAM, "train": {"image": "own:latest"}}, "train.image", "digest or an immutable tag"),
+        ({**PROGRAM, "evaluate": {"module": "a:b", "worst_examples": 3}}, "evaluate.worst_examples", "a:b evaluates"),
+        ({**MINIMAL, "evaluate": {"gate": {"metric": "rmse"}}}, "evaluate.gate.metric", "no metric 'rmse'"),
+    ],
+)
+def test_what_belongs_to_a_custom_program_and_what_to_slipways_trainer(write, values, setting, words):
+    error = refusal(write(values))
+    assert error.setting == setting
+    assert words in error.message
+
+
+def test_data_that_are_not_prepared_keep_only_their_uri(write):
+    config = load(write({**PROGRAM, "data": {"uri": "s3://b/rows"}}))
+    assert yaml.safe_load(config.as_yaml())["data"] == {"uri": "s3://b/rows"}
+    assert load(write(config.as_yaml())) == config
+    assert load(write(PROGRAM)).prepared is None
