@@ -68,7 +68,7 @@ def data_source(context: Context) -> str:
         raise NotApplicableError("the source is not read from this machine")
     from slipway.components.prepare_data.sources import check_source  # imports TensorFlow Datasets
 
-    return check_source(data)
+    return check_source(data, context.config.task)
 
 
 def _passed_on(uri: str, context: Context) -> str:

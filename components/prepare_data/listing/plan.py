@@ -14,6 +14,7 @@ from slipway.components.prepare_data.listing.split import Amount
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Group, Source
 from slipway.components.prepare_data.validation.sampling import check_for
+from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 
 # Part of every fingerprint. Increment it if the bytes written for the same source and settings change.
@@ -22,7 +23,7 @@ IDENTITY_DIGITS = 16
 # Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120
 # Settings that most sources do not use; omitted from the stored settings if they are not set.
-DESCRIBING = ("features", "image", "label")
+DESCRIBING = ("features", "image", "label", "inputs")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Plan:
     """The division of a listing among splits and shards.
 
     Attributes:
-        classes: The classes, in the order of their labels.
+        classes: The classes or labels (multilabel), in the order of the network's outputs.
         divided: The number of examples of each group in each split.
         shards: The number of shards of each split.
         bytes: The approximate size of all shards.
@@ -42,14 +43,20 @@ class Plan:
     bytes: int
 
     @classmethod
-    def of(cls, source: Source, groups: Mapping[Group, Amount], settings: DataSettings, replicas: int) -> Plan:
-        """Plan the division of all examples.
+    def of(
+        cls, source: Source, groups: Mapping[Group, Amount], settings: DataSettings, replicas: int,
+        labels: Iterable[str] = (),
+    ) -> Plan:  # fmt: skip
+        """Plan the division of all examples; `labels` are those of the task multilabel.
 
         Raises:
-            UserError: A class has no image for one of the splits.
+            UserError: A class has no image for one of the splits, or no example has a label.
         """
         counts = {group: amount.examples for group, amount in groups.items()}
-        classes = source.classes({label for _, label in counts})
+        found = {label for _, label in counts} if source.task == "classification" else set(labels)
+        classes = source.classes(found) if source.task != "regression" else []
+        if source.task == "multilabel" and not found:
+            raise UserError(f"No example of {settings.source} has a label.", setting="data.label", value=settings.label)
         divided = splitting.divide(counts, settings.split)
         amounts = {name: _split_amount(name, groups, divided) for name in SPLITS}
         shards = {
@@ -104,7 +111,7 @@ class Target:
         Raises:
             UserError: A class has no image for one of the splits.
         """
-        plan = Plan.of(source, listed.groups, settings, replicas)
+        plan = Plan.of(source, listed.groups, settings, replicas, listed.labels)
         about: JsonObject = {
             "format": FORMAT,
             "listing": listed.digest,
@@ -115,6 +122,10 @@ class Target:
             about["classes"] = plan.classes
         if source.features:
             about["features"] = source.features
+        if source.task != "classification":
+            about["task"] = source.task
+        if source.inputs:
+            about["inputs"] = [(name, str(kind)) for name, kind in source.inputs.items()]
         return cls(plan, hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest())
 
 

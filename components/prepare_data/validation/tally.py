@@ -30,11 +30,11 @@ class Size(BaseModel):
 class Tally(BaseModel):
     """Image counts.
 
-    `classes` counts by label. `sizes` contains the first sizes found, `other_sizes` counts images of other sizes;
-    `smallest` and `largest` are [height, width] by number of pixels. `left_out` contains (key, reason) of unusable
-    images and `left_out_count` is their number. `decoded` counts the images decoded in full, `undecodable` those that
-    only this showed to be unusable; all other fields exclude unusable images. `turned` counts images whose EXIF data
-    tells viewers to rotate or mirror them.
+    `classes` counts by class; for other tasks than classification, all examples are of class 0. `sizes` contains the
+    first sizes found, `other_sizes` counts images of other sizes; `smallest` and `largest` are [height, width] by
+    number of pixels. `left_out` contains (key, reason) of unusable images and `left_out_count` is their number.
+    `decoded` counts the images decoded in full, `undecodable` those that only this showed to be unusable; all other
+    fields exclude unusable images. `turned` counts images whose EXIF data tells viewers to rotate or mirror them.
     """
 
     model_config = KEYS_IN_JSON
@@ -86,13 +86,15 @@ class TallyCounter:
         self._undecodable = 0
         self._other = Tally()
 
-    def add(self, key: bytes, label: int, info: ImageInfo, *, decoded: bool) -> None:
-        """Count one image, and whether it was decoded in full.
+    def add(self, key: bytes, label: int, info: ImageInfo | None, *, decoded: bool) -> None:
+        """Count one example, its image if it has one, and whether that was decoded in full.
 
         Raises:
             UserError: Its size differs from that of earlier images although `one_size` is set.
         """
         self._classes[label] = self._classes.get(label, 0) + 1
+        if info is None:
+            return
         self._decoded += decoded
         if info in self._infos:
             self._infos[info] += 1
