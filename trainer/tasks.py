@@ -38,19 +38,23 @@ class Task:
     metrics: Mapping[str, Metric]
 
 
-_AVERAGED: dict[str, Metric] = {
-    "macro_precision": Metric(
-        "macro precision", "maximize", "fraction of the examples predicted as a class that belong to it, averaged"
-    ),
-    "macro_recall": Metric(
-        "macro recall", "maximize", "fraction of a class's examples that are predicted as it, averaged"
-    ),
-    "macro_auc": Metric("macro AUC", "maximize", "area under each class's ROC curve, averaged"),
-    "macro_average_precision": Metric(
-        "mean average precision", "maximize", "area under each class's precision-recall curve, averaged"
-    ),
-}
-_MACRO_F1 = Metric("macro F1", "maximize", "harmonic mean of precision and recall, averaged over the classes")
+def _averaged(each: str) -> dict[str, Metric]:
+    """Return the metrics of each class or label that are averaged over them."""
+    return {
+        "macro_f1": Metric("macro F1", "maximize", "harmonic mean of precision and recall, averaged"),
+        "macro_precision": Metric(
+            "macro precision", "maximize", f"fraction of the examples predicted as a {each} that have it, averaged"
+        ),
+        "macro_recall": Metric(
+            "macro recall", "maximize", f"fraction of the examples of a {each} that are predicted as it, averaged"
+        ),
+        "macro_auc": Metric("macro AUC", "maximize", f"area under each {each}'s ROC curve, averaged"),
+        "macro_average_precision": Metric(
+            "mean average precision", "maximize", f"area under each {each}'s precision-recall curve, averaged"
+        ),
+    }
+
+
 TASKS: dict[TaskName, Task] = {
     "classification": Task(
         head="one logit per class",
@@ -63,8 +67,7 @@ TASKS: dict[TaskName, Task] = {
                 "top-5 accuracy", "maximize", "fraction of examples whose true class is among the five most probable"
             ),
             "loss": Metric("loss", "minimize", "mean cross-entropy in nats"),
-            "macro_f1": _MACRO_F1,
-            **_AVERAGED,
+            **_averaged("class"),
             "expected_calibration_error": Metric(
                 "expected calibration error", "minimize", "mean gap between confidence and accuracy (ECE)"
             ),
@@ -74,12 +77,11 @@ TASKS: dict[TaskName, Task] = {
         head="one logit per label",
         figure="label_accuracy",
         metrics={
-            "macro_f1": _MACRO_F1,
+            **_averaged("label"),
             "micro_f1": Metric(
                 "micro F1", "maximize", "harmonic mean of precision and recall over all labels together"
             ),
             "loss": Metric("loss", "minimize", "mean cross-entropy of a label in nats"),
-            **_AVERAGED,
             "label_accuracy": Metric("label accuracy", "maximize", "fraction of labels that are predicted correctly"),
             "exact_match": Metric(
                 "exact match", "maximize", "fraction of examples of which all labels are predicted correctly"

@@ -36,6 +36,8 @@ _MODEL = {
     "weights": "Weights",
     "weights_checksum": "Weights checksum",
 }
+# Entries that the data set describes, or that are of no interest.
+_OF_DATA = ("task", "classes", "inputs", "target", "job_checksum")
 _TRAINING = {
     "steps": "Steps",
     "planned_steps": "Planned steps",
@@ -71,7 +73,9 @@ def _content(evaluation: Evaluation) -> JsonObject:
         "champion": champion,
         "figures": _figures(model, champion, manifest),
         "curves": [curve for curve in curves if curve],
-        "validated": [(name.replace("_", " "), validation[name]) for name in recorded if name in validation],
+        "validated": [
+            (TASKS[manifest.task].metrics[name].title, validation[name]) for name in recorded if name in validation
+        ],
         "validation_step": validation.get("step"),
         "worst": [_worst(example) for example in model.measures.worst.examples],
         "provenance": _provenance(model, manifest),
@@ -145,7 +149,7 @@ def _data_uri(image: bytes) -> tuple[str, bool]:
 
 def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the columns of the provenance section: model and training from model.json, and the data set."""
-    about = {key: value for key, value in model.description.items() if key not in ("classes", "job_checksum")}
+    about = {key: value for key, value in model.description.items() if key not in _OF_DATA}
     if not any(size := about.pop("image_size", None) or []):
         about.pop("channels", None)
     else:

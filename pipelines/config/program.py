@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from slipway.components.build_image.reference import check_pinned
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, nearest
 from slipway.trainer.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -21,7 +21,17 @@ def check_evaluation(config: RunConfig) -> None:
     """
     gate, known = config.evaluate.gate.of(config.task), TASKS[config.task].metrics
     if config.train.program is None and config.evaluate.module is None and gate.name not in known:
-        raise UserError.unknown(f"metric of the task {config.task}", gate.name, known, setting="evaluate.gate.metric")
+        near = nearest(gate.name, known)
+        others = [name for name, task in TASKS.items() if gate.name in task.metrics]
+        fixes = [f"--set evaluate.gate.metric={near}"] if near else []
+        raise UserError(
+            f"The task {config.task} has no metric {gate.name!r}.",
+            setting="evaluate.gate.metric",
+            value=gate.name,
+            allowed=", ".join(known),
+            nearest=near,
+            fix="; or ".join([*fixes, *(f"--set task={name}" for name in others)]) or "--set evaluate.gate.metric=null",
+        )
 
 
 def check_program(config: RunConfig) -> None:
