@@ -22,7 +22,7 @@ from slipway.components.evaluate.measures import EVALUATED
 from slipway.components.evaluate.measures.base import Example, Measures
 from slipway.components.evaluate.measures.significance import Counts, Floats
 from slipway.core.errors import UserError
-from slipway.core.manifest import Manifest, signature_name
+from slipway.core.manifest import Input, Manifest, signature_name
 from slipway.core.values import JsonObject
 from slipway.trainer.engines import installed
 from slipway.trainer.engines.table import ENGINES, SAVED_MODEL_FILE
@@ -323,15 +323,24 @@ def _check_inputs(types: Mapping[str, str], data: Manifest) -> None:
 
 def _program(engine: str, folder: Path, data: Manifest) -> Serve:
     """Load a model in the engine's own format; see `load` in slipway/trainer/engines/ENGINE/export.py."""
-    from slipway.trainer.data.images import decode_images
+    from slipway.trainer.data import features as preparation
 
     description = json.loads((folder / "model.json").read_bytes())
-    classes = [str(name) for name in description["classes"]]
+    names = [str(name) for name in description["classes"]]
+    inputs = {name: Input.model_validate(each) for name, each in description.get("inputs", {}).items()}
     shape = {"image_size": tuple(description["image_size"]), "channels": description["channels"]}
-    own = data.model_copy(update=shape)
-    probabilities = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
+    own = data.model_copy(update={**shape, "inputs": inputs})
+    _check_inputs({signature_name(name, each): TYPES[each.kind] for name, each in own.all_inputs.items()}, data)
+    decoder = preparation.Features(own)
+    predictions = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
 
     def serve(features: Features) -> tuple[list[str], NDArray[np.float32]]:
-        return classes, probabilities(decode_images(features[IMAGE], own).numpy())
+        decoded = decoder.decode(features, standardized=False)  # the model has the statistics itself
+        return names, predictions(preparation.each(_array, decoded))
 
     return serve
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.numpy()
+    return array.astype(np.int64) if array.dtype == np.int32 else array

@@ -135,7 +135,7 @@ def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: Train
         UserError: Not even one example per device fits.
     """
     events.phase("measuring the network's memory")
-    each = ELEMENT_BYTES * example_elements(train.engine, model, manifest.image_shape, len(manifest.classes))
+    each = ELEMENT_BYTES * example_elements(train.engine, model, manifest)
     asked, parts = train.batch_size, train.accumulation
     if asked * each <= memory * parts:
         return train

@@ -107,7 +107,7 @@ def model_memory(context: Context) -> str:
     if prepared is None:
         raise NotApplicableError(f"the image size is unknown until {data.source} is prepared in {data.store}")
     engine = config.train.engine
-    needed = builder.network_size(engine, config.model, prepared.image_shape, len(prepared.classes))
+    needed = builder.network_size(engine, config.model, prepared)
     need = fits_memory(
         hardware,
         needed.variables,

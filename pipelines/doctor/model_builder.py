@@ -21,7 +21,7 @@ def model_builder(context: Context) -> str:
         return _program(context)
     source, signature = _function(model.builder, "model.builder", context.folder)
     if signature is not None:
-        check_signature(signature, model)
+        check_signature(signature, model, None)
     return f"{model.builder} in {source}"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import keyword
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -72,7 +73,7 @@ class Input(BaseModel):
     - image: encoded bytes; decoded to uint8 `shape` = (height, width, channels), resized if `resize`.
     - number: float32 `shape`; the network receives (value - mean) / deviation, with the mean and the standard deviation
       (1 if it is 0) of each element over the training split.
-    - integer: int64 `shape`, such as token ids from 0 to `maximum` in the training split; passed on as int32.
+    - integer: int64 `shape`, such as token ids from 0 to `maximum` in all splits; passed on as int32.
     - category: text; the network receives its position in `vocabulary` plus 1 as int32, and 0 for a category that the
       training split does not have. The vocabulary is the training split's categories, sorted.
     """
@@ -85,6 +86,16 @@ class Input(BaseModel):
     deviation: tuple[float, ...] = ()
     maximum: int | None = None
     vocabulary: tuple[str, ...] = ()
+
+    @property
+    def dtype(self) -> Literal["float32", "int32"]:
+        """The data type that the network receives; images are float32 in [0, 1]."""
+        return "float32" if self.kind in ("image", "number") else "int32"
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of one example's value as a reader holds it: images as uint8, others as the network receives them."""
+        return math.prod(self.shape) * (1 if self.kind == "image" else 4)
 
     @property
     def values(self) -> int:
@@ -161,6 +172,16 @@ class Manifest(BaseModel):
     def noun(self) -> str:
         """What an example is called in sentences."""
         return "image" if self.has_image else "example"
+
+    @property
+    def is_image_only(self) -> bool:
+        """Whether the image is the network's only input, which then receives it without a name."""
+        return self.has_image and not self.inputs
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of one example's inputs as a reader holds them, in bytes."""
+        return sum(each.decoded_bytes for each in self.all_inputs.values())
 
     @property
     def outputs(self) -> int:

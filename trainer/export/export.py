@@ -72,7 +72,10 @@ def _job_checksum(job: JobConfig) -> str:
 
 def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weights_step: int) -> dict[str, object]:
     return {
+        "task": manifest.task,
         "classes": manifest.classes,
+        "inputs": {name: each.model_dump(exclude_defaults=True) for name, each in manifest.inputs.items()},
+        "target": manifest.target and manifest.target.model_dump(exclude_defaults=True),
         "image_size": list(manifest.image_size),
         "channels": manifest.channels,
         "builder": job.model.builder,

@@ -267,16 +267,20 @@ def choose_inputs(
         if name in own or name in possible:
             continue
         if name in features:
-            fix = f"--set 'data.features.{name}={features[name].replace('[]', '[SIZE]')}', if all have the same SIZE"
-            fix = fix if re.fullmatch(r"(number|integer)\[\]", features[name]) else None
+            sized = features[name].replace("[]", "[SIZE]")
+            known_size = re.fullmatch(r"(number|integer)\[\]", features[name])
+            fix = f"--set 'data.features.{name}={sized}', if all have the same SIZE" if known_size else None
             raise _mistake(settings, f"The feature {name} cannot be an input: its kind is {features[name]}.", fix=fix)
         known = [*own[:1], *possible]
+        is_label = name == (settings.label or "label")
         raise _mistake(
             settings,
-            f"data.inputs names {name!r}, which is the label." if name == (settings.label or "label")
+            f"data.inputs names {name!r}, which is the label."
+            if is_label
             else f"The source {settings.source} has no feature {name!r}.",
-            allowed=", ".join(known), near=nearest(name, known),
-        )  # fmt: skip
+            allowed=", ".join(known),
+            near=None if is_label else nearest(name, known),
+        )
     if image and not set(own) & set(names):
         raise _mistake(
             settings, "The source has images, but data.inputs does not name them.",

@@ -321,13 +321,14 @@ def _choose(use: Literal["image", "label"], named: str | None, kinds_found: Mapp
     elif named in candidates:
         return named
     other = None
-    if use == "label" and (kind := kinds_found.get(named or use)):
+    several = next((kind for kind in kinds_found.values() if kind == "class[]"), "")
+    if use == "label" and (kind := kinds_found.get(named or use, several)):
         other = next((name for name, kinds in LABELS.items() if _without_size(kind) in kinds), None)
     listed = ", ".join(f"{name}: {kind}" for name, kind in list(kinds_found.items())[:12])
     of_task = f" of the task {task}" if use == "label" and (other or task != "classification") else ""
     raise UserError(
         f"The feature {named or use!r} cannot be the {use}{of_task}; the features are {listed}."
-        if named or other
+        if named or (other and use in kinds_found)
         else f"Cannot tell which feature is the {use}; the features are {listed}.",
         setting=f"data.{use}",
         value=named,

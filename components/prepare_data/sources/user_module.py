@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import marshal
-import math
-import numbers
 import os
 import re
 import stat
@@ -22,15 +20,13 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
-from slipway.components.prepare_data.encoding.messages import bytes_feature, values
+from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import closest, forms
 from slipway.components.prepare_data.sources.again import DIGEST_BYTES, Again
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import Descriptions, further_kinds
 from slipway.components.prepare_data.sources.source import (
-    LABEL_SEPARATOR,
-    SPLIT_FOLDERS,
     Entry,
     Group,
     Ignored,
@@ -41,6 +37,7 @@ from slipway.components.prepare_data.sources.source import (
 )
 from slipway.components.prepare_data.sources.spool import Spool, SpoolReader, UniqueKeys
 from slipway.components.prepare_data.sources.tfrecord import require_feature
+from slipway.components.prepare_data.sources.values import check_label, label_value, split_of
 from slipway.components.prepare_data.validation.image import (
     COLORS,
     JPEG_START,
@@ -199,7 +196,7 @@ class ModuleSource(Source):
                 f"The first example of {self.reference} has no {self._image}, but {name} looks like one.",
                 fix=f"--set data.image={name}",
             )
-        self._check_task(first[self._label])
+        check_label(self.task, first[self._label], self.reference)
         found_kinds: dict[str, Kind] = {}
         for name, value in first.items():
             if name in (self._image, self._label, "key", "split"):
@@ -221,31 +218,6 @@ class ModuleSource(Source):
             )
         return has_image, found_kinds
 
-    def _check_task(self, label: object) -> None:
-        """Check that the first label has the form of the task.
-
-        Raises:
-            UserError: It has the form of another task's labels.
-        """
-        several, target = names_of(label) is not None, target_of(label)
-        fraction = target is not None and not isinstance(label, numbers.Integral)
-        expected = {
-            "classification": not several and not fraction, "multilabel": several, "regression": target is not None
-        }[self.task]  # fmt: skip
-        if not expected:
-            fitting = "multilabel" if several else "regression" if fraction else "classification"
-            raise UserError(
-                f"The first label of {self.reference} is {label!r:.80}, which the task {self.task} cannot learn.",
-                setting="task",
-                value=self.task,
-                allowed={
-                    "classification": "text or an integer",
-                    "multilabel": "a list of names",
-                    "regression": "a number",
-                }[self.task],
-                fix=f"--set task={fitting}",
-            )
-
     def _convert(self, example: object, number: int) -> StoredExample:
         """Convert an example to its stored form.
 
@@ -261,7 +233,7 @@ class ModuleSource(Source):
         if further.keys() != self._kinds.keys():
             odd = sorted(further.keys() ^ self._kinds.keys(), key=str)
             raise Unusable(f"unlike the first example, it has {'no ' if odd[0] in self._kinds else ''}{odd[0]}")
-        label, target = self._label_of(example.get(self._label))
+        label, target = label_value(self.task, example.get(self._label))
         features = [
             (stored_name(name).encode(), encoded_feature(name, kind, further[name]))
             for name, kind in sorted(self._kinds.items())
@@ -273,25 +245,6 @@ class ModuleSource(Source):
             encoded_image(example.get(self._image)) if self.has_image else b"",
             features if target is None else [*features, (b"label", target)],
         )
-
-    def _label_of(self, value: object) -> tuple[str, bytes | None]:
-        """Return the label of an entry, and the Feature of a label that is not one class.
-
-        Raises:
-            Unusable: The label is not of the task's form, or a target is not finite.
-        """
-        if self.task == "regression":
-            target = target_of(value)
-            if target is None or not math.isfinite(target):
-                raise Unusable(f"its target {value!r:.80} is not a finite number")
-            return "", Kind("number").encode(target)
-        if self.task == "multilabel":
-            found = names_of(value)
-            if found is None:
-                raise Unusable(f"its label {value!r:.80} is not a list of names")
-            names = sorted({label_of(name) for name in found})
-            return LABEL_SEPARATOR.join(names), bytes_feature(name.encode() for name in names)
-        return label_of(value), None
 
     def _group_value(self, stored: StoredExample) -> bytes:
         if self._group is None:
@@ -404,38 +357,6 @@ def _content(path: str) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise Unusable(f"its image {path} cannot be read: {error.strerror}") from None
-
-
-def label_of(value: object) -> str:
-    value = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise Unusable("it has no label" if value is None else f"its label {value!r} is neither text nor an integer")
-    text = str(value)
-    if not text or not text.isprintable():
-        raise Unusable(f"its label {text!r} is empty or unprintable")
-    return text
-
-
-def names_of(value: object) -> list[object] | None:
-    """Return the names in a list of labels, or None if the value is no list."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return list(value) if isinstance(value, list | tuple | set | frozenset) else None
-
-
-def target_of(value: object) -> float | None:
-    """Return a number to predict, or None if the value is no number."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return float(value) if is_number else None  # type: ignore[arg-type]
-
-
-def split_of(value: object) -> str | None:
-    if value is None:
-        return None
-    found = SPLIT_FOLDERS.get(value.lower()) if isinstance(value, str) else None
-    if found is None:
-        raise Unusable(f"its split {value!r} is not train, validation or test")
-    return found
 
 
 def encoded_feature(name: str, kind: Kind, value: object) -> bytes:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
 from slipway.components.prepare_data.sources.source import Undecodable, Unusable, readable
 from slipway.components.prepare_data.validation.image import ImageInfo
 from slipway.core.errors import UserError
+from slipway.core.manifest import Split
 
 MOST_SIZES = 32
+MOST_LABELS_NAMED = 10
 # Keys are arbitrary bytes.
 KEYS_IN_JSON = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
@@ -203,6 +205,17 @@ def notes(classes: Iterable[str], tally: Tally) -> list[str]:
             "exported model applies it; both use the pixels as stored. To train on upright images, rotate the files, "
             "for instance with mogrify -auto-orient FILES, and send rotated images to the model as well."
         )
+    return found
+
+
+def missing_labels(splits: Mapping[str, Split]) -> list[str]:
+    """Return a note for each split without an example of some labels, which only the task multilabel permits."""
+    found = []
+    for name, split in splits.items():
+        missing = [label for label, count in split.classes.items() if not count]
+        if missing:
+            listed = ", ".join(missing[:MOST_LABELS_NAMED]) + (", …" if len(missing) > MOST_LABELS_NAMED else "")
+            found.append(f"The split {name} has no example with the labels {listed}.")
     return found
 
 

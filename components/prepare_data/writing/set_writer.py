@@ -35,7 +35,7 @@ from slipway.components.prepare_data.validation.duplicates import (
 )
 from slipway.components.prepare_data.validation.sampling import check_for, decoded_below, sentence
 from slipway.components.prepare_data.validation.skipped import SkippedImages, refuse_too_many
-from slipway.components.prepare_data.validation.tally import Tally, combine, notes
+from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes
 from slipway.components.prepare_data.writing.beam import is_elsewhere, share_lists, write_by_beam, written_by
 from slipway.components.prepare_data.writing.shards import LABEL, ShardResult, ShardTask, ShardWriter
 from slipway.components.prepare_data.writing.workers import Tick, Workers, worker_count
@@ -45,7 +45,6 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Checked, LeftOut, Manifest, Split
 
 MOST_LEFT_OUT_LISTED = 100
-MOST_LABELS_NAMED = 10
 SECONDS_BETWEEN_EVENTS = 0.3
 
 
@@ -329,6 +328,9 @@ class SetWriter:
         train, everything = statistics["train"], combine_statistics(statistics.values())
         unlisted = self._listing.ignored
         left_out = sorted([*unlisted.unusable, *self._left_out.listed()])[:MOST_LEFT_OUT_LISTED]
+        splits = {
+            split: _split_record(found, classes, statistics[split].get(LABEL)) for split, found in results.items()
+        }
         own_sizes = {(found.height, found.width) for found in tally.sizes}
         return Manifest(
             name=name,
@@ -348,30 +350,17 @@ class SetWriter:
             channels=settings.channels or (1 if tally.gray == tally.examples or not source.has_image else 3),
             resize=source.has_image and (own_sizes != {size} or tally.other_sizes > 0),
             encodings=list(tally.encodings),
-            splits={
-                split: _split_record(found, classes, statistics[split].get(LABEL)) for split, found in results.items()
-            },
+            splits=splits,
             features={
-                name: str(source.inputs.get(name) or described(about)) for name, about in source.features.items()
+                name: "category" if source.inputs.get(name) == Kind("category") else described(about)
+                for name, about in source.features.items()
             },
             **({"written_by": written_by(self._beam)} if self._beam else {}),
             checked=self._checked() if source.has_image else None,
-            notes=[*notes(classes, tally), *missing_labels(classes, statistics)],
+            notes=[*notes(classes, tally), *(missing_labels(splits) if source.task == "multilabel" else ())],
             left_out_count=len(self._left_out.reasons) + unlisted.unusable_count,
             left_out=[LeftOut(key=readable(key), reason=reason) for key, reason in left_out],
         )
-
-
-def missing_labels(labels: list[str], statistics: Mapping[str, Statistics]) -> list[str]:
-    """Return a note for each split without an example of some labels of the task multilabel."""
-    found = []
-    for split, of_split in statistics.items():
-        sums = of_split[LABEL].sums if LABEL in of_split else ()
-        missing = [name for name, count in zip(labels, sums, strict=False) if not count]
-        if missing:
-            listed = ", ".join(missing[:MOST_LABELS_NAMED]) + (", …" if len(missing) > MOST_LABELS_NAMED else "")
-            found.append(f"The split {split} has no example with the labels {listed}.")
-    return found
 
 
 def finished(task: ShardTask) -> ShardResult | None:

@@ -20,15 +20,17 @@ from numpy.typing import ArrayLike, NDArray
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import check_shared_evenly
+from slipway.trainer.data.features import Tensors, each, specs
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.jax.devices import Devices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
-from slipway.trainer.engines.jax.step import Arrays, Step, Variables, has_convolutions
+from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Step, Variables, has_convolutions
 from slipway.trainer.engines.keras import augment, optimizer
 from slipway.trainer.engines.keras import model as keras_model
+from slipway.trainer.engines.keras.objective import objective
 from slipway.trainer.export import saved_model
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 
@@ -44,6 +46,7 @@ class JaxEngine:
     # Set by `open`.
     _devices: Devices
     # Set by `build`.
+    _manifest: Manifest
     _model: keras.Model
     _optimizer: keras.optimizers.Optimizer
     _step: Step
@@ -54,7 +57,6 @@ class JaxEngine:
         self._feed: Feed | None = None
         self._most = 1  # maximum steps in one call of the compiled function
         self._precision: Precision = "float32"
-        self._image_shape = (0, 0, 0)
 
     def open(self, cluster: Cluster) -> str:
         with errors_named(cluster):
@@ -67,12 +69,12 @@ class JaxEngine:
         check_shared_evenly(job.train, job.plan.replicas, len(self._devices.local))
         augment.verify(job.train.augment, manifest.image_shape)
         self._precision = choose_precision(job.train, self._devices.kind, self._devices.capability)
-        self._most, self._image_shape = job.train.steps_per_call, manifest.image_shape
+        self._most, self._manifest = job.train.steps_per_call, manifest
         keras.backend.clear_session()
         keras.utils.set_random_seed(job.train.seed)
         keras.config.set_dtype_policy(self._precision)
         builder.load(job.model.builder)
-        self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+        self._model = keras_model.build_network(job.model, manifest)
         scaled = self._precision == "mixed_float16"
         variables = self._model.trainable_variables
         inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)
@@ -81,6 +83,8 @@ class JaxEngine:
         self._step = Step(
             model=self._model,
             optimizer=self._optimizer,
+            objective=objective(manifest, CLASSIFICATION),
+            names=[] if manifest.is_image_only else list(manifest.all_inputs),
             rate=_index(inner._learning_rate, self._optimizer.variables),
             loss_scale=_index(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
             batch=job.train.batch_size,
@@ -107,7 +111,7 @@ class JaxEngine:
             # Converting to NumPy waits for the results.
             parts = [np.concatenate([np.atleast_2d(each) for each in figures])[:count] for figures, count in results]
             found = np.concatenate(parts).astype(np.float64)
-        return StepFigures(losses=found[:, 0], accuracies=found[:, 1], waited=self._feed.take_waited())
+        return StepFigures(losses=found[:, 0], values=found[:, 1], waited=self._feed.take_waited())
 
     def _feed_for(self, data: TrainingData, step: int) -> Feed:
         if isinstance(data, MemoryTraining):
@@ -124,13 +128,13 @@ class JaxEngine:
         with errors_named(self._devices.cluster):
             waiting: Arrays = []
             for batch in data.batches():
-                waiting.append(self._measure(trained, others, *(self._devices.split(part) for part in batch)))
+                waiting.append(self._measure(trained, others, *jax.tree.map(self._devices.split, batch)))
                 if len(waiting) > 1:  # compute one batch while the next is read
                     sums += np.asarray(waiting.pop(0))
             for result in waiting:
                 sums += np.asarray(result)
-        loss, correct, examples = sums
-        return Measured(float(loss / examples), float(correct / examples), round(examples))
+        loss, figure, examples = sums
+        return Measured(float(loss / examples), float(figure / examples), round(examples))
 
     def agree(self, values: Sequence[float]) -> list[float]:
         own = np.asarray(values, np.float64)
@@ -158,7 +162,7 @@ class JaxEngine:
         self._variables = (first, second, third)
 
     def work(self) -> Work:
-        flops = self._step.gradient_flops(self._variables, self._image_shape)
+        flops = self._step.gradient_flops(self._variables, self._manifest)
         return Work(self._devices.local[0].device_kind, len(self._devices.all), self._precision, flops)
 
     def graph(self) -> bytes | None:
@@ -181,17 +185,23 @@ class JaxEngine:
         model = self._model
         trained = [variable.value for variable in model.trainable_variables]
         others = [variable.value for variable in model.non_trainable_variables]
-        logits = jax2tf.convert(
-            lambda trained, images: model.stateless_call(trained, others, images, training=False)[0],
-            polymorphic_shapes=[None, f"(batch, {', '.join(map(str, manifest.image_shape))})"],
+        inputs, _ = specs(manifest, None, decoded=False)
+        shapes = each(lambda spec: f"({', '.join(['batch', *map(str, spec.shape[1:])])})", inputs)
+
+        def network(trained: Arrays, inputs: Tensors) -> jax.Array:
+            return model.stateless_call(trained, others, self._step.ordered(inputs), training=False)[0]
+
+        outputs = jax2tf.convert(
+            network,
+            polymorphic_shapes=[None, shapes],
             with_gradient=False,
             native_serialization_platforms=("cpu", "cuda", "tpu"),
         )
         variables = [tf.Variable(np.asarray(array)) for array in trained]
         # Otherwise AutoGraph would convert all of JAX's Python code, which takes most of a minute to no effect.
-        as_it_is = tf.autograph.experimental.do_not_convert(lambda images: logits(variables, images))
+        as_it_is = tf.autograph.experimental.do_not_convert(lambda inputs: outputs(variables, inputs))
         saved_model.write(folder, as_it_is, variables, manifest)
-        model.save(folder / "model.keras")
+        keras_model.save(model, folder)
 
     def close(self, wait_for_others: Callable[[], None]) -> None:
         if self._devices.cluster.is_chief:  # the runtime aborts a process that leaves after the chief
