@@ -21,10 +21,11 @@ FigureName = Literal["accuracy", "label_accuracy", "mae"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the evaluation: its name in sentences, and which values are better."""
+    """A metric of the evaluation: its name in sentences, which values are better, and its definition."""
 
     title: str
     direction: Direction
+    meaning: str
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,23 @@ class Task:
     metrics: Mapping[str, Metric]
 
 
-LOSS = Metric("loss", "minimize")
+def _averaged(each: str) -> dict[str, Metric]:
+    """Return the metrics of each class or label that are averaged over them."""
+    return {
+        "macro_f1": Metric("macro F1", "maximize", "harmonic mean of precision and recall, averaged"),
+        "macro_precision": Metric(
+            "macro precision", "maximize", f"fraction of the examples predicted as a {each} that have it, averaged"
+        ),
+        "macro_recall": Metric(
+            "macro recall", "maximize", f"fraction of the examples of a {each} that are predicted as it, averaged"
+        ),
+        "macro_auc": Metric("macro AUC", "maximize", f"area under each {each}'s ROC curve, averaged"),
+        "macro_average_precision": Metric(
+            "mean average precision", "maximize", f"area under each {each}'s precision-recall curve, averaged"
+        ),
+    }
+
+
 TASKS: dict[TaskName, Task] = {
     "classification": Task(
         head="one logit per class",
@@ -55,10 +72,17 @@ TASKS: dict[TaskName, Task] = {
         direction="maximize",
         squashing=("softmax",),
         metrics={
-            "accuracy": Metric("accuracy", "maximize"),
-            "macro_f1": Metric("macro F1", "maximize"),
-            "top5_accuracy": Metric("top-5 accuracy", "maximize"),
-            "loss": LOSS,
+            "accuracy": Metric(
+                "accuracy", "maximize", "fraction of examples whose most probable class is the true class"
+            ),
+            "top_5_accuracy": Metric(
+                "top-5 accuracy", "maximize", "fraction of examples whose true class is among the five most probable"
+            ),
+            "loss": Metric("loss", "minimize", "mean cross-entropy in nats"),
+            **_averaged("class"),
+            "expected_calibration_error": Metric(
+                "expected calibration error", "minimize", "mean gap between confidence and accuracy (ECE)"
+            ),
         },
     ),
     "multilabel": Task(
@@ -67,10 +91,15 @@ TASKS: dict[TaskName, Task] = {
         direction="maximize",
         squashing=("softmax", "sigmoid"),
         metrics={
-            "macro_f1": Metric("macro F1", "maximize"),
-            "micro_f1": Metric("micro F1", "maximize"),
-            "macro_auc": Metric("macro AUC", "maximize"),
-            "loss": LOSS,
+            **_averaged("label"),
+            "micro_f1": Metric(
+                "micro F1", "maximize", "harmonic mean of precision and recall over all labels together"
+            ),
+            "loss": Metric("loss", "minimize", "mean cross-entropy of a label in nats"),
+            "label_accuracy": Metric("label accuracy", "maximize", "fraction of labels that are predicted correctly"),
+            "exact_match": Metric(
+                "exact match", "maximize", "fraction of examples of which all labels are predicted correctly"
+            ),
         },
     ),
     "regression": Task(
@@ -79,11 +108,11 @@ TASKS: dict[TaskName, Task] = {
         direction="minimize",
         squashing=("softmax", "sigmoid", "relu"),
         metrics={
-            "rmse": Metric("RMSE", "minimize"),
-            "mae": Metric("MAE", "minimize"),
-            "mse": Metric("MSE", "minimize"),
-            "r2": Metric("R²", "maximize"),
-            "loss": LOSS,
+            "rmse": Metric("RMSE", "minimize", "root of the mean squared error, in the target's unit"),
+            "mae": Metric("MAE", "minimize", "mean absolute error, in the target's unit"),
+            "mse": Metric("MSE", "minimize", "mean squared error"),
+            "r2": Metric("R²", "maximize", "fraction of the target's variance that the predictions explain"),
+            "loss": Metric("loss", "minimize", "mean squared error of the standardized target"),
         },
     ),
 }

@@ -213,7 +213,7 @@ def kubeflow_server(context: Context) -> str:
 
 
 def champion(context: Context) -> str:
-    """The champion that the model will be compared with can be read from the registry."""
+    """The champion that the model will be compared with can be read from the registry, and is of the same task."""
     config = context.config
     if context.target != "local":
         raise NotApplicableError("the registry is not on this machine")
@@ -222,6 +222,20 @@ def champion(context: Context) -> str:
     if config.evaluate.champion == "none":
         raise NotApplicableError("evaluate.champion is none")
     from slipway.components.register_model.registry import Registry
+    from slipway.components.train.result import trainer_record
 
     champion = Registry(Path(config.register_.registry).absolute()).champion(config.model_name)
-    return f"{config.model_name} version {champion.number}" if champion else f"{config.model_name} has none yet"
+    if champion is None:
+        return f"{config.model_name} has none yet"
+    record = trainer_record(champion.folder)
+    task = record.get("task", config.task if not record else "classification")  # earlier versions wrote no task
+    if config.train.program is None and config.evaluate.module is None and task != config.task:
+        raise UserError(
+            f"The champion in {champion.folder} was trained for the task {task}, but this run's is {config.task}.",
+            setting="evaluate.champion",
+            value="registered",
+            allowed="registered, none",
+            fix="--set evaluate.champion=none to evaluate without it, or --set register.model=NAME to register this "
+            "model apart from it",
+        )
+    return f"{config.model_name} version {champion.number}"

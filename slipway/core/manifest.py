@@ -171,6 +171,11 @@ class Manifest(BaseModel):
         return {"image": image, **self.inputs} if self.has_image else self.inputs
 
     @property
+    def noun(self) -> str:
+        """What an example is called in sentences."""
+        return "image" if self.has_image else "example"
+
+    @property
     def is_image_only(self) -> bool:
         """Whether the image is the network's only input, which then receives it without a name."""
         return self.has_image and not self.inputs

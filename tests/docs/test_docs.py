@@ -189,7 +189,7 @@ def test_yaml_examples_are_valid(page: Path) -> None:
             apply_overrides(read_yaml(ROOT / schedule.configuration), schedule.set)
         elif "trainingInput" in values or any("/" in key for key in values):
             continue  # a job of AI Platform Training, a description of features: not a run's settings
-        elif {"name", "data", "train"} <= values.keys():
+        elif {"name", "train"} <= values.keys():
             validate(values, page.name)
         else:
             validate(merged(read_yaml(ROOT / "configs/digits.yaml"), values), page.name)

@@ -243,13 +243,13 @@ def check_agreement(bench: Bench, serve: Any, share: Share, split: str) -> None:
     features = {"image": tf.io.FixedLenFeature([], tf.string)}
     records = list(tf.data.TFRecordDataset(share.paths(split)))
     encoded = tf.stack([tf.io.parse_single_example(record, features)["image"] for record in records])
-    classes, served = serve(encoded)
+    classes, served = serve({"image_bytes": encoded})
     images, labels = inputs._decode_all(share, split)
     own = bench.probabilities(images / np.float32(255))
     assert list(classes) == share.manifest.classes
     np.testing.assert_allclose(served, own, atol=1e-4)
     assert (own.argmax(axis=1) == labels).mean() > 0.8
-    first = serve(encoded[:1])[1]
+    first = serve({"image_bytes": encoded[:1]})[1]
     np.testing.assert_allclose(first, own[:1], atol=1e-4)
 
 

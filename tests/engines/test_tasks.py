@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def predictions(folder: Path, bench: Bench) -> Any:
     """Return the exported model's predictions or probabilities for the raw values of the validation split."""
     import tensorflow as tf
 
+    from slipway.components.evaluate import served_model
     from slipway.core.manifest import signature_name
     from slipway.trainer.data.features import Features
 
@@ -58,15 +60,16 @@ def predictions(folder: Path, bench: Bench) -> Any:
     raw = list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
     found = tf.io.parse_example(raw, {stored[name]: spec for name, spec in described.items()})
     requests = {name: found[stored[name]] for name in described}
-    if ENGINE == "pytorch":
-        from slipway.trainer.engines.pytorch import export
-
-        decoded = features.decode(requests, standardized=False)
-        arrays = {name: value.numpy() for name, value in decoded.items()}
-        wide = {name: one.astype(np.int64) if one.dtype == np.int32 else one for name, one in arrays.items()}
-        return export.load(folder)(wide)
-    answer = tf.saved_model.load(str(folder)).signatures["serving_default"](**requests)
-    return answer["prediction" if bench.manifest.task == "regression" else "probabilities"].numpy()
+    manifest = bench.manifest
+    record = {"task": manifest.task, "classes": manifest.classes, "image_size": manifest.image_size}
+    record |= {
+        "channels": manifest.channels,
+        "inputs": {name: one.model_dump() for name, one in manifest.inputs.items()},
+    }
+    (folder / "model.json").write_text(json.dumps(record))
+    names, values = served_model.load(folder, manifest)(requests)
+    assert names == manifest.classes
+    return values
 
 
 @pytest.mark.parametrize("task", TASKS)
