@@ -116,7 +116,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "device": engine.work().device,
         "milliseconds": min(seconds[1:] or seconds) / steps * 1000,
-        "accuracy": engine.evaluate(test).accuracy,
+        "accuracy": engine.evaluate(test).figure,
     }
 
 
@@ -126,7 +126,7 @@ def by_hand(training: Any, test: Any, classes: int, steps: int, arguments: argpa
     import jax.numpy as jnp
 
     kind = jnp.float32 if arguments.precision == "float32" else jnp.bfloat16
-    height, width, channels = training.images.shape[1:]
+    height, width, channels = training.inputs.shape[1:]
     shapes = [(3, 3, channels, 256), (3, 3, 256, 256), ((height - 4) * (width - 4) * 256, 256), (256, 128)]
     keys = jax.random.split(jax.random.key(0), 5)
     initial = jax.nn.initializers.glorot_uniform()
@@ -158,7 +158,7 @@ def by_hand(training: Any, test: Any, classes: int, steps: int, arguments: argpa
         weights = jax.tree.map(lambda w, m, v: w - rate * m / (jnp.sqrt(v) + 1e-7), weights, first, second)
         return weights, first, second
 
-    images, labels = jnp.asarray(training.images), jnp.asarray(training.labels)
+    images, labels = jnp.asarray(training.inputs), jnp.asarray(training.labels)
 
     def step(carry: Any, chosen: Any) -> Any:
         weights, first, second, number = carry

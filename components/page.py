@@ -30,10 +30,10 @@ def _environment(folder: Path) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        figure=_figure,
-        short=lambda value: _figure(value, 3),
+        figure=figure,
+        short=lambda value: figure(value, 3),
         count="{:,}".format,
-        difference=lambda value: f"{value:+.4f}".replace("-", "−"),
+        difference=lambda value: ("+" if value >= 0 else "−") + figure(abs(value)),
         percent=lambda value, decimals=1: f"{value:.{decimals}%}",
         confidence=_confidence,
         breakable=_breakable,
@@ -42,8 +42,13 @@ def _environment(folder: Path) -> Environment:
     return environment
 
 
-def _figure(value: float | None, decimals: int = 4) -> str:
-    return "–" if value is None else f"{value:.{decimals}f}"
+def figure(value: float | None, decimals: int = 4) -> str:
+    """Format a number with so many decimals, with fewer if it is large, and with as many digits if it is tiny."""
+    if value is None:
+        return "–"
+    if 0 < abs(value) < 0.5 * 10**-decimals:
+        return f"{value:.{decimals}g}"
+    return f"{value:,.{decimals if abs(value) < 1000 else 1 if abs(value) < 100_000 else 0}f}"
 
 
 def _confidence(value: float) -> str:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from slipway.components.evaluate.gate import EvaluateSettings
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.register_model.registry import RegisterSettings
+    from slipway.core.manifest import TaskName
     from slipway.trainer.config import ModelSettings, RestartSettings, TrainSettings
 
     # The fields of a settings object, or the output of a task: the settings as JSON.
@@ -80,8 +81,9 @@ def on_image(component: BaseComponent, image: Place) -> Callable[..., PipelineTa
 
 
 def prepare_data(
-    data: DataSettings | Fields, *, readers: int = 1, output: Text = "", image: Place = ""
-) -> PipelineTask:
+    data: DataSettings | Fields, *, task: TaskName = "classification", readers: int = 1, output: Text = "",
+    image: Place = "",
+) -> PipelineTask:  # fmt: skip
     """Prepare a data set, or reuse it if the source is unchanged. Outputs: `dataset`, `statistics` (an HTML page).
 
     The step itself decides, so it is not cached: a platform's cache sees the settings, not what is in the source.
@@ -89,6 +91,7 @@ def prepare_data(
     Args:
         data: The `data` section of a run's configuration. If `store` is "", the data set is stored with the task's
             artifacts.
+        task: What is learned: classification, multilabel or regression.
         readers: Number of processes that will read the data set.
         output: The run's base output directory, if the run can be resumed: it then keeps its data set.
         image: The container image of the task.
@@ -96,8 +99,8 @@ def prepare_data(
     from slipway.components.prepare_data.settings import DataSettings
 
     settings = _section(DataSettings, data)
-    task = _task(_prepare_data.prepare_data, image, settings=settings, replicas=readers, output=output)
-    return task.set_caching_options(False)
+    added = _task(_prepare_data.prepare_data, image, settings=settings, replicas=readers, output=output, task=task)
+    return added.set_caching_options(False)
 
 
 def plan_training(

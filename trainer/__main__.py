@@ -40,6 +40,7 @@ from slipway.trainer.export.export import export, exported
 from slipway.trainer.failures import bad_image, full_disk, storage_unavailable
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.summary import table
+from slipway.trainer.tasks import TASKS, check_inputs
 
 logger = logging.getLogger("slipway.trainer")
 
@@ -159,6 +160,8 @@ def _train(job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, s
     stop.install()  # TensorFlow's server has replaced the signal handler
     if _is_finished(job, where, cluster, share, engine):
         return engine
+    task = share.manifest.task
+    check_inputs(job.train, share.manifest)
     batch = job.plan.batch_per_process
     reading = inputs.Reading(share, batch, job.plan.steps_per_epoch, job.train.seed)
     events.phase("building the network")
@@ -178,7 +181,7 @@ def _train(job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, s
     if job.train.export == "best":
         best = BestWeights(Checkpoints(where.checkpoints / BEST_FOLDER, keep=2), cluster)
     loop.Loop(
-        job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress, best
+        job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress, best, task
     ).train()  # fmt: skip
     steps = weights_step = progress.step
     best_step = progress.selection.best_step
@@ -186,7 +189,7 @@ def _train(job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, s
         weights_step = best_step
     checksum = engine.weights_checksum()
     if metrics:
-        for line in table(metrics.history(), best_step if job.train.needs_validation else None):
+        for line in table(metrics.history(), TASKS[task].figure, best_step if job.train.needs_validation else None):
             logger.info("%s", line)
             events.message(line)
         metrics.close()

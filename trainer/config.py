@@ -24,6 +24,7 @@ from pydantic import (
 
 from slipway.core.errors import UserError
 from slipway.trainer.engines.table import ENGINES
+from slipway.trainer.tasks import FigureName
 
 if TYPE_CHECKING:
     EngineName = str
@@ -62,9 +63,11 @@ Untyped = Annotated[JsonValue, AfterValidator(_strict)]
 class ModelSettings(Settings):
     """The network that Slipway's trainer trains.
 
-    The builder accepts `image_shape` (height, width, channels), `classes` (the number of classes) and `arguments` as
+    The builder accepts `image_shape` (height, width, channels), `classes` (the number of outputs) and `arguments` as
     keyword arguments. It returns a keras.Model that maps float32 images in [0, 1], shape [batch, height, width,
-    channels], to float logits, shape [batch, classes].
+    channels], to floats, shape [batch, outputs]: logits, or the standardized target. For a data set with other inputs
+    than one image, it accepts `inputs` (slipway.core.manifest.Input by name) and `outputs` instead, and its network
+    receives a dict of inputs by name.
     """
 
     builder: str = Field(
@@ -304,8 +307,10 @@ class TrainSettings(Settings):
     augment: AugmentSettings = Field(
         default=AugmentSettings(), description="Random augmentation of the training images."
     )
-    monitor: Literal["loss", "accuracy"] = Field(
-        default="loss", description="Validation metric that `early_stop` and `export` use."
+    monitor: Literal["loss", FigureName] = Field(
+        default="loss",
+        description="Validation metric that `early_stop` and `export` use: loss, or the task's: accuracy "
+        "(classification), label_accuracy (multilabel) or mae (regression).",
     )
     early_stop: EarlyStopSettings | None = Field(default=None, description="Early stopping; null: off.")
     export: Literal["last", "best"] = Field(

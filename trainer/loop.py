@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.core import events
+from slipway.core.manifest import TaskName
 from slipway.trainer import hyperparameters
 from slipway.trainer.checkpoint.best import BestWeights, agreed_figure
 from slipway.trainer.checkpoint.resume import Interval, Progress, checkpoint_of
@@ -26,6 +27,7 @@ from slipway.trainer.engines.base import Engine, Measured, OutOfMemory, StepFigu
 from slipway.trainer.failures import check_finite, too_large
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.speed import Speed
+from slipway.trainer.tasks import TASKS, in_words
 
 # Maximum duration of an engine call; longer calls run fewer steps than `steps_per_call`. Progress, checkpoints and stop
 # requests wait for the end of a call.
@@ -56,12 +58,14 @@ class Loop:
         stop: StopRequest,
         progress: Progress,
         best: BestWeights | None = None,
+        task: TaskName = "classification",
     ) -> None:
         self._job, self._plan, self._cluster = job, job.plan, cluster
         self._engine, self._training, self._validation = engine, training, validation
         # The history covers a checkpoint's step before the checkpoint is complete.
         self._saver = Saver(checkpoints, metrics.flush if metrics else None)
         self._identity, self._metrics = identity, metrics
+        self._figure = TASKS[task].figure
         self._stop_request, self._progress, self._best = stop, progress, best
         self._profile = contextlib.ExitStack()
         self._to_profile = job.train.profile_steps if metrics else 0  # steps left to profile
@@ -188,19 +192,19 @@ class Loop:
         """Count the call's steps, and log metrics at each log point among them."""
         every = max(1, min(self._plan.steps_per_epoch // LOG_POINTS_PER_EPOCH, MOST_STEPS_BETWEEN_LOG_POINTS))
         speed = self._speed.figures(self._job.train.batch_size, self._work) if self._metrics else {}
-        steps = zip(figures.losses.tolist(), figures.accuracies.tolist(), rates.tolist(), strict=True)
-        for loss, accuracy, learned_at in steps:
+        steps = zip(figures.losses.tolist(), figures.values.tolist(), rates.tolist(), strict=True)
+        for loss, figure, learned_at in steps:
             self._progress.step += 1
             interval, epoch = self._progress.interval, self._progress.epoch
-            interval.add(loss, accuracy)
-            epoch.add(loss, accuracy)
+            interval.add(loss, figure)
+            epoch.add(loss, figure)
             ends_epoch = self._ends_epoch(self._step)
             if self._step % every and not ends_epoch:
                 continue
             if self._metrics:
-                values = {**interval.means(), "learning_rate": learned_at, **speed}
+                values = {**interval.means(self._figure), "learning_rate": learned_at, **speed}
                 if ends_epoch:
-                    values |= {f"epoch_{name}": mean for name, mean in epoch.means().items()}
+                    values |= {f"epoch_{name}": mean for name, mean in epoch.means(self._figure).items()}
                 self._metrics.write("train", self._step, self._epoch(), **values)
             self._progress.interval = Interval()
             if self._step % self._plan.steps_per_epoch == 0:  # not at the last step: a longer run may resume from it
@@ -213,7 +217,7 @@ class Loop:
         if not self._metrics or not (done or now - self._shown_at >= PROGRESS_SECONDS):
             return
         self._shown_at = now
-        values = {"loss": float(figures.losses.mean()), "accuracy": float(figures.accuracies.mean())}
+        values = {"loss": float(figures.losses.mean()), self._figure: float(figures.values.mean())}
         rate = self._speed.steps_per_second
         if rate is not None:
             values["steps_per_second"] = rate
@@ -232,9 +236,9 @@ class Loop:
             with self._stop_request.at_once():
                 measured = self._engine.evaluate(self._validation)
             self._validation_seconds = time.monotonic() - started
-            line += f": validation loss {measured.loss:.4f}, accuracy {measured.accuracy:.4f}"
+            line += f": validation loss {measured.loss:.4f}, {in_words(self._figure)} {measured.figure:.4f}"
             if self._metrics:
-                values = {"loss": measured.loss, "accuracy": measured.accuracy}
+                values = {"loss": measured.loss, self._figure: measured.figure}
                 self._metrics.write("validation", self._step, self._epoch(), **values)
             self._select(measured)
         logger.info("%s", line)

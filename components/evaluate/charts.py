@@ -10,11 +10,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipway.components.evaluate.accumulators import Calibration, Counts, Curve, Floats
+from slipway.components.evaluate.measures.classification import Calibration
+from slipway.components.evaluate.measures.scores import ScoreHistograms
+from slipway.components.evaluate.measures.significance import Counts, Floats
 from slipway.core.atomic import json_lines
 from slipway.core.values import JsonObject
 
@@ -48,6 +50,8 @@ _STYLE = {
     "axes.facecolor": "none",
 }
 POINTS = 400  # of a learning curve
+CURVE_POINTS = 300
+CURVES = 20  # for at most so many classes, each has its own ROC and precision-recall curve
 _SQUARE = (3.4, 3.2)  # inches; three of these are side by side
 # Cell colours of the confusion matrix plot, readable on light and dark backgrounds.
 _RIGHT, _WRONG = (58, 110, 224), (214, 84, 20)
@@ -109,7 +113,7 @@ def curve_names(history: History, description: JsonObject) -> list[str]:
 
 
 def learning_curve(history: History, figure: str) -> str | None:
-    """Plot `figure` (loss or accuracy) by step, for training and validation; None if nothing was recorded."""
+    """Plot `figure` by step, for training and validation; None if nothing was recorded."""
     train, validation = history.series("train", figure), history.series("validation", figure)
     if not train.steps and not validation.steps:
         return None
@@ -128,22 +132,33 @@ def learning_curve(history: History, figure: str) -> str | None:
         axes.set_xlabel("step")
         axes.locator_params(axis="x", nbins=6, integer=True)
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.set_title(figure.replace("$", r"\$"), loc="left", fontsize=10.5, color=INK)
+        axes.set_title(figure.replace("_", " ").replace("$", r"\$"), loc="left", fontsize=10.5, color=INK)
         axes.margins(x=0.02)
         axes.legend(loc="best")
-        return _svg(page, f"{figure} by step, in training and in validation")
+        return _svg(page, f"{figure.replace('_', ' ')} by step, in training and in validation")
 
 
-def roc_curve(average: Curve, classes: Sequence[Curve]) -> str:
-    """Plot the average ROC curve, with the curves of the `classes` as thin lines below it."""
-    lines = [(curve.false_positive_rate, curve.true_positive_rate) for curve in (average, *classes)]
+def roc_curves(histograms: ScoreHistograms) -> str | None:
+    """Plot the average ROC curve, above the classes' own if they are few; None if no class has one."""
+    average, classes = histograms.average_curve(), len(histograms.all)
+    if average is None:
+        return None
+    found = [curve for index in range(classes if classes <= CURVES else 0) if (curve := histograms.curve(index))]
+    lines = [
+        (thin.false_positive_rate, thin.true_positive_rate)
+        for thin in (curve.thinned(CURVE_POINTS) for curve in (average, *found))
+    ]
     return _rates(lines, "false positive rate", "true positive rate", "ROC curve", diagonal=True)
 
 
-def precision_recall_curve(recalls: Floats, average: Floats, classes: Sequence[Floats]) -> str:
-    """Plot the average precision [points] by recall, with the curves of the `classes` as thin lines below it."""
-    lines = [(recalls, precisions) for precisions in (average, *classes)]
-    return _rates(lines, "recall", "precision", "precision-recall curve", diagonal=False)
+def precision_recall_curves(histograms: ScoreHistograms) -> str | None:
+    """Plot the mean of the classes' interpolated precision by recall, above their own if they are few."""
+    recalls, classes = np.linspace(0, 1, CURVE_POINTS), len(histograms.all)
+    curves = [curve.at(recalls) for index in range(classes) if (curve := histograms.precision_recall(index))]
+    if not curves:
+        return None
+    shown = [np.mean(curves, axis=0), *(curves if classes <= CURVES else [])]
+    return _rates([(recalls, each) for each in shown], "recall", "precision", "precision-recall curve", diagonal=False)
 
 
 def _rates(lines: list[tuple[Floats, Floats]], x: str, y: str, name: str, *, diagonal: bool) -> str:
@@ -159,8 +174,8 @@ def _rates(lines: list[tuple[Floats, Floats]], x: str, y: str, name: str, *, dia
         return _svg(page, f"{name} of each class against the rest, and their average")
 
 
-def calibration_diagram(calibration: Calibration) -> str:
-    """Plot a reliability diagram: accuracy by confidence, and a histogram of the confidence below it."""
+def calibration_diagram(calibration: Calibration, examples: str) -> str:
+    """Plot a reliability diagram: accuracy by confidence, and a histogram of the `examples`' confidence below it."""
     bins = len(calibration.examples)
     centres = (np.arange(bins) + 0.5) / bins
     used = calibration.examples > 0
@@ -179,8 +194,50 @@ def calibration_diagram(calibration: Calibration) -> str:
         lower.grid(axis="y", visible=False)
         lower.set_yticks([])
         lower.spines["left"].set_visible(False)
-        lower.set(xlabel="confidence", ylabel="images")
+        lower.set(xlabel="confidence", ylabel=examples)
         return _svg(page, "accuracy by confidence")
+
+
+def predicted_actual(actual: Floats, predicted: Floats) -> str:
+    """Plot predicted by actual values, with the diagonal on which both are equal."""
+    with _style():
+        page, (axes,) = _figure(*_SQUARE)
+        low, high = float(min(actual.min(), predicted.min())), float(max(actual.max(), predicted.max()))
+        axes.plot([low, high], [low, high], color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
+        axes.plot(actual, predicted, **_dots(len(actual)))
+        axes.set(xlabel="actual", ylabel="predicted")
+        axes.locator_params(nbins=5)
+        return _svg(page, "predicted by actual values")
+
+
+def residual_plot(predicted: Floats, residuals: Floats) -> str:
+    """Plot residuals by predicted values."""
+    with _style():
+        page, (axes,) = _figure(*_SQUARE)
+        axes.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
+        axes.plot(predicted, residuals, **_dots(len(predicted)))
+        axes.set(xlabel="predicted", ylabel="residual")
+        axes.locator_params(nbins=5)
+        return _svg(page, "residuals by predicted values")
+
+
+def residual_histogram(residuals: Floats) -> str:
+    """Plot how many examples have which residual."""
+    with _style():
+        page, (axes,) = _figure(*_SQUARE)
+        counts, edges = np.histogram(residuals, bins=min(40, max(8, round(math.sqrt(len(residuals))))))
+        axes.bar(edges[:-1], counts, width=np.diff(edges) * 0.9, align="edge", color=ACCENT, alpha=0.6, linewidth=0)
+        axes.axvline(0, color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
+        axes.set(xlabel="residual", ylabel="examples")
+        axes.grid(axis="x", visible=False)
+        axes.locator_params(nbins=5)
+        return _svg(page, "number of examples by residual")
+
+
+def _dots(points: int) -> dict[str, Any]:
+    """Return the style of a scatter plot, lighter for more points."""
+    opacity = float(np.clip(12 / math.sqrt(points), 0.25, 0.8))
+    return {"marker": "o", "linestyle": "", "markersize": 3.2, "color": ACCENT, "alpha": opacity, "markeredgewidth": 0}
 
 
 def confusion_plot(counts: Counts) -> str:

@@ -34,7 +34,7 @@ def evaluate(
     from slipway.components.evaluate.custom import CustomEvaluation
     from slipway.components.evaluate.evaluation import Evaluation, log_classification
     from slipway.components.evaluate.evaluation import evaluate as work
-    from slipway.components.evaluate.gate import UNCHECKED, EvaluateSettings
+    from slipway.components.evaluate.gate import INTERVALS, UNCHECKED, EvaluateSettings
     from slipway.components.inputs import read
     from slipway.components.step import step
     from slipway.core import events
@@ -64,10 +64,13 @@ def evaluate(
             decision=verdict.decision,
             reasons=" ".join(verdict.reasons),
             checked=verdict.checked,
-            metric=how.gate.metric,
+            metric=evaluation.settings.gate.name,
         )
-        if not verdict.checked:  # the registry stores it with the metrics
+        outputs = evaluation.as_dict()
+        if outputs.get(INTERVALS):  # the registry stores them with the metrics, as it does UNCHECKED
+            metrics.metadata[INTERVALS] = outputs[INTERVALS]
+        if not verdict.checked:
             metrics.metadata[UNCHECKED] = " ".join(verdict.reasons)
         write_metadata(metrics, classification)
-        outcome.outputs = {**evaluation.as_dict(), "report": report.path}
+        outcome.outputs = {**outputs, "report": report.path}
     return evaluation.verdict.decision

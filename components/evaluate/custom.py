@@ -87,7 +87,7 @@ class CustomEvaluation:
         """Return what a run's record stores, as of Slipway's own evaluation."""
         return {
             "metrics": self.model.metrics,
-            "metric": self.settings.gate.metric,
+            "metric": self.settings.gate.name,
             "champion_metrics": self.champion.metrics if self.champion else None,
             "verdict": self.verdict.as_dict(),
         }
@@ -128,7 +128,7 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Data, champion: Path
             opponent = _measured(opponent_folder, _call(settings.module, function, opponent_folder, data))
     else:
         measured = "that the program reported"
-        challenger = _measured(model, _reported(model, settings.gate.metric))
+        challenger = _measured(model, _reported(model, settings.gate.name))
         if opponent_folder is not None:
             opponent = _measured(opponent_folder, _reported_by_champion(opponent_folder))
     checksum = opponent.weights_checksum if opponent else None
@@ -331,7 +331,7 @@ def render(evaluation: CustomEvaluation) -> str:
         TEMPLATE,
         verdict=evaluation.verdict,
         gate=gate_text(gate),
-        headline=f"{gate.label} {model.metrics[gate.metric]:.5g}",
+        headline=f"{gate.label} {model.metrics[gate.name]:.5g}",
         source=module or "the metrics that the program reported",
         champion=evaluation.champion,
         rows=list(_table(evaluation)),
@@ -347,10 +347,10 @@ def _table(evaluation: CustomEvaluation) -> Iterator[JsonObject]:
     """Yield the rows of the metrics table, the gate's metric first; only known directions have a trend."""
     gate, ours = evaluation.settings.gate, evaluation.model.metrics
     theirs = evaluation.champion.metrics if evaluation.champion else {}
-    for name in sorted(ours, key=lambda name: name != gate.metric):
+    for name in sorted(ours, key=lambda name: name != gate.name):
         row: JsonObject = {"name": name, "value": ours[name], "champion": theirs.get(name), "trend": ""}
-        if name in theirs and name in (gate.metric, *MINIMIZED, *MAXIMIZED):
-            minimized = gate.minimized if name == gate.metric else name in MINIMIZED
+        if name in theirs and name in (gate.name, *MINIMIZED, *MAXIMIZED):
+            minimized = gate.minimized if name == gate.name else name in MINIMIZED
             gain = (theirs[name] - ours[name]) * (1 if minimized else -1)
             row["trend"] = "better" if gain > 0 else "worse" if gain < 0 else "same"
         yield row

@@ -7,21 +7,25 @@ import importlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from slipway.components.evaluate.gate import EvaluateSettings, Opponent, Verdict, decide
-from slipway.components.evaluate.served_model import Batch, Measured, ServedModel
+from slipway.components.evaluate.gate import INTERVALS, EvaluateSettings, GateSettings, Opponent, Verdict, decide
+from slipway.components.evaluate.measures import EVALUATED
+from slipway.components.evaluate.measures.base import compare
+from slipway.components.evaluate.measures.classification import ClassificationMeasures
+from slipway.components.evaluate.served_model import TYPES, Batch, Measured, ServedModel
 from slipway.core import events, manifest
 from slipway.core.errors import UserError
-from slipway.core.manifest import Manifest, Split
+from slipway.core.manifest import Manifest, Split, signature_name
 from slipway.core.values import JsonObject
 from slipway.trainer.engines.quick_import import import_before_tensorflow, import_tensorflow
+from slipway.trainer.tasks import TASKS
 
 SPLIT = "test"
-FEATURES = {"image": "string", "label": "int64", "key": "string"}
 EVENT_SECONDS = 0.5
 REPORT_LIBRARIES = ("matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2")
 # Larger confusion matrices do not fit into an artifact's metadata; the report contains them in full.
@@ -40,32 +44,72 @@ class Classification(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation; `champion` is None if there was none to compare with."""
+    """The result of an evaluation; `champion` is None if there was none to compare with.
+
+    `unseen` are the categories of the split that the training split does not have.
+    """
 
     manifest: Manifest
     model: Measured
     champion: Measured | None
     verdict: Verdict
     settings: EvaluateSettings
+    unseen: list[Unseen]
 
     def as_dict(self) -> JsonObject:
         """Return what a run's record stores: both models' metrics and the verdict."""
         return {
             "metrics": self.model.metrics,
-            "metric": self.settings.gate.metric,
+            INTERVALS: {name: list(interval) for name, interval in self.model.intervals.items()},
+            "metric": self.settings.gate.name,
             "champion_metrics": self.champion.metrics if self.champion else None,
             "verdict": self.verdict.as_dict(),
         }
 
 
+@dataclass(frozen=True)
+class Unseen:
+    """The values of a category input that the training split does not have, most frequent first, with their counts."""
+
+    input: str
+    examples: int
+    categories: list[tuple[str, int]]
+
+
+class UnseenCategories:
+    """Counts the categories of a split's examples that the inputs' vocabularies do not have."""
+
+    def __init__(self, description: Manifest) -> None:
+        categories = {name: each for name, each in description.inputs.items() if each.kind == "category"}
+        self._vocabularies = {name: frozenset(each.vocabulary) for name, each in categories.items()}
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in categories}
+        self._examples = dict.fromkeys(categories, 0)
+
+    def update(self, batch: Batch) -> None:
+        """Count the unseen categories of a batch."""
+        for name, vocabulary in self._vocabularies.items():
+            for row in batch.features[name].numpy().reshape(len(batch.keys), -1).tolist():
+                missing = [text for each in row if (text := each.decode(errors="replace")) not in vocabulary]
+                self._counts[name].update(missing)
+                self._examples[name] += bool(missing)
+
+    def found(self) -> list[Unseen]:
+        """Return the inputs with unseen categories."""
+        return [
+            Unseen(name, self._examples[name], counts.most_common()) for name, counts in self._counts.items() if counts
+        ]
+
+
 def log_classification(evaluation: Evaluation, classification: Classification) -> None:
     """Log the model's confusion matrix and its ROC curve, averaged over the classes at each threshold."""
     classes, measures = evaluation.manifest.classes, evaluation.model.measures
+    if not isinstance(measures, ClassificationMeasures):
+        return
     if len(classes) <= LARGEST_MATRIX:
         classification.log_confusion_matrix(classes, measures.confusion.counts[:, :-1].tolist())
     else:
         logging.info("%d classes: the confusion matrix is in the report only", len(classes))
-    curve = measures.scores.average_curve()
+    curve = measures.histograms.average_curve()
     if curve is not None:
         curve = curve.thinned(CURVE_POINTS)
         classification.log_roc_curve(
@@ -94,17 +138,23 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
     threading.Thread(target=_import_for_the_report, daemon=True).start()
     events.phase("loading the model")
     opponent_folder = champion if settings.champion == "registered" else None
-    challenger = ServedModel(model, description, settings.worst_examples, is_champion=False)
+    challenger = ServedModel(model, description, split.examples, settings.worst_examples, is_champion=False)
     opponent = None
     if opponent_folder is not None:
-        opponent = ServedModel(opponent_folder, description, 0, is_champion=True)
+        opponent = ServedModel(opponent_folder, description, split.examples, 0, is_champion=True)
     events.phase("compiling the model")  # TensorFlow compiles on the first batch
-    _measure(data, split, settings.batch_size, [challenger, opponent] if opponent else [challenger])
+    unseen = UnseenCategories(description)
+    _measure(
+        data, description, split, settings.batch_size, [challenger, opponent] if opponent else [challenger], unseen
+    )
     measured = challenger.measured()
     beaten = opponent.measured() if opponent else None
     without = NO_CHAMPION_YET if settings.champion == "registered" else NO_CHAMPION_ASKED
-    verdict = decide(settings.gate, measured.metrics, _as_opponent(beaten, measured), without)
-    return Evaluation(description, measured, beaten, verdict, settings)
+    gate = settings.gate.of(description.task)
+    _check_defined(gate, description, measured)
+    verdict = decide(gate, measured.metrics, _as_opponent(beaten, measured, gate.name), without)
+    settings = settings.model_copy(update={"gate": gate})
+    return Evaluation(description, measured, beaten, verdict, settings, unseen.found())
 
 
 def _import_for_the_report() -> None:
@@ -114,11 +164,25 @@ def _import_for_the_report() -> None:
             importlib.import_module(name)
 
 
-def _as_opponent(champion: Measured | None, model: Measured) -> Opponent | None:
+def _as_opponent(champion: Measured | None, model: Measured, metric: str) -> Opponent | None:
     if champion is None:
         return None
     identical = champion.weights_checksum is not None and champion.weights_checksum == model.weights_checksum
-    return Opponent(champion.name, champion.metrics, identical, champion.unknown, champion.foreign)
+    comparison = compare(metric, model.measures, champion.measures)
+    return Opponent(champion.name, champion.metrics, identical, comparison, champion.unknown, champion.foreign)
+
+
+def _check_defined(gate: GateSettings, description: Manifest, model: Measured) -> None:
+    """Raise UserError if the gate's metric is one of the task's, but undefined on this split."""
+    if gate.name in model.metrics or gate.name not in (metrics := TASKS[description.task].metrics):
+        return
+    raise UserError(
+        f"The test split does not define the {gate.label}: {metrics[gate.name].meaning}.",
+        setting="evaluate.gate.metric",
+        value=gate.name,
+        allowed=", ".join(name for name in metrics if name in model.metrics),
+        fix="choose another metric, or let the test split have examples of all classes and different targets",
+    )
 
 
 def _test_split(description: Manifest, data: Path) -> Split:
@@ -136,11 +200,19 @@ def _test_split(description: Manifest, data: Path) -> Split:
     return split
 
 
-def _measure(data: Path, split: Split, batch_size: int, models: list[ServedModel]) -> None:
+def _measure(
+    data: Path,
+    description: Manifest,
+    split: Split,
+    batch_size: int,
+    models: list[ServedModel],
+    unseen: UnseenCategories,
+) -> None:
     """Run every model on every batch of the split."""
     done, started = 0, time.monotonic()
     reported_at = started
-    for batch in _batches([data / shard.file for shard in split.shards], batch_size):
+    for batch in _batches([data / shard.file for shard in split.shards], description, batch_size):
+        unseen.update(batch)
         for model in models:
             model.update(batch)
         done += len(batch.labels)
@@ -150,11 +222,16 @@ def _measure(data: Path, split: Split, batch_size: int, models: list[ServedModel
             events.progress(done, split.examples, "examples", examples_per_second=done / max(now - started, 1e-9))
 
 
-def _batches(shards: list[Path], batch_size: int) -> Iterator[Batch]:
+def _batches(shards: list[Path], description: Manifest, batch_size: int) -> Iterator[Batch]:
     """Stream the examples in order; the last batch may be smaller."""
     import tensorflow as tf
 
-    features = {name: tf.io.FixedLenFeature([], kind) for name, kind in FEATURES.items()}
+    row, inputs = EVALUATED[description.task], description.all_inputs
+    label = tf.io.FixedLenFeature([len(description.classes)] if row.label_per_name else [], row.label)
+    features = {"label": label, "key": tf.io.FixedLenFeature([], "string")}
+    for name, each in inputs.items():
+        features[name] = tf.io.FixedLenFeature([] if each.kind == "image" else each.shape, TYPES[each.kind])
     records = tf.data.TFRecordDataset([str(path) for path in shards], buffer_size=1 << 20).batch(batch_size)
     for parsed in records.map(lambda batch: tf.io.parse_example(batch, features)).prefetch(2):
-        yield Batch(parsed["image"], parsed["label"].numpy(), list(parsed["key"].numpy()))
+        raw = {signature_name(name, each): parsed[name] for name, each in inputs.items()}
+        yield Batch(raw, parsed["label"].numpy(), list(parsed["key"].numpy()))

@@ -9,8 +9,10 @@ from typing import Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from slipway.core.errors import UserError, nearest
+from slipway.core.manifest import TaskName
 from slipway.core.values import JsonObject
 from slipway.trainer.config import BUILDER_PATTERN, Settings
+from slipway.trainer.tasks import TASKS, Metric
 
 Decision = Literal["promote", "reject"]
 
@@ -18,22 +20,18 @@ Decision = Literal["promote", "reject"]
 ROUNDING = 1e-9
 # Metadata key of the metrics and the registry: why a promoted model was not checked against anything.
 UNCHECKED = "unchecked"
-# Known metrics whose name is not its label, and those of which a lower value is better.
-LABELS = {"macro_f1": "macro F1", "rmse": "RMSE", "mae": "MAE", "mse": "MSE", "r2": "R²"}
-MINIMIZED = ("loss", "expected_calibration_error", "rmse", "mae", "mse")
-MAXIMIZED = (
-    "accuracy",
-    "macro_f1",
-    "macro_precision",
-    "macro_recall",
-    "top_5_accuracy",
-    "macro_auc",
-    "auc",
-    "f1",
-    "r2",
-)
-# The metrics of Slipway's evaluation that it always computes.
-BUILT_IN = ("accuracy", "macro_f1", "macro_precision", "macro_recall", "loss", "expected_calibration_error")
+# Metadata key of the metrics and the registry: the metrics' 95% confidence intervals, [low, high] by name.
+INTERVALS = "intervals"
+REPLICATES = 1999  # of the bootstrap
+SMALLEST_P_VALUE = 2 / (REPLICATES + 1)
+# All metrics of Slipway's evaluation, and two usual ones of other evaluations, by name.
+KNOWN: Mapping[str, Metric] = {
+    "auc": Metric("AUC", "maximize", "area under the ROC curve"),
+    "f1": Metric("F1", "maximize", "harmonic mean of precision and recall"),
+    **{name: metric for task in TASKS.values() for name, metric in task.metrics.items()},
+}
+MINIMIZED = tuple(name for name, metric in KNOWN.items() if metric.direction == "minimize")
+MAXIMIZED = tuple(name for name, metric in KNOWN.items() if metric.direction == "maximize")
 
 
 class GateSettings(Settings):
@@ -42,11 +40,12 @@ class GateSettings(Settings):
     The limit is `minimum` for a metric that is maximized, and `maximum` for one that is minimized.
     """
 
-    metric: str = Field(
-        default="accuracy",
+    metric: str | None = Field(
+        default=None,
         min_length=1,
-        description=f"Metric that decides. Slipway's evaluation has {', '.join(BUILT_IN)}; `evaluate.module` and "
-        "custom programs have their own.",
+        description="Metric that decides. Slipway's evaluation has, by task: "
+        + "; ".join(f"{name}: {', '.join(task.metrics)}" for name, task in TASKS.items())
+        + ". `evaluate.module` and custom programs have their own. null: the task's first one.",
     )
     direction: Literal["maximize", "minimize"] | None = Field(
         default=None,
@@ -63,16 +62,26 @@ class GateSettings(Settings):
         default=0.0,
         description="Smallest improvement over the champion; a negative value accepts a slightly worse model.",
     )
+    significance: float | None = Field(
+        default=None,
+        ge=SMALLEST_P_VALUE,
+        le=0.5,
+        description="Largest p-value of the difference from the champion, such as 0.05: a model that is not "
+        "significantly better is rejected. The test is two-sided and paired: McNemar's exact test for accuracy, a "
+        "bootstrap for other metrics of Slipway's evaluation. null: any difference counts.",
+    )
 
     @model_validator(mode="after")
     def _limit_of_direction(self) -> GateSettings:
-        if self.direction is None and self.metric not in (*MINIMIZED, *MAXIMIZED):
-            near = nearest(self.metric, (*MINIMIZED, *MAXIMIZED))
+        if self.metric is None:  # checked by `of`, once the task is known
+            return self
+        if self.direction is None and self.metric not in KNOWN:
+            near = nearest(self.metric, KNOWN)
             raise UserError(
                 f"The gate does not know whether a higher or a lower {self.metric} is better.",
                 setting="evaluate.gate.metric",
                 value=self.metric,
-                allowed=f"{', '.join((*MAXIMIZED, *MINIMIZED))}; any other with evaluate.gate.direction",
+                allowed=f"{', '.join(KNOWN)}; any other with evaluate.gate.direction",
                 nearest=near,
                 fix="--set evaluate.gate.direction=minimize, or maximize"
                 + (f"; or --set evaluate.gate.metric={near}" if near else ""),
@@ -89,10 +98,37 @@ class GateSettings(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _significantly_better(self) -> GateSettings:
+        if self.significance is not None and self.margin < 0:
+            raise UserError(
+                "A gate with a significance promotes only models that are better; its margin accepts worse ones.",
+                setting="evaluate.gate.margin",
+                value=self.margin,
+                allowed="0 or more, with evaluate.gate.significance",
+                fix="--set evaluate.gate.margin=0; or --set evaluate.gate.significance=null",
+            )
+        return self
+
+    def of(self, task: TaskName) -> GateSettings:
+        """Return the gate with the task's first metric if none is set.
+
+        Raises:
+            UserError: Its limit is for a metric of the other direction.
+        """
+        if self.metric is not None:
+            return self
+        return GateSettings.model_validate({**self.model_dump(), "metric": next(iter(TASKS[task].metrics))})
+
+    @property
+    def name(self) -> str:
+        """The metric; see `of`."""
+        return self.metric or next(iter(TASKS["classification"].metrics))
+
     @property
     def minimized(self) -> bool:
         """Whether a lower value of the metric is better."""
-        return self.metric in MINIMIZED if self.direction is None else self.direction == "minimize"
+        return self.name in MINIMIZED if self.direction is None else self.direction == "minimize"
 
     @property
     def limit(self) -> float | None:
@@ -107,7 +143,7 @@ class GateSettings(Settings):
     @property
     def label(self) -> str:
         """The metric's name in sentences."""
-        return LABELS.get(self.metric, self.metric)
+        return KNOWN[self.name].title if self.name in KNOWN else self.name
 
 
 class EvaluateSettings(Settings):
@@ -118,7 +154,7 @@ class EvaluateSettings(Settings):
         pattern=f"^{BUILDER_PATTERN}$",
         description="Function that evaluates instead of Slipway, as module:function. It receives a model's folder and "
         "the data, and returns its metrics; champion and challenger are measured by the same function. null: "
-        "metrics.json in the model's folder if the program wrote it, else Slipway's evaluation of images.",
+        "metrics.json in the model's folder if the program wrote it, else Slipway's evaluation on the test split.",
     )
     batch_size: PositiveInt = Field(default=256, description="Examples per batch. Does not affect the metrics.")
     gate: GateSettings = Field(default=GateSettings(), description="When a model is promoted.")
@@ -130,11 +166,14 @@ class EvaluateSettings(Settings):
         default=24,
         ge=0,
         le=200,
-        description="Number of misclassified images in the report, most confident first.",
+        description="Number of examples in the report on which the model is worst: misclassified ones, most confident "
+        "first; or those with the highest loss (multilabel) or the largest residual (regression).",
     )
 
     @model_validator(mode="after")
     def _of_module(self) -> EvaluateSettings:
+        if self.module is not None and self.gate.significance is not None:
+            raise no_test(f"{self.module} returns metrics", self.gate.significance)
         for name in ("batch_size", "worst_examples"):
             if self.module is not None and getattr(self, name) != EvaluateSettings.model_fields[name].default:
                 raise UserError(
@@ -148,16 +187,30 @@ class EvaluateSettings(Settings):
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """A paired test of the difference of a metric between a model and the champion on the same examples.
+
+    `test` names it, `p_value` is two-sided, `counts` says on what it is based.
+    """
+
+    test: str
+    p_value: float
+    counts: str
+
+
+@dataclass(frozen=True)
 class Opponent:
     """The champion that a model is compared with.
 
     `name` identifies it ("version 3"). `identical` is true if it has the same weights as the evaluated model. `unknown`
     are the data set's classes that it does not have, `foreign` its classes that the data set does not have.
+    `comparison` tests the difference of the gate's metric, None if it cannot be tested.
     """
 
     name: str
     metrics: Mapping[str, float]
     identical: bool = False
+    comparison: Comparison | None = None
     unknown: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
 
@@ -196,11 +249,11 @@ def decide(
     Raises:
         UserError: The model or the champion does not have the gate's metric.
     """
-    if gate.metric not in metrics:
-        raise UserError.unknown("metric", gate.metric, metrics, setting="evaluate.gate.metric")
+    if gate.name not in metrics:
+        raise UserError.unknown("metric", gate.name, metrics, setting="evaluate.gate.metric")
     passed, reasons = [], []
     if gate.limit is not None:
-        holds, reason = _against_limit(gate, metrics[gate.metric], gate.limit, measured)
+        holds, reason = _against_limit(gate, metrics[gate.name], gate.limit, measured)
         passed.append(holds)
         reasons.append(reason)
     elif champion is None:
@@ -211,9 +264,16 @@ def decide(
         passed.append(False)
         reasons.append(f"This is the registered champion itself, {champion.name}: it has the same weights.")
     else:
-        beaten, reason = _against_champion(gate, metrics[gate.metric], champion)
+        beaten, reason = _against_champion(gate, metrics[gate.name], champion)
         passed.append(beaten)
-        reasons += [reason, *_other_classes(champion)]
+        reasons.append(reason)
+        if champion.comparison is not None:
+            significant, reason = _significance(gate, champion.comparison)
+            passed.append(significant)
+            reasons.append(reason)
+        elif gate.significance is not None:
+            raise no_test(f"the difference of the {gate.label} cannot be tested {measured}", gate.significance)
+        reasons += _other_classes(champion)
     return Verdict("promote" if all(passed) else "reject", reasons, checked=bool(passed))
 
 
@@ -229,16 +289,16 @@ def _against_limit(gate: GateSettings, value: float, limit: float, measured: str
 
 
 def _against_champion(gate: GateSettings, value: float, champion: Opponent) -> tuple[bool, str]:
-    if gate.metric not in champion.metrics:
+    if gate.name not in champion.metrics:
         raise UserError(
-            f"The champion, {champion.name}, has no metric {gate.metric} to compare with.",
+            f"The champion, {champion.name}, has no metric {gate.name} to compare with.",
             setting="evaluate.gate.metric",
-            value=gate.metric,
+            value=gate.name,
             allowed=", ".join(champion.metrics) or "none: evaluate.module measures both models in the same way",
-            nearest=nearest(gate.metric, champion.metrics),
+            nearest=nearest(gate.name, champion.metrics),
             fix="--set evaluate.champion=none, for this run",
         )
-    theirs = champion.metrics[gate.metric]
+    theirs = champion.metrics[gate.name]
     gain = theirs - value if gate.minimized else value - theirs
     beaten = gain >= gate.margin - ROUNDING
     ours_shown, theirs_shown = _told_apart(value, theirs)
@@ -253,6 +313,30 @@ def _against_champion(gate: GateSettings, value: float, champion: Opponent) -> t
     )
 
 
+def no_test(why: str, significance: float) -> UserError:
+    """Return the error for a gate with a significance where nothing can be tested."""
+    return UserError(
+        f"evaluate.gate.significance needs the predictions of both models, but {why}.",
+        setting="evaluate.gate.significance",
+        value=significance,
+        allowed="null; or Slipway's evaluation of a prepared test split, with a metric that it can resample",
+        fix="--set evaluate.gate.significance=null, and a margin: --set evaluate.gate.margin=0.01",
+    )
+
+
+def _significance(gate: GateSettings, comparison: Comparison) -> tuple[bool, str]:
+    value = "below 0.0001" if comparison.p_value < 1e-4 else f"{comparison.p_value:.4g}"
+    basis = f"({comparison.test}: {comparison.counts})"
+    if gate.significance is None:
+        return True, f"The p-value of the difference is {value} {basis}."
+    holds = comparison.p_value <= gate.significance
+    relation = "at most" if holds else "above"
+    return holds, (
+        f"The difference is {'' if holds else 'not '}significant: its p-value, {value}, is {relation} "
+        f"{gate.significance:g} {basis}."
+    )
+
+
 def _margin(margin: float) -> str:
     if margin > 0:
         return f"at least {margin:g} better"
@@ -264,9 +348,7 @@ def _margin(margin: float) -> str:
 def _other_classes(champion: Opponent) -> list[str]:
     reasons = []
     if champion.unknown:
-        reasons.append(
-            f"The champion does not have {_listed(champion.unknown)}: its predictions on such images count as wrong."
-        )
+        reasons.append(f"The champion does not have {_listed(champion.unknown)}: it is wrong on such examples.")
     if champion.foreign:
         reasons.append(
             f"The champion also has {_listed(champion.foreign)}, which this data set does not have: "

@@ -1,71 +1,32 @@
-"""The evaluation report: an HTML page with metrics, charts and misclassified images (see `components.page`)."""
+"""The evaluation report: an HTML page with metrics, charts and the worst examples (see `components.page`)."""
 
 from __future__ import annotations
 
 import base64
 import io
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
-
 from slipway.components import page
 from slipway.components.evaluate import charts
-from slipway.components.evaluate.accumulators import (
-    CALIBRATION_BINS,
-    ConfusionMatrix,
-    Measures,
-    ScoreHistograms,
-    WrongExample,
-    wilson,
-)  # fmt: skip
 from slipway.components.evaluate.charts import read_history
-from slipway.components.evaluate.evaluation import Evaluation
+from slipway.components.evaluate.evaluation import Evaluation, Unseen
 from slipway.components.evaluate.gate import GateSettings
+from slipway.components.evaluate.measures.base import Example
+from slipway.components.evaluate.sections import SECTIONS
 from slipway.components.evaluate.served_model import Measured
+from slipway.components.page import figure
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject
+from slipway.trainer.tasks import TASKS
 
 TEMPLATE = Path(__file__).with_name("report.html")
-# Up to this many classes, the confusion matrix is a table and classes are listed in the data set's order.
-CLASSES_IN_FULL = 30
-CLASSES_BESIDE_LIST = 12  # up to this many, the list of confusions is beside the matrix, otherwise below it
-WEAKEST_CLASSES = 20
-CONFUSIONS = 12
-CURVE_POINTS = 300
-CURVES = 20
-FOREIGN = "(a class of another data set)"
+UNSEEN_SHOWN = 10
 # Images with a longer side are downscaled to this size before they are embedded.
 EMBEDDED_PIXELS = 192
 PIXELATED_PIXELS = 64
 
-# name: (label, definition, whether lower is better)
-_FIGURES = {
-    "accuracy": ("Accuracy", "fraction of images whose most probable class is the true class", False),
-    "top_5_accuracy": ("Top-5 accuracy", "fraction of images whose true class is among the five most probable", False),
-    "loss": ("Loss", "mean cross-entropy in nats", True),
-    "macro_f1": ("Macro F1", "harmonic mean of precision and recall, averaged over the classes", False),
-    "macro_precision": (
-        "Macro precision",
-        "fraction of the images predicted as a class that belong to it, averaged",
-        False,
-    ),
-    "macro_recall": ("Macro recall", "fraction of a class's images that are predicted as it, averaged", False),
-    "macro_auc": ("Macro AUC", "area under each class's ROC curve, averaged", False),
-    "macro_average_precision": (
-        "Mean average precision",
-        "area under each class's precision-recall curve, averaged",
-        False,
-    ),
-    "expected_calibration_error": (
-        "Expected calibration error",
-        "mean gap between confidence and accuracy (ECE)",
-        True,
-    ),
-}
 # Labels of the entries of model.json; entries not listed here are shown under "Training".
 _MODEL = {
     "builder": "Network",
@@ -75,6 +36,8 @@ _MODEL = {
     "weights": "Weights",
     "weights_checksum": "Weights checksum",
 }
+# Entries that the data set describes, or that are of no interest.
+_OF_DATA = ("task", "classes", "inputs", "target", "job_checksum")
 _TRAINING = {
     "steps": "Steps",
     "planned_steps": "Planned steps",
@@ -88,31 +51,6 @@ _TRAINING = {
 }
 
 
-@dataclass(frozen=True)
-class ClassRow:
-    """A row of the per-class table; `champion_f1` is None without a champion."""
-
-    name: str
-    examples: int
-    precision: float
-    recall: float
-    recall_interval: tuple[float, float] | None
-    f1: float
-    auc: float | None
-    average_precision: float | None
-    champion_f1: float | None
-
-
-@dataclass(frozen=True)
-class Confusion:
-    """An off-diagonal cell of the confusion matrix, and its share of its row."""
-
-    true: str
-    predicted: str
-    count: int
-    share: float
-
-
 def render(evaluation: Evaluation) -> str:
     """Return the report of an evaluation as HTML."""
     return page.render(TEMPLATE, **_content(evaluation))
@@ -120,77 +58,56 @@ def render(evaluation: Evaluation) -> str:
 
 def _content(evaluation: Evaluation) -> JsonObject:
     model, champion, manifest = evaluation.model, evaluation.champion, evaluation.manifest
-    confusion, scores, classes = model.measures.confusion, model.measures.scores, len(manifest.classes)
-    history = read_history(model.folder / "metrics.jsonl")
-    rows = _class_rows(manifest.classes, model, champion)
-    in_full = classes <= CLASSES_IN_FULL
-    if not in_full:
-        rows.sort(key=lambda row: (row.examples == 0, row.f1))
-    curves = [charts.learning_curve(history, name) for name in charts.curve_names(history, model.description)]
+    history, recorded = read_history(model.folder / "metrics.jsonl"), ("loss", TASKS[manifest.task].figure)
+    curves = [charts.learning_curve(history, each) for each in recorded]
+    validation = history.last("validation") or {}
     return {
         "verdict": evaluation.verdict,
         "gate": gate_text(evaluation.settings.gate),
         "manifest": manifest,
+        "noun": manifest.noun,
+        "sections": f"sections/{manifest.task}.html",
         "metrics": model.metrics,
-        "wrong": confusion.examples - confusion.correct,
-        "interval": wilson(confusion.correct, confusion.examples),
         "untrained": model.description.get("trainable_bytes") == 0,
+        "unseen": [(each, _few(each)) for each in evaluation.unseen],
         "champion": champion,
-        "figures": _figures(model, champion),
+        "figures": _figures(model, champion, manifest),
         "curves": [curve for curve in curves if curve],
-        "last_validation": history.last("validation"),
-        "cells": _cells(confusion) if in_full else None,
-        "foreign": bool(confusion.counts[:, -1].any()),
-        "confusion_plot": None if in_full else charts.confusion_plot(confusion.counts[:, :-1]),
-        "confusions": _confusions(manifest.classes, confusion),
-        "classes": rows if in_full else rows[:WEAKEST_CLASSES],
-        "other_classes": [] if in_full else rows[WEAKEST_CLASSES:],
-        "long_names": max(map(len, manifest.classes)) > 3,
-        "layout": _layout(classes, perfect=confusion.correct == confusion.examples),
-        "calibration": charts.calibration_diagram(model.measures.calibration),
-        "bins": CALIBRATION_BINS,
-        "roc": _roc(scores, classes),
-        "precision_recall": _precision_recall(scores, classes),
-        "thin": classes <= CURVES,
-        "score_bins": ScoreHistograms.BINS,
-        "auc_uncertainty": math.ceil(max(map(scores.uncertainty, range(classes))) * 1e5) / 1e5,
-        "worst": [_worst(example, manifest.classes) for example in model.measures.worst.examples],
+        "validated": [
+            (TASKS[manifest.task].metrics[name].title, validation[name]) for name in recorded if name in validation
+        ],
+        "validation_step": validation.get("step"),
+        "worst": [_worst(example) for example in model.measures.worst.examples],
         "provenance": _provenance(model, manifest),
         "created": datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0"),
+        **SECTIONS[manifest.task](manifest, model, champion),
     }
 
 
-def _layout(classes: int, *, perfect: bool) -> str:
-    """Return the CSS class that arranges the confusion matrix and the list of confusions."""
-    if classes > CLASSES_IN_FULL:
-        return "even"
-    if classes > CLASSES_BESIDE_LIST:
-        return "stacked"
-    return "full" if perfect else ""
+def _few(unseen: Unseen) -> str:
+    """Return the most frequent unseen categories with their counts, for people."""
+    shown = [f"{name or '(empty)'} ({count:,})" for name, count in unseen.categories[:UNSEEN_SHOWN]]
+    more = len(unseen.categories) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
-def _figures(model: Measured, champion: Measured | None) -> list[JsonObject]:
+def _figures(model: Measured, champion: Measured | None, manifest: Manifest) -> list[JsonObject]:
     """Return the rows of the metrics table: this model, the champion, the difference and its trend."""
-    ours, intervals = model.metrics, _intervals(model.measures)
-    theirs, champion_intervals = (champion.metrics, _intervals(champion.measures)) if champion else ({}, {})
+    ours, theirs = model.metrics, champion.metrics if champion else {}
+    champion_intervals = champion.intervals if champion else {}
     rows = []
-    for name, (label, meaning, lower_is_better) in _FIGURES.items():
+    for name, metric in TASKS[manifest.task].metrics.items():
         if name not in ours:
             continue
         difference = ours[name] - theirs[name] if name in theirs else None
         trend = "same"
-        if difference is not None and abs(difference) >= 5e-5:
-            trend = "better" if (difference < 0) == lower_is_better else "worse"
-        row: JsonObject = {"label": label, "meaning": meaning, "difference": difference, "trend": trend}
-        row |= {"value": ours[name], "interval": intervals.get(name)}
+        if difference is not None and figure(ours[name]) != figure(theirs[name]):
+            trend = "better" if (difference < 0) == (metric.direction == "minimize") else "worse"
+        label = metric.title[0].upper() + metric.title[1:]
+        row: JsonObject = {"label": label, "meaning": metric.meaning, "difference": difference, "trend": trend}
+        row |= {"value": ours[name], "interval": model.intervals.get(name)}
         rows.append(row | {"champion": theirs.get(name), "champion_interval": champion_intervals.get(name)})
     return rows
-
-
-def _intervals(measures: Measures) -> dict[str, tuple[float, float]]:
-    """Return the confidence intervals of the metrics that are proportions of the images."""
-    hits = {"accuracy": measures.confusion.correct, "top_5_accuracy": measures.top_hits}
-    return {name: wilson(hit, measures.confusion.examples) for name, hit in hits.items() if hit is not None}
 
 
 def gate_text(gate: GateSettings) -> str:
@@ -198,72 +115,17 @@ def gate_text(gate: GateSettings) -> str:
     name = gate.label
     limit = "at most" if gate.minimized else "at least"
     minimum = f", no {gate.limit_name} set," if gate.limit is None else f" {limit} {gate.limit:g},"
+    significant = "" if gate.significance is None else f", significantly (p at most {gate.significance:g})"
     if gate.margin > 0:
-        return f"{name}{minimum} better than the champion’s by at least {gate.margin:g}"
+        return f"{name}{minimum} better than the champion’s by at least {gate.margin:g}{significant}"
     if gate.margin < 0:
         return f"{name}{minimum} worse than the champion’s by no more than {-gate.margin:g}"
-    return f"{name}{minimum} at least as good as the champion’s"
+    return f"{name}{minimum} {'better than' if significant else 'at least as good as'} the champion’s{significant}"
 
 
-def _class_rows(classes: Sequence[str], model: Measured, champion: Measured | None) -> list[ClassRow]:
-    confusion, scores = model.measures.confusion, model.measures.scores
-    right, support = np.diagonal(confusion.counts).tolist(), confusion.support.tolist()
-    theirs = champion.measures.confusion.f1.tolist() if champion else [None] * len(classes)
-    intervals = [wilson(hits, examples) if examples else None for hits, examples in zip(right, support, strict=True)]
-    columns = (
-        classes, support, confusion.precision.tolist(), confusion.recall.tolist(), intervals,
-        confusion.f1.tolist(), scores.areas(), scores.average_precisions(), theirs,
-    )  # fmt: skip
-    return [ClassRow(*row) for row in zip(*columns, strict=True)]
-
-
-def _cells(confusion: ConfusionMatrix) -> list[list[tuple[int, int]]]:
-    """Return the confusion matrix as (count, colour strength in percent) pairs."""
-    counts = confusion.counts if confusion.counts[:, -1].any() else confusion.counts[:, :-1]
-    shares = counts / np.maximum(confusion.support[:, None], 1)
-    strengths = np.where(counts > 0, np.clip(np.sqrt(shares) * 100, 18, 100), 0).round().astype(int)
-    return [
-        list(zip(row.tolist(), strength.tolist(), strict=True)) for row, strength in zip(counts, strengths, strict=True)
-    ]
-
-
-def _confusions(classes: Sequence[str], confusion: ConfusionMatrix) -> list[Confusion]:
-    """Return the most frequent confusions in descending order."""
-    counts = confusion.counts.copy()
-    np.fill_diagonal(counts, 0)
-    names = [*classes, FOREIGN]
-    order = np.argsort(-counts, axis=None, kind="stable")[:CONFUSIONS]
-    found = [(int(row), int(column)) for row, column in zip(*np.unravel_index(order, counts.shape), strict=True)]
-    return [
-        Confusion(names[row], names[column], int(counts[row, column]), counts[row, column] / confusion.support[row])
-        for row, column in found
-        if counts[row, column]
-    ]
-
-
-def _roc(scores: ScoreHistograms, classes: int) -> str | None:
-    """Return the chart of the average ROC curve and, for few classes, of theirs."""
-    average = scores.average_curve()
-    if average is None:
-        return None
-    curves = [scores.curve(index) for index in range(classes if classes <= CURVES else 0)]
-    return charts.roc_curve(average.thinned(CURVE_POINTS), [curve.thinned(CURVE_POINTS) for curve in curves if curve])
-
-
-def _precision_recall(scores: ScoreHistograms, classes: int) -> str | None:
-    """Return the chart of the classes' interpolated precision-recall curves and their mean."""
-    recalls = np.linspace(0, 1, CURVE_POINTS)
-    curves = [curve.at(recalls) for index in range(classes) if (curve := scores.precision_recall(index))]
-    if not curves:
-        return None
-    return charts.precision_recall_curve(recalls, np.mean(curves, axis=0), curves if classes <= CURVES else [])
-
-
-def _worst(example: WrongExample, classes: Sequence[str]) -> JsonObject:
-    address, pixelated = _data_uri(example.image)
-    names = [*classes, FOREIGN]
-    about = {"true": names[example.label], "predicted": names[example.predicted], "confidence": example.confidence}
-    return {"address": address, "pixelated": pixelated, "key": example.key, **about}
+def _worst(example: Example) -> JsonObject:
+    address, pixelated = _data_uri(example.image) if example.image else ("", False)
+    return {"address": address, "pixelated": pixelated, "example": example, "values": example.values or {}}
 
 
 def _data_uri(image: bytes) -> tuple[str, bool]:
@@ -287,8 +149,10 @@ def _data_uri(image: bytes) -> tuple[str, bool]:
 
 def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the columns of the provenance section: model and training from model.json, and the data set."""
-    about = {key: value for key, value in model.description.items() if key not in ("classes", "job_checksum")}
-    if size := about.pop("image_size", None):
+    about = {key: value for key, value in model.description.items() if key not in _OF_DATA}
+    if not any(size := about.pop("image_size", None) or []):
+        about.pop("channels", None)
+    else:
         channels = {1: ", grayscale", 3: ", colour"}.get(about.pop("channels", None), "")
         about["image_size"] = f"{size[0]} × {size[1]} pixels{channels}"
     if "variables_bytes" in about:
@@ -300,7 +164,11 @@ def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tup
         "Data set": manifest.name,
         "Source": manifest.source,
         "Splits": ", ".join(f"{name} {split.examples:,}" for name, split in manifest.splits.items()),
-        "Classes": f"{len(manifest.classes):,}",
+        "Task": manifest.task,
+        "Labels" if manifest.task == "multilabel" else "Classes": f"{len(manifest.classes):,}"
+        if manifest.classes
+        else "",
+        "Inputs": ", ".join(f"{name} ({each.kind})" for name, each in manifest.inputs.items()),
         "Encodings": ", ".join(manifest.encodings),
         "Skipped images": f"{manifest.left_out_count:,}" if manifest.left_out_count else "",
         "Fingerprint": manifest.fingerprint,

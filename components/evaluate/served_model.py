@@ -1,16 +1,16 @@
-"""Evaluation of a model through its serving interface: encoded images in, class probabilities out.
+"""Evaluation of a model through its serving interface: an example's raw values in, predictions out.
 
-The code that built the model is not needed. A SavedModel decodes the images itself. A model in an engine's own
-format accepts pixels; images are decoded for it as in the SavedModel, with the size, resize mode and
-channels in its model.json.
+The code that built the model is not needed. A SavedModel decodes images and prepares values itself. For a model in an
+engine's own format, this is done as in the SavedModel, with the size, resize mode and channels in its model.json.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,32 +18,47 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate.accumulators import Counts, Floats, Measures, Predictions, WrongExample
+from slipway.components.evaluate.measures import EVALUATED
+from slipway.components.evaluate.measures.base import Example, Measures
+from slipway.components.evaluate.measures.significance import Counts, Floats
 from slipway.core.errors import UserError
-from slipway.core.manifest import Manifest
+from slipway.core.manifest import Input, Manifest, signature_name
 from slipway.core.values import JsonObject
 from slipway.trainer.engines import installed
 from slipway.trainer.engines.table import ENGINES, SAVED_MODEL_FILE
 
 SIGNATURE = "serving_default"
+IMAGE = "image_bytes"  # of the feature `image`
+# Types of the serving signature's inputs, and of a record's features, by kind.
+TYPES = {"image": "string", "number": "float32", "integer": "int64", "category": "string"}
+# An example's values in the report: at most so many inputs, and elements of an array.
+VALUES_SHOWN, ELEMENTS_SHOWN = 12, 6
 
-# A TensorFlow tensor of encoded images, strings [batch].
-Images: TypeAlias = Any
-# Maps encoded images to class names and probabilities [batch, classes].
-Serve = Callable[[Images], tuple[list[str], NDArray[np.float32]]]
+# Tensors by the name of the serving signature's input, [batch, …] each.
+Features: TypeAlias = Mapping[str, Any]
+# Maps features to the names of the values, [] if there are none, and the values [batch, names] or [batch].
+Serve = Callable[[Features], tuple[list[str], NDArray[np.float32]]]
 
 
 class NotServable(Exception):
     """The model in the folder cannot be served; the message says why."""
 
 
+class OtherData(NotServable):
+    """The model is for data of another task or with other inputs; the message continues "The model in FOLDER"."""
+
+
 @dataclass(frozen=True)
 class Batch:
-    """A batch of encoded images with their labels [batch] and keys."""
+    """A batch of raw features, with the labels [batch, …] and keys [batch] of the records."""
 
-    images: Images
-    labels: Counts
+    features: Features
+    labels: NDArray[np.generic]
     keys: list[bytes]
+
+    def example(self, index: int) -> Features:
+        """Return the features of one example, as a batch of one."""
+        return {name: values[index : index + 1] for name, values in self.features.items()}
 
 
 @dataclass(frozen=True)
@@ -56,13 +71,18 @@ class Measured:
     folder: Path
     description: JsonObject
     registration: JsonObject
-    measures: Measures
+    measures: Measures[Any]
     unknown: tuple[str, ...]
     foreign: tuple[str, ...]
 
-    @property
+    @functools.cached_property
     def metrics(self) -> dict[str, float]:
         return self.measures.metrics()
+
+    @functools.cached_property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95% confidence intervals of metrics."""
+        return self.measures.intervals()
 
     @property
     def name(self) -> str:
@@ -79,49 +99,40 @@ class Measured:
 class ServedModel:
     """A trained model that is being evaluated on a data set."""
 
-    def __init__(self, folder: Path, data: Manifest, worst: int, *, is_champion: bool) -> None:
+    def __init__(self, folder: Path, data: Manifest, examples: int, worst: int, *, is_champion: bool) -> None:
         self._folder = folder
         self._is_champion = is_champion
         self._data = data
-        self._measures = Measures(len(data.classes), worst)
+        self._task = EVALUATED[data.task]
+        self._measures = self._task.measures(data, examples, worst)
         self._serve = self._load()
-        # The model's classes and the index of each in the data set; known after the first batch.
-        self._classes: list[str] = []
-        self._target: Counts = np.zeros(0, np.int64)
+        # The model's classes or labels, and the index of each in the data set; known after the first batch.
+        self._names: list[str] | None = None
+        self._order: Counts = np.zeros(0, np.int64)
 
     def update(self, batch: Batch) -> None:
         """Predict a batch and update the metrics."""
-        predictions = self._predict(batch)
+        predictions = self._measures.predictions(batch.labels, self._predict(batch), self._order)
         self._measures.update(predictions)
-        worst = self._measures.worst
-        chosen = worst.candidates(predictions)
-        if len(chosen):
-            import tensorflow as tf
-
-            images = tf.gather(batch.images, chosen).numpy()
-            worst.add(
-                [
-                    WrongExample(
-                        key=batch.keys[index].decode(errors="replace"),
-                        image=image,
-                        label=int(predictions.labels[index]),
-                        predicted=int(predictions.predicted[index]),
-                        confidence=float(predictions.confidence[index]),
-                    )
-                    for index, image in zip(chosen, images, strict=True)
-                ]
-            )
+        worst, scores = self._measures.worst, self._measures.scores(predictions)
+        examples = []
+        for index in worst.candidates(scores).tolist():
+            true, predicted = self._measures.describe(predictions, index)
+            image, values = _shown(batch.example(index))
+            key = batch.keys[index].decode(errors="replace")
+            examples.append(Example(key, true, predicted, float(scores[index]), image, values))
+        worst.add(examples)
 
     def measured(self) -> Measured:
         """Return the metrics so far."""
-        ours, theirs = set(self._classes), set(self._data.classes)
+        names = self._names or []
         return Measured(
             folder=self._folder,
             description=read_json(self._folder / "model.json"),
             registration=read_json(self._folder / "metadata.json"),
             measures=self._measures,
-            unknown=tuple(name for name in self._data.classes if name not in ours),
-            foreign=tuple(name for name in self._classes if name not in theirs),
+            unknown=tuple(name for name in self._data.classes if name not in set(names)),
+            foreign=tuple(name for name in names if name not in set(self._data.classes)),
         )
 
     def _load(self) -> Serve:
@@ -131,49 +142,45 @@ class ServedModel:
             if not self._is_champion:
                 raise
             raise self._problem(f"cannot be run here. {error.message.removesuffix('.')}", error.fix) from None
+        except OtherData as reason:
+            raise self._problem(str(reason), "--set register.model=NAME to register this model apart from it") from None
         except NotServable as reason:
             raise self._problem(f"does not load: {reason}") from None
         except Exception as error:  # TensorFlow and PyTorch may raise anything for a damaged file
             logging.exception("loading %s", self._folder)
             raise self._problem(f"does not load: {_sentence(error)}") from None
 
-    def _predict(self, batch: Batch) -> Predictions:
+    def _predict(self, batch: Batch) -> Floats:
+        """Return the values of a batch, finite, and learn the order of their names from the first batch."""
         try:
-            names, raw = self._serve(batch.images)
+            names, raw = self._serve(batch.features)
         except Exception as error:  # a failing model may raise anything
             logging.exception("predicting with %s", self._folder)
             raise self._blame(batch, error) from None
-        probabilities: Floats = raw.astype(np.float64)
-        if not self._classes:
-            self._align(names)
-        if not np.isfinite(probabilities).all():
-            raise self._problem("returned NaN or infinite probabilities")
-        return self._in_order(batch.labels, probabilities)
+        if self._names is None:
+            self._names, self._order = names, self._align(names)
+        values: Floats = raw.astype(np.float64)
+        expected = (len(batch.labels), len(names)) if self._task.names else (len(batch.labels),)
+        if values.size != np.prod(expected):
+            raise self._problem(f"returned {self._task.values} of the shape {list(values.shape)}, not {list(expected)}")
+        if not np.isfinite(values).all():
+            raise self._problem(f"returned NaN or infinite {self._task.values.removesuffix('s')}s")
+        return values.reshape(expected)
 
-    def _align(self, classes: list[str]) -> None:
+    def _align(self, names: list[str]) -> Counts:
         index = {name: position for position, name in enumerate(self._data.classes)}
-        foreign = len(self._data.classes)
-        self._classes = classes
-        self._target = np.array([index.get(name, foreign) for name in classes], np.int64)
-        if not self._is_champion and set(classes) != set(index):
+        if not self._is_champion and set(names) != set(index):
             raise self._problem(
-                f"has other classes than the data set {self._data.name}: {_class_difference(classes, list(index))}"
+                f"has other {self._task.names} than the data set {self._data.name}: "
+                f"{_class_difference(names, list(index))}"
             )
-
-    def _in_order(self, labels: Counts, probabilities: Floats) -> Predictions:
-        """Map probabilities [batch, model classes] to predictions in the data set's order of classes."""
-        classes = len(self._data.classes)
-        known = self._target < classes
-        ordered = np.zeros((len(labels), classes))
-        ordered[:, self._target[known]] = probabilities[:, known]
-        best = probabilities.argmax(axis=1)
-        return Predictions(labels, ordered, self._target[best], probabilities[np.arange(len(best)), best])
+        return np.array([index.get(name, len(index)) for name in names], np.int64)
 
     def _blame(self, batch: Batch, error: Exception) -> UserError:
-        """Return the error for a failing batch: an image that cannot be decoded, or else the model."""
+        """Return the error for a failing batch: an example that the model cannot read, or else the model."""
         passes = list(self._alone(batch))
         failing = [key.decode(errors="replace") for key, ok in zip(batch.keys, passes, strict=True) if not ok]
-        if not failing or (len(failing) == len(batch.keys) > 1):
+        if not failing or (len(failing) == len(batch.keys) > 1) or IMAGE not in batch.features:
             return self._problem(f"does not run: {_sentence(error)}")
         more = f" ({len(failing) - 1} more in its batch)" if len(failing) > 1 else ""
         return UserError(
@@ -184,10 +191,10 @@ class ServedModel:
         )
 
     def _alone(self, batch: Batch) -> Iterator[bool]:
-        """Yield for each image whether the model accepts it in a batch of one."""
+        """Yield for each example whether the model accepts it in a batch of one."""
         for index in range(len(batch.keys)):
             try:
-                self._serve(batch.images[index : index + 1])
+                self._serve(batch.example(index))
                 yield True
             except Exception:  # any exception, as in _predict; the first one is already logged
                 yield False
@@ -205,6 +212,26 @@ class ServedModel:
             f"The model in {self._folder} {what}.",
             fix="train it again on this data set: slipway run, without --resume",
         )
+
+
+def _shown(features: Features) -> tuple[bytes, dict[str, str]]:
+    """Return the encoded image of an example, b"" without one, and its other values as texts."""
+    image, texts = b"", dict[str, str]()
+    for name, tensor in features.items():
+        value = tensor[0].numpy()
+        if name == IMAGE:
+            image = bytes(value)
+        elif len(texts) < VALUES_SHOWN and not (isinstance(value, bytes) and name.endswith("_bytes")):
+            flat = np.ravel(np.asarray(value, object) if isinstance(value, bytes) else value).tolist()
+            cells = [_cell(each) for each in flat[:ELEMENTS_SHOWN]]
+            texts[name] = ", ".join([*cells, "…"] if len(flat) > ELEMENTS_SHOWN else cells)
+    return image, texts
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _class_difference(found: list[str], wanted: list[str]) -> str:
@@ -239,48 +266,82 @@ def load(folder: Path, data: Manifest) -> Serve:
 
     Args:
         folder: The model's folder.
-        data: The manifest of a data set. A model in an engine's own format may have another image size and channels.
+        data: The manifest of the data set. Of its inputs, the model may use a part.
 
     Raises:
         UserError: It is in the format of an engine that is not installed.
-        NotServable: The SavedModel has no serving signature.
+        OtherData: It is for another task, or has inputs that the data set does not have.
+        NotServable: The SavedModel has no serving signature, or one without the task's outputs.
         Exception: Anything that the library raises for a damaged file.
     """
+    description = read_json(folder / "model.json")
+    task = description.get("task", "classification" if description.get("classes") else data.task)
+    if task != data.task:
+        raise OtherData(f"was trained for the task {task}; the task of the data set {data.name} is {data.task}")
     if not (folder / SAVED_MODEL_FILE).is_file():
         for engine, row in ENGINES.items():
             if (folder / row.model_file).is_file():
                 installed.verify(engine)
                 return _program(engine, folder, data)
-    return _saved_model(folder)
+    return _saved_model(folder, data)
 
 
-def _saved_model(folder: Path) -> Serve:
+def _saved_model(folder: Path, data: Manifest) -> Serve:
     import tensorflow as tf
 
     loaded = tf.saved_model.load(str(folder))
     if SIGNATURE not in loaded.signatures:
         raise NotServable(f"its SavedModel has no signature {SIGNATURE!r}")
+    row, signature = EVALUATED[data.task], loaded.signatures[SIGNATURE]
+    for output in filter(None, (row.names, row.values)):
+        if output not in signature.structured_outputs:
+            raise NotServable(
+                f"its signature {SIGNATURE!r} has no output {output!r}, which the task {data.task} needs; "
+                f"it has {', '.join(signature.structured_outputs)}"
+            )
+    inputs = signature.structured_input_signature[1]
+    _check_inputs({name: spec.dtype.name for name, spec in inputs.items()}, data)
 
-    def serve(images: Images) -> tuple[list[str], NDArray[np.float32]]:
+    def serve(features: Features) -> tuple[list[str], NDArray[np.float32]]:
         # Access through `loaded` keeps the object alive; the signature alone would not.
-        result = loaded.signatures[SIGNATURE](image_bytes=images)
-        names = [name.decode(errors="replace") for name in result["classes"][0].numpy()]
-        return names, result["probabilities"].numpy()
+        result = loaded.signatures[SIGNATURE](**{name: features[name] for name in inputs})
+        names = [] if row.names is None else [name.decode(errors="replace") for name in result[row.names][0].numpy()]
+        return names, result[row.values].numpy()
 
     return serve
+
+
+def _check_inputs(types: Mapping[str, str], data: Manifest) -> None:
+    """Raise OtherData unless the data set has inputs of these names and types of the serving signature."""
+    given = {signature_name(name, each): TYPES[each.kind] for name, each in data.all_inputs.items()}
+    for name, kind in types.items():
+        if name not in given:
+            raise OtherData(f"has the input {name}, which the data set {data.name} does not have: {', '.join(given)}")
+        if kind != given[name]:
+            raise OtherData(f"reads the input {name} as {kind}, but it is {given[name]} in the data set {data.name}")
 
 
 def _program(engine: str, folder: Path, data: Manifest) -> Serve:
     """Load a model in the engine's own format; see `load` in slipway/trainer/engines/ENGINE/export.py."""
-    from slipway.trainer.data.images import decode_images
+    from slipway.trainer.data import features as preparation
 
     description = json.loads((folder / "model.json").read_bytes())
-    classes = [str(name) for name in description["classes"]]
+    names = [str(name) for name in description["classes"]]
+    inputs = {name: Input.model_validate(each) for name, each in description.get("inputs", {}).items()}
     shape = {"image_size": tuple(description["image_size"]), "channels": description["channels"]}
-    own = data.model_copy(update={**shape, "resize_mode": description.get("resize_mode", "stretch")})
-    probabilities = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
+    shape |= {"resize_mode": description.get("resize_mode", "stretch")}
+    own = data.model_copy(update={**shape, "inputs": inputs})
+    _check_inputs({signature_name(name, each): TYPES[each.kind] for name, each in own.all_inputs.items()}, data)
+    decoder = preparation.Features(own)
+    predictions = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
 
-    def serve(images: Images) -> tuple[list[str], NDArray[np.float32]]:
-        return classes, probabilities(decode_images(images, own).numpy())
+    def serve(features: Features) -> tuple[list[str], NDArray[np.float32]]:
+        decoded = decoder.decode(features, standardized=False)  # the model has the statistics itself
+        return names, predictions(preparation.each(_array, decoded))
 
     return serve
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.numpy()
+    return array.astype(np.int64) if array.dtype == np.int32 else array

@@ -19,6 +19,7 @@ from slipway.trainer.engines import table
 from slipway.trainer.engines.builder import example_elements
 from slipway.trainer.engines.quick_import import PLUGGABLE_VARIABLE
 from slipway.trainer.hyperparameters import class_weights, warmup_steps
+from slipway.trainer.tasks import check_inputs
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
 # Bytes of a training step per element of a layer's output: the float, its gradient and about as much workspace.
@@ -70,6 +71,7 @@ def plan_training(
         return TrainingPlan(_with_container(pools, _own_container(train, data), image, train, hosts), None)
     assert model is not None and manifest is not None  # a run's configuration has these, or a program
     table.refuse(train)
+    check_inputs(train, manifest)
     class_weights(train, manifest)  # raises for an unknown class
     validation = manifest.splits.get("validation")
     if train.needs_validation and not (validation and validation.examples):
@@ -139,7 +141,7 @@ def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: Train
         UserError: Not even one example per device fits.
     """
     events.phase("measuring the network's memory")
-    each = ELEMENT_BYTES * example_elements(train.engine, model, manifest.image_shape, len(manifest.classes))
+    each = ELEMENT_BYTES * example_elements(train.engine, model, manifest)
     asked, parts = train.batch_size, train.accumulation
     if asked * each <= memory * parts:
         return train

@@ -5,7 +5,14 @@ from kfp.dsl import HTML, Dataset, Output
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def prepare_data(settings: str, replicas: int, output: str, dataset: Output[Dataset], statistics: Output[HTML]) -> None:
+def prepare_data(
+    settings: str,
+    replicas: int,
+    output: str,
+    dataset: Output[Dataset],
+    statistics: Output[HTML],
+    task: str = "classification",
+) -> None:
     """Prepare the data set, or reuse it if it exists and the source is unchanged.
 
     Args:
@@ -14,10 +21,12 @@ def prepare_data(settings: str, replicas: int, output: str, dataset: Output[Data
         output: The run's base output directory, which records the data set for a resumed run; "" if it has none.
         dataset: The folder or gs:// URI of the prepared data set.
         statistics: The statistics page.
+        task: What is learned: classification, multilabel or regression.
     """
     import logging
     import shutil
     from pathlib import Path
+    from typing import cast
 
     from slipway.components.inputs import read
     from slipway.components.prepare_data.prepare import prepare
@@ -26,11 +35,12 @@ def prepare_data(settings: str, replicas: int, output: str, dataset: Output[Data
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.step import step
     from slipway.core import events
+    from slipway.core.manifest import TaskName
 
     with step("prepare_data") as outcome:
         asked = read(DataSettings, "data", settings)
         asked = asked if asked.store else asked.model_copy(update={"store": dataset.uri})
-        prepared = prepare(asked, replicas, earlier=recall(output) if output else None)
+        prepared = prepare(asked, replicas, earlier=recall(output) if output else None, task=cast(TaskName, task))
         if output:
             remember(output, prepared.uri)
         for note in prepared.manifest.notes:

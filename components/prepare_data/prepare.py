@@ -21,7 +21,7 @@ from slipway.components.prepare_data.writing.set_writer import SetWriter
 from slipway.components.prepare_data.writing.workers import Tick, Workers, worker_count
 from slipway.core import events
 from slipway.core.errors import UserError
-from slipway.core.manifest import Manifest
+from slipway.core.manifest import Manifest, TaskName
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,9 @@ class Prepared:
     reused: bool
 
 
-def prepare(settings: DataSettings, replicas: int, earlier: str | None = None) -> Prepared:
+def prepare(
+    settings: DataSettings, replicas: int, earlier: str | None = None, task: TaskName = "classification"
+) -> Prepared:
     """Prepare the data set that `settings` describe, for training by `replicas` processes.
 
     A data set is identified by the listing of its source as it is now, the settings and the format. Whatever was
@@ -46,13 +48,14 @@ def prepare(settings: DataSettings, replicas: int, earlier: str | None = None) -
         settings: The settings.
         replicas: The number of processes.
         earlier: The URI of the data set of a resumed run, which is used as long as it exists.
+        task: What is learned.
 
     Raises:
         UserError: The source, one of its images or the store is invalid; nothing is left behind.
     """
     if earlier is not None and (prepared := existing(earlier)):
         return prepared
-    source = open_source(settings)
+    source = open_source(settings, task)
     store = Store(settings.store, settings.name or source.name)
     known = store.recall(listing_name(source, settings))
     if known is not None:
@@ -66,7 +69,7 @@ def prepare(settings: DataSettings, replicas: int, earlier: str | None = None) -
         started = time.monotonic()
         listing = list_source(source, settings, scratch)
         logger.info("Listed %s examples in %.1f s.", f"{listing.examples():,}", time.monotonic() - started)
-        refuse_unlisted(listing, settings)
+        refuse_unlisted(listing, settings, source.item)
         summary = listing.summary()
         target = Target.of(source, summary, settings, replicas, store.name)
         refuse_other(target, earlier)
@@ -148,7 +151,7 @@ def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing
     return Listing(source, [listed[number] for number in range(len(parts))])
 
 
-def refuse_unlisted(listing: Listing, settings: DataSettings) -> None:
+def refuse_unlisted(listing: Listing, settings: DataSettings, item: str) -> None:
     """Refuse a source with more unlistable examples than data.skip_corrupt allows.
 
     Raises:
@@ -156,7 +159,7 @@ def refuse_unlisted(listing: Listing, settings: DataSettings) -> None:
     """
     unusable = listing.ignored.unusable_count
     if unusable:
-        refuse_too_many(unusable, listing.examples() + unusable, listing.ignored.unusable, settings)
+        refuse_too_many(unusable, listing.examples() + unusable, listing.ignored.unusable, settings, item)
 
 
 @dataclass(frozen=True)

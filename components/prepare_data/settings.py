@@ -114,7 +114,8 @@ class DataSettings(Settings):
         "- `digits`: scikit-learn's handwritten digits\n"
         "- `images:FOLDER`: a folder laid out as `split/class/*.png|jpg|jpeg` or `class/*.png|jpg|jpeg`\n"
         "- `images:ARCHIVE`: a tar, tar.gz or zip file of such a folder\n"
-        "- `csv:FILE`: a list of images with the columns image (or path, file), label (or class), optionally split\n"
+        "- `csv:FILE`: a list of images with the columns image (or path, file), label (or class), optionally split; "
+        "without a column for images, a table of numbers and categories\n"
         "- `tfds:NAME[/CONFIG][:VERSION]`: a data set of TensorFlow Datasets; see `tfds`\n"
         "- `tfrecord:PATTERN`: TFRecord files of tf.train.Example\n"
         "- `MODULE:FUNCTION`: a Python function that yields examples; see `module`",
@@ -141,7 +142,15 @@ class DataSettings(Settings):
     )
     label: str | None = Field(
         default=None,
-        description="Column or feature used as the label; null: label, or the source's only class label feature.",
+        description="Column or feature used as the label; null: label, or the source's only class label feature. For "
+        "`task: multilabel`, it has any number of names: in a CSV cell separated by `|`, elsewhere a list. For "
+        "`task: regression`, it is a number.",
+    )
+    inputs: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="Features that the network receives, in order: image, and columns or features of the kinds number, "
+        "integer, category and image. null: the image if the source has one, else all features.",
     )
     tfds: TfdsSettings = Field(default=TfdsSettings(), description="Options of the source `tfds:`.")
     module: ModuleSettings = Field(default=ModuleSettings(), description="Options of the source `MODULE:FUNCTION`.")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from slipway.components.cloud.connection import Connection
@@ -44,7 +44,7 @@ class Candidate:
     """A trained model to register.
 
     `uri` is its folder in Cloud Storage. `job` is the resource name of its pipeline job (lineage). `metrics` on
-    the test split and `note`, a sentence, go into the version's description.
+    the test split, their 95% confidence `intervals` and `note`, a sentence, go into the version's description.
     """
 
     model: str
@@ -56,6 +56,7 @@ class Candidate:
     labels: Mapping[str, str]
     encryption_key: str | None = None
     note: str = ""
+    intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 class ModelRegistry:
@@ -169,7 +170,8 @@ def label(text: str) -> str:
 
 
 def _description(candidate: Candidate) -> str:
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in candidate.metrics.items())
+    between = {name: f" (95%: {low:.4f} to {high:.4f})" for name, (low, high) in candidate.intervals.items()}
+    figures = ", ".join(f"{name} {value:.4f}{between.get(name, '')}" for name, value in candidate.metrics.items())
     return f"{figures}. {candidate.note}" if candidate.note else figures
 
 

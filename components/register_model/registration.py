@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.evaluate.gate import UNCHECKED
+from slipway.components.evaluate.gate import INTERVALS, UNCHECKED
 from slipway.components.register_model.model_registry import Candidate, ModelRegistry, RegisteredVersion
 from slipway.components.register_model.registry import PromoteOver, RegisterSettings, Registration, Registry, git_commit
 from slipway.components.train.result import trainer_record
@@ -43,7 +43,7 @@ def register(
     metadata = {
         "run_id": run_id,
         "metrics": _figures(metrics),
-        **({UNCHECKED: metrics[UNCHECKED]} if UNCHECKED in metrics else {}),
+        **{key: metrics[key] for key in (INTERVALS, UNCHECKED) if key in metrics},
         "weights_checksum": description.get("weights_checksum"),
         "data_fingerprint": description.get("data_fingerprint"),
         "git_commit": git_commit(Path.cwd()),
@@ -90,6 +90,7 @@ def register_in_model_registry(
             uri=uri,
             job=job,
             metrics=_figures(metrics),
+            intervals=metrics.get(INTERVALS, {}),
             note=str(metrics.get(UNCHECKED, "")),
             **candidate,
         ),

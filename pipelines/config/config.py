@@ -21,12 +21,14 @@ from slipway.components.notify.settings import NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.errors import UserError
+from slipway.core.manifest import TaskName
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
 from slipway.pipelines.config.values import read_values
 from slipway.trainer.config import ModelSettings, Settings, TrainSettings
+from slipway.trainer.tasks import check_settings
 
 if TYPE_CHECKING:
     from slipway.pipelines.hardware import Hardware
@@ -181,6 +183,10 @@ class RunConfig(Settings):
         "Vertex AI's names. `slipway hardware` lists all choices.",
         json_schema_extra=_hardware_schema,
     )
+    task: TaskName = Field(
+        default="classification",
+        description="What the network learns: one class per example, any number of labels per example, or a number.",
+    )
     data: DataSettings | None = Field(
         default=None,
         description="The source of the examples and how they are stored. Required, except with a custom program; null: "
@@ -225,6 +231,8 @@ class RunConfig(Settings):
     def _one_program(self) -> RunConfig:
         check_program(self)
         check_evaluation(self)
+        if self.model is not None:
+            check_settings(self.train, self.task)
         return self
 
     @property

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slipway.components.build_image.reference import check_pinned
-from slipway.components.evaluate.gate import BUILT_IN
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, nearest
+from slipway.trainer.tasks import TASKS
 
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
@@ -17,11 +17,21 @@ def check_evaluation(config: RunConfig) -> None:
     """Check that Slipway's evaluation, if it is certain to evaluate the model, has the gate's metric.
 
     Raises:
-        UserError: It does not have it.
+        UserError: It does not have it, or the limit is not for this metric.
     """
-    settings = config.evaluate
-    if config.train.program is None and settings.module is None and settings.gate.metric not in BUILT_IN:
-        raise UserError.unknown("metric", settings.gate.metric, BUILT_IN, setting="evaluate.gate.metric")
+    gate, known = config.evaluate.gate.of(config.task), TASKS[config.task].metrics
+    if config.train.program is None and config.evaluate.module is None and gate.name not in known:
+        near = nearest(gate.name, known)
+        others = [name for name, task in TASKS.items() if gate.name in task.metrics]
+        fixes = [f"--set evaluate.gate.metric={near}"] if near else []
+        raise UserError(
+            f"The task {config.task} has no metric {gate.name!r}.",
+            setting="evaluate.gate.metric",
+            value=gate.name,
+            allowed=", ".join(known),
+            nearest=near,
+            fix="; or ".join([*fixes, *(f"--set task={name}" for name in others)]) or "--set evaluate.gate.metric=null",
+        )
 
 
 def check_program(config: RunConfig) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor.check import Context, NotApplicableError
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
@@ -68,7 +69,7 @@ def data_source(context: Context) -> str:
         raise NotApplicableError("the source is not read from this machine")
     from slipway.components.prepare_data.sources import check_source  # imports TensorFlow Datasets
 
-    return check_source(data)
+    return check_source(data, context.config.task)
 
 
 def _passed_on(uri: str, context: Context) -> str:
@@ -110,12 +111,11 @@ def model_memory(context: Context) -> str:
         raise NotApplicableError("the hardware has no accelerators")
     if config.model is None or config.prepared is None:
         raise NotApplicableError(f"{config.train.program} builds its own network")
-    data = config.prepared
-    prepared = _prepared(Path(data.store), data.source)
+    data, prepared = config.prepared, prepared_data(config)
     if prepared is None:
         raise NotApplicableError(f"the image size is unknown until {data.source} is prepared in {data.store}")
     engine = config.train.engine
-    needed = builder.network_size(engine, config.model, prepared.image_shape, len(prepared.classes))
+    needed = builder.network_size(engine, config.model, prepared)
     need = fits_memory(
         hardware,
         needed.variables,
@@ -126,15 +126,18 @@ def model_memory(context: Context) -> str:
     return f"{need} per device of {hardware.accelerator_row.title}, not counting activations"
 
 
-def _prepared(store: Path, source: str) -> Manifest | None:
-    """Return the manifest of the newest prepared data set of a source, or None."""
-    paths = sorted(store.glob(f"*/*/{manifest.FILE_NAME}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in paths:
+def prepared_data(config: RunConfig) -> Manifest | None:
+    """Return the manifest of the newest prepared data set of the run's source, with its task and inputs, or None."""
+    data = config.prepared
+    if data is None:
+        return None
+    paths = Path(data.store).glob(f"*/*/{manifest.FILE_NAME}")
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             found = manifest.read(path.parent)
         except UserError:
             continue
-        if found.source == source:
+        if (found.source, found.task, found.settings.get("inputs")) == (data.source, config.task, data.inputs):
             return found
     return None
 
@@ -218,7 +221,7 @@ def kubeflow_server(context: Context) -> str:
 
 
 def champion(context: Context) -> str:
-    """The champion that the model will be compared with can be read from the registry."""
+    """The champion that the model will be compared with can be read from the registry, and is of the same task."""
     config = context.config
     if context.target != "local":
         raise NotApplicableError("the registry is not on this machine")
@@ -227,6 +230,20 @@ def champion(context: Context) -> str:
     if config.evaluate.champion == "none":
         raise NotApplicableError("evaluate.champion is none")
     from slipway.components.register_model.registry import Registry
+    from slipway.components.train.result import trainer_record
 
     champion = Registry(Path(config.register_.registry).absolute()).champion(config.model_name)
-    return f"{config.model_name} version {champion.number}" if champion else f"{config.model_name} has none yet"
+    if champion is None:
+        return f"{config.model_name} has none yet"
+    record = trainer_record(champion.folder)
+    task = record.get("task", config.task if not record else "classification")  # earlier versions wrote no task
+    if config.train.program is None and config.evaluate.module is None and task != config.task:
+        raise UserError(
+            f"The champion in {champion.folder} was trained for the task {task}, but this run's is {config.task}.",
+            setting="evaluate.champion",
+            value="registered",
+            allowed="registered, none",
+            fix="--set evaluate.champion=none to evaluate without it, or --set register.model=NAME to register this "
+            "model apart from it",
+        )
+    return f"{config.model_name} version {champion.number}"

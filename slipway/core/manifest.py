@@ -2,14 +2,18 @@
 
 `prepare_data` writes `manifest.json` last, so a folder that contains it is complete. The folder also holds the TFRecord
 shards, and `features.json` and `dataset_info.json` for `tensorflow_datasets.builder_from_directory`.
-Each record is a tf.train.Example with `image` (the encoded bytes, unchanged from the source unless data.resize is
-set), `label` (int64, an index into `classes`), `key` (the example's name in its source), and optional additional
-features that training ignores.
+Each record is a tf.train.Example with `key` (the example's name in its source), `label`, and the inputs of the network
+as they are in the source, such as `image` (the encoded bytes, unchanged unless data.resize is set). The label is, by
+task: an index into `classes` (classification, int64), 0 or 1 for each of `classes` (multilabel, int64 [classes]), or
+the target (regression, float32). Other features that a record has are ignored by training.
 """
 
 from __future__ import annotations
 
 import hashlib
+import keyword
+import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -19,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from slipway.core.errors import UserError
 
 FILE_NAME = "manifest.json"
+TaskName = Literal["classification", "multilabel", "regression"]
 ResizeMode = Literal["stretch", "crop", "pad"]
 
 
@@ -63,12 +68,63 @@ class Checked(BaseModel):
     undecodable: int
 
 
+class Input(BaseModel):
+    """An input of the network, and how a record's value becomes it; the same in training, evaluation and serving.
+
+    - image: encoded bytes; decoded to uint8 `shape` = (height, width, channels), resized if `resize`.
+    - number: float32 `shape`; the network receives (value - mean) / deviation, with the mean and the standard deviation
+      (1 if it is 0) of each element over the training split.
+    - integer: int64 `shape`, such as token ids from 0 to `maximum` in all splits; passed on as int32.
+    - category: text; the network receives its position in `vocabulary` plus 1 as int32, and 0 for a category that the
+      training split does not have. The vocabulary is the training split's categories, sorted.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: Literal["image", "number", "integer", "category"]
+    shape: tuple[int, ...] = ()
+    resize: bool = False
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+    maximum: int | None = None
+    vocabulary: tuple[str, ...] = ()
+
+    @property
+    def dtype(self) -> Literal["float32", "int32"]:
+        """The data type that the network receives; images are float32 in [0, 1]."""
+        return "float32" if self.kind in ("image", "number") else "int32"
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of one example's value as a reader holds it: images as uint8, others as the network receives them."""
+        return math.prod(self.shape) * (1 if self.kind == "image" else 4)
+
+    @property
+    def values(self) -> int:
+        """Number of different values of a category or an integer, such as the rows of an embedding."""
+        return len(self.vocabulary) + 1 if self.kind == "category" else (self.maximum or 0) + 1
+
+
+def signature_name(name: str, each: Input) -> str:
+    """Return the name of an input in the serving signature: of letters, digits and underscores, an identifier.
+
+    An image's ends in `_bytes`, since the signature accepts its encoded bytes.
+    """
+    safe = re.sub(r"\W", "_", name, flags=re.ASCII)
+    if not safe[:1].isalpha() or keyword.iskeyword(safe):
+        safe = f"input_{safe}"
+    return f"{safe}_bytes" if each.kind == "image" else safe
+
+
 class Manifest(BaseModel):
     """A prepared data set.
 
-    `image_size` is the model input's [height, width] in pixels: the size of all images, or the requested one, to which
-    a reader then resizes (`resize`), with or without the aspect ratio (`resize_mode`, see data.resize_mode).
-    `encodings` are the image formats in the data set: png, jpeg.
+    `task` is what is learned. `classes` are the names of the network's outputs: classes, or labels (multilabel); empty
+    for regression, whose `target` is the label as a number input, with its statistics. `inputs` are the inputs of the
+    network by feature name, in order, beside the image.
+
+    `image_size` is the image input's [height, width] in pixels: the size of all images, or the requested one, to which
+    a reader then resizes (`resize`), with or without the aspect ratio (`resize_mode`, see data.resize_mode); (0, 0)
+    without an image. `encodings` are the image formats in the data set: png, jpeg.
     `features` maps additional features to their descriptions. `written_by` names the writer; the shards' bytes do not
     depend on it. `checked` is the image validation, None if it was not recorded.
     `notes` are sentences for the user, such as a warning about nearly equal class names.
@@ -81,7 +137,10 @@ class Manifest(BaseModel):
     fingerprint: str
     source: str
     settings: dict[str, object]
+    task: TaskName = "classification"
     classes: list[str]
+    target: Input | None = None
+    inputs: dict[str, Input] = {}
     image_size: tuple[int, int]
     channels: Literal[1, 3]
     resize: bool
@@ -96,9 +155,40 @@ class Manifest(BaseModel):
     left_out: list[LeftOut] = []
 
     @property
+    def has_image(self) -> bool:
+        """Whether the feature `image` is an input of the network."""
+        return self.image_size != (0, 0)
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         """[height, width, channels] of a decoded image as the model sees it."""
         return (*self.image_size, self.channels)
+
+    @property
+    def all_inputs(self) -> dict[str, Input]:
+        """All inputs of the network by name, the image first."""
+        image = Input(kind="image", shape=self.image_shape, resize=self.resize)
+        return {"image": image, **self.inputs} if self.has_image else self.inputs
+
+    @property
+    def noun(self) -> str:
+        """What an example is called in sentences."""
+        return "image" if self.has_image else "example"
+
+    @property
+    def is_image_only(self) -> bool:
+        """Whether the image is the network's only input, which then receives it without a name."""
+        return self.has_image and not self.inputs
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of one example's inputs as a reader holds them, in bytes."""
+        return sum(each.decoded_bytes for each in self.all_inputs.values())
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of the network."""
+        return len(self.classes) or 1
 
 
 def read(folder: Path) -> Manifest:

@@ -51,7 +51,7 @@ def test_a_step_is_the_optimizers_step_on_the_mean_loss(bench: Bench, accumulati
     losses = []
     for step, rate in enumerate((0.5, 0.125)):
         chosen = data.order(step, 1)[0]
-        images, labels = data.images[chosen] / np.float32(255), data.labels[chosen]
+        images, labels = data.inputs[chosen] / np.float32(255), data.labels[chosen]
         loss, of_kernel, of_bias = by_hand(images, labels, kernel, bias, np.array([3.0, 1.0, 0.5]))
         losses.append(loss)
         kernel = kernel * (1 - rate * 0.1) - rate * of_kernel  # the bias does not decay
@@ -96,7 +96,7 @@ def test_momentum_goes_on_from_step_to_step(bench: Bench) -> None:
     moved, moved_bias = np.zeros_like(kernel), np.zeros_like(bias)
     for step in range(3):
         chosen = data.order(step, 1)[0]
-        images, labels = data.images[chosen] / np.float32(255), data.labels[chosen]
+        images, labels = data.inputs[chosen] / np.float32(255), data.labels[chosen]
         _, of_kernel, of_bias = by_hand(images, labels, kernel, bias, np.ones(3))
         moved, moved_bias = 0.5 * moved + of_kernel, 0.5 * moved_bias + of_bias
         kernel, bias = kernel - 0.25 * moved, bias - 0.25 * moved_bias
@@ -164,9 +164,9 @@ def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(bench: Benc
     images, labels = validation.decoded
     probabilities = bench.probabilities(images / np.float32(255))
     assert measured.examples == 50
-    assert measured.accuracy == pytest.approx((probabilities.argmax(1) == labels).mean())
+    assert measured.figure == pytest.approx((probabilities.argmax(1) == labels).mean())
     assert measured.loss == pytest.approx(-np.log(probabilities[np.arange(50), labels]).mean(), rel=1e-5)
-    assert 0 < measured.accuracy < 1
+    assert 0 < measured.figure < 1
 
 
 def test_regularization_is_part_of_the_loss(bench: Bench) -> None:
@@ -243,13 +243,13 @@ def check_agreement(bench: Bench, serve: Any, share: Share, split: str) -> None:
     features = {"image": tf.io.FixedLenFeature([], tf.string)}
     records = list(tf.data.TFRecordDataset(share.paths(split)))
     encoded = tf.stack([tf.io.parse_single_example(record, features)["image"] for record in records])
-    classes, served = serve(encoded)
+    classes, served = serve({"image_bytes": encoded})
     images, labels = inputs._decode_all(share, split)
     own = bench.probabilities(images / np.float32(255))
     assert list(classes) == share.manifest.classes
     np.testing.assert_allclose(served, own, atol=1e-4)
     assert (own.argmax(axis=1) == labels).mean() > 0.8
-    first = serve(encoded[:1])[1]
+    first = serve({"image_bytes": encoded[:1]})[1]
     np.testing.assert_allclose(first, own[:1], atol=1e-4)
 
 

@@ -53,6 +53,16 @@ def encode(pixels: np.ndarray[Any, Any], kind: str = "png") -> bytes:
     return file.getvalue()
 
 
+def manifest_of(shape: tuple[int, int, int] = (8, 8, 1), classes: int = 3, **more: Any) -> Manifest:
+    """Return the manifest of images of `shape`, without shards."""
+    described: dict[str, Any] = {
+        "name": "tiny", "fingerprint": "0", "source": "images:tiny", "settings": {}, "splits": {},
+        "classes": [str(number) for number in range(classes)],
+        "image_size": shape[:2], "channels": shape[2], "resize": False, "encodings": ["png"],
+    }  # fmt: skip
+    return Manifest.model_validate(described | more)
+
+
 class DataSets:
     """Writes prepared data sets as prepare_data does: shards, then the manifest."""
 

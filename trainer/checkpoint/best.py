@@ -12,6 +12,7 @@ from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines.base import Engine, Measured
+from slipway.trainer.tasks import MONITORS
 
 FOLDER = "best"  # subfolder of the checkpoint folder for the best weights
 
@@ -48,12 +49,12 @@ class Selection:
 def _better(train: TrainSettings, figure: float, than: float | None, by: float) -> bool:
     if than is None:
         return not np.isnan(figure)
-    return figure < than - by if train.monitor == "loss" else figure > than + by
+    return figure < than - by if MONITORS[train.monitor] == "minimize" else figure > than + by
 
 
 def agreed_figure(train: TrainSettings, measured: Measured, engine: Engine, cluster: Cluster) -> float:
     """Return the chief's monitored value on all replicas, so that they all make the same decisions."""
-    own = measured.loss if train.monitor == "loss" else measured.accuracy
+    own = measured.loss if train.monitor == "loss" else measured.figure
     # Values are never negative, so the maximum is the chief's.
     (figure,) = engine.agree([own if cluster.is_chief else -1.0])
     return figure

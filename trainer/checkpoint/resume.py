@@ -25,17 +25,17 @@ class Interval:
 
     steps: int = 0
     loss: float = 0.0
-    accuracy: float = 0.0
+    figure: float = 0.0
 
-    def add(self, loss: float, accuracy: float) -> None:
+    def add(self, loss: float, figure: float) -> None:
         """Add one step's metrics."""
         self.steps += 1
         self.loss += loss
-        self.accuracy += accuracy
+        self.figure += figure
 
-    def means(self) -> dict[str, float]:
-        """Return mean loss and accuracy of the steps."""
-        return {"loss": self.loss / self.steps, "accuracy": self.accuracy / self.steps}
+    def means(self, figure: str) -> dict[str, float]:
+        """Return the steps' mean loss, and the mean of the task's figure under its name."""
+        return {"loss": self.loss / self.steps, figure: self.figure / self.steps}
 
 
 @dataclass

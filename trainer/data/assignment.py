@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +38,8 @@ class Share:
         return split in self.manifest.splits and self.manifest.splits[split].examples > 0
 
     def decoded_bytes(self, split: str) -> int:
-        """Return the size of this worker's examples of `split` as decoded uint8 pixels, in bytes."""
-        return self.examples(split) * math.prod(self.manifest.image_shape)
+        """Return the size of this worker's examples of `split` when decoded, images as uint8 pixels, in bytes."""
+        return self.examples(split) * self.manifest.decoded_bytes
 
 
 def verify(share: Share) -> None:

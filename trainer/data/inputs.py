@@ -1,6 +1,6 @@
-"""Input pipeline: a worker's shards of a prepared data set as batches of uint8 pixels in a deterministic order.
+"""Input pipeline: a worker's shards of a prepared data set as batches of decoded inputs in a deterministic order.
 
-Each worker reads every n-th shard. A training split whose decoded pixels fit in memory is decoded once
+Each worker reads every n-th shard. A training split whose decoded inputs fit in memory is decoded once
 (`MemoryTraining`), and each epoch uses a permutation drawn from seed and epoch. A larger one is streamed
 (`StreamTraining`) through a shuffle buffer that is seeded the same way. Either way, the batch of a step depends only on
 the seed and the step's number, so a resumed run sees the same batches as an uninterrupted one.
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +26,8 @@ from slipway.core import events
 from slipway.core.cores import available_cores
 from slipway.core.manifest import Manifest
 from slipway.trainer.data.assignment import Share
-from slipway.trainer.data.images import as_it_is, decode_prepared
+from slipway.trainer.data.features import Features, Inputs, Labels, Tensors, blank, each
+from slipway.trainer.data.images import as_it_is
 
 # Maximum decoded size of a split that a worker keeps in memory, in bytes. A constant rather than a fraction of the
 # available memory, so that a run resumed on another machine reads in the same order.
@@ -44,27 +46,36 @@ _PROGRESS_SECONDS = 0.5
 
 logger = logging.getLogger(__name__)
 
-Images = NDArray[np.uint8]
-Labels = NDArray[np.int32]
 # Receives how many more examples have been decoded.
 Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class MemoryTraining:
-    """A training split in memory: `images` uint8 [examples, height, width, channels], `labels` int32 [examples]."""
+    """A training split in memory: `inputs` and `labels` of all examples, see `slipway.trainer.data.features`."""
 
-    images: Images
+    inputs: Inputs
     labels: Labels
     batch: int
     steps_per_epoch: int
     seed: int
     rank: int
 
-    def tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return images and labels as CPU tensors; the images share memory with the array."""
+    @property
+    def decoded_bytes(self) -> int:
+        """Size of the inputs."""
+        return sum(array.nbytes for array in tf.nest.flatten(self.inputs))
+
+    @property
+    def example_bytes(self) -> int:
+        """Size of one example's inputs."""
+        return self.decoded_bytes // len(self.labels)
+
+    def tensors(self) -> tuple[Tensors, tf.Tensor]:
+        """Return inputs and labels as CPU tensors; the inputs share memory with the arrays."""
         with tf.device("CPU:0"):
-            return tf.experimental.dlpack.from_dlpack(self.images.__dlpack__()), tf.constant(self.labels)
+            inputs = each(lambda array: tf.experimental.dlpack.from_dlpack(array.__dlpack__()), self.inputs)
+            return inputs, tf.constant(self.labels)
 
     def order(self, step: int, count: int) -> NDArray[np.int32]:
         """Return the example indices of `count` steps starting at `step` (from 0), [count, batch]."""
@@ -100,22 +111,26 @@ class StreamTraining:
     steps_per_epoch: int
     seed: int
 
+    @property
+    def example_bytes(self) -> int:
+        """Size of one example's decoded inputs."""
+        return self.share.manifest.decoded_bytes
+
     def batches(self, step: int) -> tf.data.Dataset:
         """Return an infinite tf.data.Dataset of batches starting at `step` (from 0).
 
-        Elements are images uint8 [batch, height, width, channels] and labels int32 [batch]. Earlier records of the same
-        epoch are read and skipped without being decoded.
+        Elements are decoded inputs and labels. Earlier records of the same epoch are read and skipped without being
+        decoded.
         """
         epoch, position = divmod(step, self.steps_per_epoch)
         records = tf.data.Dataset.range(epoch, np.iinfo(np.int64).max).flat_map(as_it_is(self._epoch))
-        shape = self.share.manifest.image_shape
-        group = _group(shape, self.batch)
+        group = _group(self.share.manifest, self.batch)
         batches = _decoded(records.skip(position * self.batch), self.share.manifest, group)
         if group != self.batch:
             batches = batches.rebatch(self.batch, drop_remainder=True)
 
-        def shaped(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return tf.ensure_shape(images, (self.batch, *shape)), tf.ensure_shape(labels, (self.batch,))
+        def shaped(*elements: Tensors) -> tuple[Tensors, ...]:
+            return tf.nest.map_structure(lambda part: tf.ensure_shape(part, (self.batch, *part.shape[1:])), elements)
 
         return batches.map(as_it_is(shaped)).prefetch(2)
 
@@ -176,8 +191,8 @@ def training(
         "keeping %s decoded in memory: %s of at most %s; decoding once, %s",
         what, _megabytes(size), _megabytes(budget), _at_a_time(share),
     )  # fmt: skip
-    images, labels = _decode_all(share, "train", tick)
-    return MemoryTraining(images, labels, batch, steps_per_epoch, seed, share.rank)
+    inputs, labels = _decode_all(share, "train", tick)
+    return MemoryTraining(inputs, labels, batch, steps_per_epoch, seed, share.rank)
 
 
 def shuffled_together(share: Share) -> int:
@@ -187,11 +202,11 @@ def shuffled_together(share: Share) -> int:
 
 
 def _at_a_time(share: Share, batch: int | None = None) -> str:
-    group, cores = _group(share.manifest.image_shape, batch), available_cores()
+    group, cores = _group(share.manifest, batch), available_cores()
     return f"{group} at a time on {'each of ' if cores > 1 else ''}{cores} core{'s' if cores > 1 else ''}"
 
 
-Batch = tuple[Images, Labels, NDArray[np.float32]]
+Batch = tuple[Inputs, Labels, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -204,7 +219,7 @@ class Evaluation:
     share: Share
     split: str
     batch: int
-    decoded: tuple[Images, Labels] | None
+    decoded: tuple[Inputs, Labels] | None
 
     @property
     def steps(self) -> int:
@@ -213,23 +228,22 @@ class Evaluation:
         return -(-most // self.batch)
 
     def batches(self) -> Iterator[Batch]:
-        """Images uint8 [batch, height, width, channels], labels int32 [batch], weights float32 [batch] (1 or 0)."""
-        shape = self.share.manifest.image_shape
-        given = 0
-        for images, labels in self._decoded_batches():
-            yield _padded(images, labels, self.batch)
+        """Decoded inputs [batch, …], labels [batch, …], weights float32 [batch] (1 or 0)."""
+        manifest, given = self.share.manifest, 0
+        for inputs, labels in self._decoded_batches():
+            yield _padded(manifest, inputs, labels, self.batch)
             given += 1
-        nothing = np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32)
         for _ in range(self.steps - given):
-            yield _padded(*nothing, self.batch)
+            yield _padded(manifest, *blank(manifest, 0), self.batch)
 
-    def _decoded_batches(self) -> Iterator[tuple[Images, Labels]]:
+    def _decoded_batches(self) -> Iterator[tuple[Inputs, Labels]]:
         if self.decoded is None:
             yield from _read(self.share, self.split, self.batch)
             return
-        images, labels = self.decoded
+        inputs, labels = self.decoded
         for start in range(0, len(labels), self.batch):
-            yield images[start : start + self.batch], labels[start : start + self.batch]
+            chosen = slice(start, start + self.batch)
+            yield each(lambda array, chosen=chosen: array[chosen], inputs), labels[chosen]
 
 
 def evaluation(
@@ -253,7 +267,7 @@ class Reading:
     def __init__(self, share: Share, batch: int, steps_per_epoch: int, seed: int) -> None:
         splits = [split for split in ("train", "validation") if share.has(split)]
         self._total = sum(share.examples(split) for split in splits if share.decoded_bytes(split) <= MEMORY_BUDGET)
-        self._done = 0
+        self._done, self._what = 0, "images" if share.manifest.has_image else "examples"
         self._started = time.monotonic()
 
         def read() -> tuple[TrainingData, Evaluation | None]:
@@ -268,84 +282,80 @@ class Reading:
     def wait(self) -> tuple[TrainingData, Evaluation | None]:
         """Wait, reporting progress, and return the training data and the validation data (None if there is none)."""
         if not self._read.done():
-            events.phase(f"decoding {self._total:,} images")
+            events.phase(f"decoding {self._total:,} {self._what}")
         while not futures.wait([self._read], _PROGRESS_SECONDS).done:
             rate = self._done / (time.monotonic() - self._started)
-            events.progress(self._done, self._total, "images decoded", images_per_second=rate)
+            events.progress(self._done, self._total, f"{self._what} decoded", **{f"{self._what}_per_second": rate})
         return self._read.result()
 
     def _tick(self, count: int) -> None:
         self._done += count
 
 
-def _padded(images: Images, labels: Labels, batch: int) -> Batch:
+def _padded(manifest: Manifest, inputs: Inputs, labels: Labels, batch: int) -> Batch:
     missing = batch - len(labels)
     weights = np.concatenate([np.ones(len(labels), np.float32), np.zeros(missing, np.float32)])
     if missing:
-        images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.uint8)])
-        labels = np.concatenate([labels, np.zeros(missing, np.int32)])
-    return images, labels, weights
+        more, nothing = blank(manifest, missing)
+        inputs = each(lambda array, zeros: np.concatenate([array, zeros]), inputs, more)
+        labels = np.concatenate([labels, nothing])
+    return inputs, labels, weights
 
 
-def _decode_all(share: Share, split: str, tick: Tick = lambda _: None) -> tuple[Images, Labels]:
+def _decode_all(share: Share, split: str, tick: Tick = lambda _: None) -> tuple[Inputs, Labels]:
     """Decode all of the worker's examples of `split`, in the order of its shards."""
     count = share.examples(split)
-    images = _aligned((count, *share.manifest.image_shape))
-    labels = np.empty(count, np.int32)
+    like, label = blank(share.manifest, 1)
+    inputs = each(lambda array: _aligned((count, *array.shape[1:]), array.dtype), like)
+    labels = np.empty((count, *label.shape[1:]), label.dtype)
     position = 0
-    for some_images, some_labels in _read(share, split):
-        end = position + len(some_labels)
-        images[position:end], labels[position:end] = some_images, some_labels
-        position = end
+    for some, some_labels in _read(share, split):
+        chosen = slice(position, position + len(some_labels))
+        for array, part in zip(tf.nest.flatten(inputs), tf.nest.flatten(some), strict=True):
+            array[chosen] = part
+        labels[chosen] = some_labels
+        position = chosen.stop
         tick(len(some_labels))
-    return images, labels
+    return inputs, labels
 
 
-def _aligned(shape: tuple[int, ...]) -> Images:
+def _aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
     """Return an array that TensorFlow can use without a copy."""
-    size = math.prod(shape)
+    size = math.prod(shape) * kind.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].reshape(shape)
+    return memory[start : start + size].view(kind).reshape(shape)
 
 
-def _read(share: Share, split: str, batch: int | None = None) -> Iterator[tuple[Images, Labels]]:
+def _read(share: Share, split: str, batch: int | None = None) -> Iterator[tuple[Inputs, Labels]]:
     """Yield the worker's examples of `split` in order, `batch` (default: a group) at a time; the last may be less."""
     left = share.examples(split)
     if not left:
         return
-    group = min(left, _group(share.manifest.image_shape, batch))
+    group = min(left, _group(share.manifest, batch))
     # All groups have the same size: the last is padded with examples from the beginning, which are dropped again.
     records = tf.data.TFRecordDataset(share.paths(split)).repeat().take(-(-left // group) * group)
     decoded = _decoded(records, share.manifest, group)
     if batch is not None and group != batch:
         decoded = decoded.rebatch(batch)
-    for images, labels in decoded.prefetch(2).as_numpy_iterator():
-        yield images[:left], labels[:left]
+    for inputs, labels in decoded.prefetch(2).as_numpy_iterator():
+        yield each(lambda array, left=left: array[:left], inputs), labels[:left]
         left -= len(labels)
         if left <= 0:
             return
 
 
 def _decoded(records: tf.data.Dataset, manifest: Manifest, group: int) -> tf.data.Dataset:
-    """Decode serialized examples, in order, to images uint8 [group, height, width, channels], labels int32 [group]."""
+    """Decode serialized examples, in order, to batches of inputs and labels of `group` examples."""
     # One call per core and one in reserve, from the start. AUTOTUNE would use a single call for the first seconds.
-    parse = as_it_is(lambda raw: _parse(raw, manifest))
+    parse = as_it_is(Features(manifest).parse)
     calls = available_cores() + 1
     return records.batch(group, drop_remainder=True).map(parse, num_parallel_calls=calls, deterministic=True)
 
 
-def _parse(raw: tf.Tensor, manifest: Manifest) -> tuple[tf.Tensor, tf.Tensor]:
-    """Parse serialized examples, string [n], to images uint8 [n, height, width, channels] and labels int32 [n]."""
-    features = tf.io.parse_example(
-        raw, {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
-    )
-    return decode_prepared(features["image"], manifest), tf.cast(features["label"], tf.int32)
-
-
-def _group(shape: tuple[int, int, int], batch: int | None = None) -> int:
+def _group(manifest: Manifest, batch: int | None = None) -> int:
     """Return the group size: the number of examples parsed and decoded together, at most `batch`."""
-    most = max(1, min(_GROUP_EXAMPLES, _GROUP_BYTES // math.prod(shape)))
+    most = max(1, min(_GROUP_EXAMPLES, _GROUP_BYTES // manifest.decoded_bytes))
     return most if batch is None else min(batch, most)
 
 

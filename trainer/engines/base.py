@@ -36,23 +36,23 @@ class PeerLost(Exception):
 
 @dataclass(frozen=True)
 class StepFigures:
-    """Each step's mean loss and accuracy over the global batch before its update, float64 [steps].
+    """Each step's mean loss and figure (TASKS[task].figure) over the global batch before its update, float64 [steps].
 
     The loss is the training objective, including class weights and regularizers. `waited` is how many seconds the steps
     waited for input; None if unknown.
     """
 
     losses: NDArray[np.float64]
-    accuracies: NDArray[np.float64]
+    values: NDArray[np.float64]
     waited: float | None = None
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A split's mean loss and accuracy, and its number of examples."""
+    """A split's mean loss and figure, and its number of examples."""
 
     loss: float
-    accuracy: float
+    figure: float
     examples: int
 
 

@@ -24,13 +24,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from slipway.core.errors import UserError, nearest
 from slipway.core.exit_codes import STOPPED
+from slipway.core.manifest import Manifest
 from slipway.trainer.config import ModelSettings
 from slipway.trainer.engines.quick_import import import_tensorflow
 from slipway.trainer.engines.table import ENGINES
+from slipway.trainer.tasks import TASKS
 
 if TYPE_CHECKING:
     from slipway.trainer.engines.base import ModelSize
 
+# The parameters of a builder, by whether the image is the network's only input.
+PARAMETERS = {True: ("image_shape", "classes"), False: ("inputs", "outputs")}
 _CONTRACT = "a function of (image_shape, classes, …) that returns a network from images to logits [batch, classes]"
 
 
@@ -85,8 +89,11 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Any:
-    """Call the builder with [height, width, channels], the number of classes, and `model.arguments` by name.
+def build(settings: ModelSettings, manifest: Manifest) -> Any:
+    """Call the builder for a data set, with `model.arguments` by name.
+
+    Its first argument is the image's [height, width, channels] if that is the only input, and otherwise a dict of the
+    inputs by name; its second the number of outputs.
 
     Raises:
         UserError: It cannot be imported, does not accept these arguments, or raises (then with that cause).
@@ -97,10 +104,11 @@ def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: i
     except ValueError:  # a C function without a signature; the call itself will fail if it does not match
         pass
     else:
-        check_signature(signature, settings)
+        check_signature(signature, settings, manifest)
+    first = manifest.image_shape if manifest.is_image_only else manifest.all_inputs
     try:
         with user_code():
-            return function(image_shape, classes, **settings.arguments)
+            return function(first, manifest.outputs, **settings.arguments)
     except UserError:
         raise
     except Exception as error:
@@ -108,37 +116,37 @@ def build(settings: ModelSettings, image_shape: tuple[int, int, int], classes: i
             f"The builder {settings.builder} {what_happened(error)}",
             setting="model.arguments" if settings.arguments else "model.builder",
             value=settings.arguments or settings.builder,
-            allowed=_CONTRACT,
+            allowed=contract(manifest),
             fix="fix the function, or change model.arguments",
         ) from origin(error)
 
 
-def network_size(engine: str, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> ModelSize:
+def network_size(engine: str, settings: ModelSettings, manifest: Manifest) -> ModelSize:
     """Build the network for the engine, and return the size of its variables.
 
     Raises:
         UserError: The builder failed (`build`), or returned a network that the engine cannot train.
     """
-    networks, model = _built(engine, settings, image_shape, classes)
+    networks, model = _built(engine, settings, manifest)
     return networks.size(model)
 
 
-def example_elements(engine: str, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> int:
-    """Build the network for the engine; return the number of elements of an example's input and all layers' outputs.
+def example_elements(engine: str, settings: ModelSettings, manifest: Manifest) -> int:
+    """Build the network for the engine; return the number of elements of an example's inputs and all layers' outputs.
 
     Raises:
         UserError: As in `network_size`.
     """
-    networks, model = _built(engine, settings, image_shape, classes)
-    return math.prod(image_shape) + networks.output_elements(model, image_shape)
+    networks, model = _built(engine, settings, manifest)
+    return sum(math.prod(each.shape) for each in manifest.all_inputs.values()) + networks.output_elements(
+        model, manifest
+    )
 
 
-def _built(
-    engine: str, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int
-) -> tuple[ModuleType, Any]:
+def _built(engine: str, settings: ModelSettings, manifest: Manifest) -> tuple[ModuleType, Any]:
     """Return the engine's `networks` module and the network, with Keras imported on the engine's backend."""
     import_tensorflow(engine)
-    model = build(settings, image_shape, classes)
+    model = build(settings, manifest)
     networks = importlib.import_module(ENGINES[engine].networks)
     return networks, networks.checked(model, settings)
 
@@ -219,25 +227,44 @@ def _import_failed(builder: str, module_name: str, error: Exception, setting: st
     )
 
 
-def check_signature(signature: inspect.Signature, settings: ModelSettings) -> None:
-    """Check that a builder with this signature accepts (image_shape, classes, **model.arguments).
+def contract(manifest: Manifest) -> str:
+    """Return what a builder for the data set is, for messages."""
+    if manifest.is_image_only and manifest.task == "classification":
+        return _CONTRACT
+    first, second = PARAMETERS[manifest.is_image_only]
+    what = "images" if manifest.is_image_only else "a dict of inputs"
+    return (
+        f"a function of ({first}, {second}, …) that returns a network from {what} to {TASKS[manifest.task].head}, "
+        f"[batch, {manifest.outputs}]"
+    )
+
+
+def check_signature(signature: inspect.Signature, settings: ModelSettings, manifest: Manifest | None) -> None:
+    """Check that a builder with this signature accepts the two arguments of `build` and `model.arguments`.
+
+    Args:
+        signature: The builder's.
+        settings: Its name and arguments.
+        manifest: The data set, which decides between the two forms; None if it is not known yet.
 
     Raises:
-        UserError: It does not.
+        UserError: It does not, or its first parameter is named like that of the other form.
     """
+    form = manifest is None or manifest.is_image_only
+    called = ", ".join(PARAMETERS[form])
+    if manifest is not None:
+        _check_form(signature, settings, manifest)
     try:
         signature.bind(None, None, **settings.arguments)
     except TypeError as error:
-        problem = (
-            f"The builder {settings.builder} cannot be called with (image_shape, classes, **model.arguments): {error}."
-        )
+        problem = f"The builder {settings.builder} cannot be called with ({called}, **model.arguments): {error}."
         if not settings.arguments:
             raise UserError(
                 problem,
                 setting="model.builder",
                 value=settings.builder,
-                allowed=_CONTRACT,
-                fix=f"def {settings.builder.partition(':')[2]}(image_shape, classes): …",
+                allowed=_CONTRACT if manifest is None else contract(manifest),
+                fix=f"def {settings.builder.partition(':')[2]}({called}): …",
             ) from None
         names = [name for name in list(signature.parameters)[2:] if not name.startswith("_")]
         unknown = [name for name in settings.arguments if name not in signature.parameters]
@@ -249,6 +276,24 @@ def check_signature(signature: inspect.Signature, settings: ModelSettings) -> No
             nearest=nearest(unknown[0], names) if unknown else None,
             fix="correct model.arguments",
         ) from None
+
+
+def _check_form(signature: inspect.Signature, settings: ModelSettings, manifest: Manifest) -> None:
+    """Raise UserError if the first parameter has the name that it has in the other form."""
+    first, second = PARAMETERS[manifest.is_image_only]
+    other, _ = PARAMETERS[not manifest.is_image_only]
+    if next(iter(signature.parameters), None) != other:
+        return
+    names = list(manifest.all_inputs)
+    some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    why = "the image is the only input" if manifest.is_image_only else f"the inputs are {some}"
+    raise UserError(
+        f"The builder {settings.builder} accepts {other}, but is called with ({first}, {second}), because {why}.",
+        setting="model.builder",
+        value=settings.builder,
+        allowed=contract(manifest),
+        fix=f"def {settings.builder.partition(':')[2]}({first}, {second}): …, or change data.inputs",
+    )
 
 
 def _functions(module: ModuleType) -> list[str]:

@@ -72,7 +72,10 @@ def _job_checksum(job: JobConfig) -> str:
 def inputs_and_classes(manifest: Manifest) -> dict[str, object]:
     """Return the entries of model.json that describe the model's images and classes."""
     return {
+        "task": manifest.task,
         "classes": manifest.classes,
+        "inputs": {name: each.model_dump(exclude_defaults=True) for name, each in manifest.inputs.items()},
+        "target": manifest.target and manifest.target.model_dump(exclude_defaults=True),
         "image_size": list(manifest.image_size),
         "channels": manifest.channels,
         "resize_mode": manifest.resize_mode,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-    # Maps float32 images [batch, height, width, channels] to outputs [batch, classes].
-    Outputs = Callable[[tf.Tensor], tf.Tensor]
+    # Maps the network's inputs to its outputs, [batch, outputs].
+    Outputs = Callable[[Any], tf.Tensor]
 
 
 def write(folder: Path, model: Any, manifest: Manifest, scale: float, *, from_logits: bool, steps: int | None) -> str:
@@ -45,6 +45,13 @@ def write(folder: Path, model: Any, manifest: Manifest, scale: float, *, from_lo
     Raises:
         UserError: The model's outputs do not match the data set's classes.
     """
+    if not manifest.is_image_only or manifest.task != "classification":
+        what = f"the task {manifest.task}" if manifest.is_image_only else "other inputs than an image"
+        raise UserError(
+            f"slipway.training.export is for classifiers of images; the data set has {what}.",
+            allowed="a program that writes its model to AIP_MODEL_DIR in its own format, with evaluate.module",
+            fix="save the model with its framework, such as model.save(…), and set evaluate.module",
+        )
     on_torch = "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module)
     with replaced(folder) as place:
         if on_torch:
@@ -73,7 +80,7 @@ def _write_saved_model(
     from slipway.trainer.export import saved_model
 
     backend = keras.backend.backend()
-    outputs, variables = {"tensorflow": on_tensorflow, "jax": on_jax}[backend](model, manifest.image_shape)
+    outputs, variables = {"tensorflow": on_tensorflow, "jax": on_jax}[backend](model, manifest)
     _check_outputs(outputs(tf.zeros([1, *manifest.image_shape])).shape, manifest)
 
     def logits(images: tf.Tensor) -> tf.Tensor:
@@ -85,7 +92,7 @@ def _write_saved_model(
     return next(name for name, row in ENGINES.items() if row.keras_backend == backend), checksum(model)
 
 
-def on_tensorflow(model: keras.Model, _image_shape: tuple[int, int, int]) -> tuple[Outputs, list[tf.Variable]]:
+def on_tensorflow(model: keras.Model, _manifest: Manifest) -> tuple[Outputs, list[tf.Variable]]:
     """Return a Keras model's outputs as a function in TensorFlow, and copies of the weights that it uses.
 
     The model's own variables may belong to a tf.distribute strategy; saving them would require every process.
@@ -96,28 +103,38 @@ def on_tensorflow(model: keras.Model, _image_shape: tuple[int, int, int]) -> tup
         trained = [tf.Variable(variable.numpy()) for variable in model.trainable_variables]
         others = [tf.Variable(variable.numpy()) for variable in model.non_trainable_variables]
 
-    def outputs(images: tf.Tensor) -> tf.Tensor:
-        return model.stateless_call(trained, others, images, training=False)[0]
+    def outputs(inputs: Any) -> tf.Tensor:
+        return model.stateless_call(trained, others, inputs, training=False)[0]
 
     return outputs, [*trained, *others]
 
 
-def on_jax(model: keras.Model, image_shape: tuple[int, int, int]) -> tuple[Outputs, list[tf.Variable]]:
+def on_jax(model: keras.Model, manifest: Manifest) -> tuple[Outputs, list[tf.Variable]]:
     """Return a Keras model's outputs as a function in TensorFlow, and copies of the weights that it uses."""
     import tensorflow as tf
     from jax.experimental import jax2tf
 
+    from slipway.trainer.data.features import in_order, specs
+
     trained = [np.asarray(variable.value) for variable in model.trainable_variables]
     others = [np.asarray(variable.value) for variable in model.non_trainable_variables]
+    inputs, _ = specs(manifest, None, decoded=False)
+
+    def outputs(trained: Any, inputs: Any) -> Any:
+        return model.stateless_call(trained, others, in_order(inputs, manifest), training=False)[0]
+
     converted = jax2tf.convert(
-        lambda trained, images: model.stateless_call(trained, others, images, training=False)[0],
-        polymorphic_shapes=[None, f"(batch, {', '.join(map(str, image_shape))})"],
+        outputs,
+        polymorphic_shapes=[
+            None,
+            tf.nest.map_structure(lambda spec: f"({', '.join(['batch', *map(str, spec.shape[1:])])})", inputs),
+        ],
         with_gradient=False,
         native_serialization_platforms=("cpu", "cuda", "tpu"),
     )
     variables = [tf.Variable(array) for array in trained]
     # Otherwise AutoGraph would convert all of JAX's Python code, which takes most of a minute to no effect.
-    return tf.autograph.experimental.do_not_convert(lambda images: converted(variables, images)), variables
+    return tf.autograph.experimental.do_not_convert(lambda inputs: converted(variables, inputs)), variables
 
 
 def _write_program(folder: Path, model: Any, manifest: Manifest, scale: float, *, from_logits: bool) -> str:
@@ -129,7 +146,7 @@ def _write_program(folder: Path, model: Any, manifest: Manifest, scale: float, *
 
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model = model.module
-    network = Adapted(copy.deepcopy(model).to("cpu"), 255.0 * scale, from_logits=from_logits).eval()
+    network = Adapted(copy.deepcopy(model).to("cpu"), manifest, 255.0 * scale, from_logits=from_logits).eval()
     with torch.no_grad():
         _check_outputs(network(torch.zeros(1, *manifest.image_shape)).shape, manifest)
     importlib.import_module("slipway.trainer.engines.pytorch.export").write(folder, network, manifest)

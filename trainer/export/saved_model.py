@@ -1,4 +1,4 @@
-"""Export of a SavedModel that classifies encoded images; it loads in plain TensorFlow, without Slipway."""
+"""Export of a SavedModel that accepts raw values and encoded images; it loads in plain TensorFlow, without Slipway."""
 
 from __future__ import annotations
 
@@ -8,36 +8,51 @@ from pathlib import Path
 import tensorflow as tf
 
 from slipway.core.manifest import Manifest
-from slipway.trainer.data.images import decode_images, scale, traced
+from slipway.trainer.data.features import Features, Tensors, scaled, statistics
+from slipway.trainer.data.images import traced
 
 
 def write(
-    folder: Path, logits: Callable[[tf.Tensor], tf.Tensor], variables: Sequence[tf.Variable], manifest: Manifest
+    folder: Path, network: Callable[[Tensors], tf.Tensor], variables: Sequence[tf.Variable], manifest: Manifest
 ) -> None:
     """Write a SavedModel to `folder`.
 
-    The signature `serving_default` accepts `image_bytes`, string [batch] of PNG or JPEG images of any size, and returns
-    `classes`, string [batch, classes], `probabilities`, float32 [batch, classes], and `label`, string [batch].
+    The signature `serving_default` accepts the inputs by name (`Features.requests`): images as `image_bytes` or
+    `NAME_bytes`, string [batch] of PNG or JPEG images of any size; numbers float32, integers int64 and categories
+    string, [batch, *shape], as they are in the source. It returns, by task:
+
+    - classification: `classes`, string [batch, classes], `probabilities`, float32 [batch, classes], and `label`,
+      string [batch]
+    - multilabel: `labels`, string [batch, labels], and `probabilities`, float32 [batch, labels]
+    - regression: `prediction`, float32 [batch], in the target's own unit
 
     Args:
         folder: An existing folder.
-        logits: Maps float32 images in [0, 1], [batch, height, width, channels], to logits [batch, classes].
-            Any function that TensorFlow can trace.
-        variables: The tf.Variables that `logits` uses.
-        manifest: Manifest of the data set, for class names and image shape.
+        network: Maps the network's inputs to its outputs, [batch, outputs]. Any function that TensorFlow can trace.
+        variables: The tf.Variables that `network` uses.
+        manifest: Manifest of the data set, for the inputs with their statistics, and the names of the outputs.
     """
+    features = Features(manifest)
     module = tf.Module()
-    module.weights = list(variables)  # saved because they are attributes of the module
+    # Saved because they are attributes of the module.
+    module.weights, module.tables = list(variables), features.tables
 
-    def serve(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
-        names = tf.constant(manifest.classes)
-        pixels = scale(decode_images(image_bytes, manifest))
-        probabilities = tf.nn.softmax(tf.cast(logits(pixels), tf.float32))
-        return {
-            "classes": tf.tile(names[tf.newaxis, :], [tf.shape(image_bytes)[0], 1]),
-            "probabilities": probabilities,
-            "label": tf.gather(names, tf.argmax(probabilities, axis=-1)),
-        }
+    def serve(requests: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        outputs = tf.cast(network(scaled(features.decode(requests))), tf.float32)
+        return _answers(outputs, manifest)
 
-    function = traced(serve, input_signature=[tf.TensorSpec([None], tf.string, name="image_bytes")])
+    function = traced(serve).get_concrete_function(features.requests())
     tf.saved_model.save(module, str(folder), signatures={"serving_default": function})
+
+
+def _answers(outputs: tf.Tensor, manifest: Manifest) -> dict[str, tf.Tensor]:
+    if manifest.target is not None:
+        mean, deviation = statistics(manifest.target)
+        return {"prediction": outputs[:, 0] * deviation + mean}
+    names = tf.constant(manifest.classes)
+    of_each = tf.tile(names[tf.newaxis, :], [tf.shape(outputs)[0], 1])
+    if manifest.task == "multilabel":
+        return {"labels": of_each, "probabilities": tf.sigmoid(outputs)}
+    probabilities = tf.nn.softmax(outputs)
+    label = tf.gather(names, tf.argmax(probabilities, axis=-1))
+    return {"classes": of_each, "probabilities": probabilities, "label": label}

@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipway.trainer.metrics.history import Record
+from slipway.trainer.tasks import in_words
 
 ROWS = 12
-_HEAD = ("epoch", "step", "loss", "accuracy", "validation loss", "validation accuracy", "steps/s", "")
 
 
-def table(history: Sequence[Record], best_step: int | None = None) -> list[str]:
+def table(history: Sequence[Record], figure: str, best_step: int | None = None) -> list[str]:
     """Return the table's lines, header first: at most `ROWS` epochs, evenly spaced, with the last and the best.
 
-    Loss and accuracy are means over the epoch's steps, measured while the weights changed.
+    Loss and figure are means over the epoch's steps, measured while the weights changed.
 
     Args:
         history: The records of metrics.jsonl.
+        figure: The name of the task's figure, such as accuracy.
         best_step: Step of the best validation, marked in the table.
     """
     training = {record["step"]: record for record in history if record["kind"] == "train"}
     validations = {record["step"]: record for record in history if record["kind"] == "validation"}
     ends = sorted(validations) or _epoch_ends(training)
-    rows = [_HEAD]
+    name = in_words(figure)
+    rows = [("epoch", "step", "loss", name, "validation loss", f"validation {name}", "steps/s", "")]
     for step in _chosen(ends, best_step):
         trained, validated = training.get(step, {}), validations.get(step, {})
         rows.append(
@@ -30,9 +32,9 @@ def table(history: Sequence[Record], best_step: int | None = None) -> list[str]:
                 f"{(trained or validated)['epoch']:.2f}",
                 f"{step:,}",
                 _number(trained.get("epoch_loss")),
-                _number(trained.get("epoch_accuracy")),
+                _number(trained.get(f"epoch_{figure}")),
                 _number(validated.get("loss")),
-                _number(validated.get("accuracy")),
+                _number(validated.get(figure)),
                 f"{trained['steps_per_second']:,.1f}" if trained.get("steps_per_second") else "",
                 "best" if step == best_step else "",
             )

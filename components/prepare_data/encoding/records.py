@@ -1,6 +1,7 @@
 """Encoder and reader for TFRecord files of tf.train.Example, without TensorFlow.
 
-A record holds an example's `image` (encoded bytes), `key` (bytes), `label` (int64) and any additional features: the
+A record holds an example's `image` (encoded bytes, if it has one), `key` (bytes), `label` (see `slipway.core.manifest`)
+and any additional features: the
 protocol buffer message, identical to TensorFlow's deterministic serialization, in TFRecord's framing (length, masked
 CRC-32C of the length, message, masked CRC-32C of the message; all little-endian). Without additional features, most
 records differ only in these lengths, so the bytes around image and key are cached by length.
@@ -84,9 +85,22 @@ class RecordEncoder:
         crc = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
         return b"".join((frame, before_image, image, before_key, key, after_key, crc.to_bytes(4, "little")))
 
-    def encode_with(self, image: bytes, key: bytes, label: int, further: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """Encode an example with additional features (names and serialized Features) as a framed record."""
-        own = ((b"image", bytes_feature([image])), (b"key", bytes_feature([key])), (b"label", integer_feature([label])))
+    def encode_with(
+        self, image: bytes | None, key: bytes, label: int | None, further: Iterable[tuple[bytes, bytes]]
+    ) -> bytes:
+        """Encode an example with additional features (names and serialized Features) as a framed record.
+
+        Args:
+            image: The image; None if there is none.
+            key: The key.
+            label: The class; None if the additional features have the label.
+            further: The additional features.
+        """
+        own = [(b"key", bytes_feature([key]))]
+        if image is not None:
+            own.append((b"image", bytes_feature([image])))
+        if label is not None:
+            own.append((b"label", integer_feature([label])))
         message = example((*own, *further))
         length = LENGTH.pack(len(message))
         checksums = (CHECKSUM.pack(masked_crc32c(part)) for part in (length, message))

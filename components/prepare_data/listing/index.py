@@ -21,7 +21,7 @@ from typing import BinaryIO
 from pydantic import BaseModel
 
 from slipway.components.prepare_data.listing.split import Amount
-from slipway.components.prepare_data.sources.source import Group, Ignored, Part, Source
+from slipway.components.prepare_data.sources.source import LABEL_SEPARATOR, Group, Ignored, Part, Source
 
 # A row: hash (8 bytes for the rank in the group, 4 for the order in the shard), size, place, stamp, key length, key.
 ROW = struct.Struct(">QQQI")
@@ -61,12 +61,16 @@ class GroupList:
 
 @dataclass
 class PartList:
-    """A listed part of a source: its file, groups, ignored files, and a digest of keys, sizes and stamps."""
+    """A listed part of a source: its file, groups, ignored files, and a digest of keys, sizes and stamps.
+
+    `labels` are the names of all labels of the task multilabel.
+    """
 
     path: Path
     groups: dict[Group, GroupList]
     ignored: Ignored
     digest: str
+    labels: set[str] = field(default_factory=set)
 
 
 def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: BundleOf | None = None) -> PartList:
@@ -78,11 +82,16 @@ def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: Bund
     ignored = Ignored()
     rows: dict[Group, list[bytes]] = {}
     groups: dict[Group, GroupList] = {}
+    labels: set[str] = set()
+    several = source.task == "multilabel"
     group: Group | None = None
     held = 0
     blake2b, pack = hashlib.blake2b, ROW.pack
     with path.open("w+b") as file:
         for key, label, split, size, stamp, place, value in source.entries(part, ignored, path.parent):
+            if several:
+                labels.update(label.split(LABEL_SEPARATOR))
+                label = ""
             if group is None or group[1] != label or group[0] != split:
                 group = (split, label)
                 add = rows.setdefault(group, []).append
@@ -103,7 +112,7 @@ def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: Bund
             if len(runs) > 1:
                 runs[:] = [append_run(file, merge_runs(file, runs))]
             digest.update(repr((group, groups[group].examples, runs[0].digest)).encode())
-    return PartList(path, groups, ignored, digest.hexdigest())
+    return PartList(path, groups, ignored, digest.hexdigest(), labels - {""})
 
 
 def _write_runs(file: BinaryIO, rows: dict[Group, list[bytes]], groups: dict[Group, GroupList]) -> None:
@@ -149,10 +158,11 @@ def _group_order(group: Group) -> tuple[str, str]:
 
 
 class Summary(BaseModel):
-    """The part of a listing that identifies a data set: the amount of each (split, class) and a digest."""
+    """The part of a listing that identifies a data set: the amount of each (split, class), a digest, and all labels."""
 
     amounts: list[tuple[str | None, str, Amount]]
     digest: str
+    labels: list[str] = []
 
     @property
     def groups(self) -> dict[Group, Amount]:
@@ -167,6 +177,7 @@ class Listing:
         groups: Each group's amount.
         ignored: Files and examples that were ignored.
         digest: SHA-256 (hex) of all keys, labels, sizes and stamps.
+        labels: All labels of the task multilabel.
     """
 
     def __init__(self, source: Source, parts: list[PartList]) -> None:
@@ -184,6 +195,7 @@ class Listing:
                 self.groups[group] = Amount(before.examples + found.examples, before.bytes + found.bytes)
         self.groups = {group: self.groups[group] for group in sorted(self.groups, key=_group_order)}
         self.digest = digest.hexdigest()
+        self.labels = sorted(set().union(*(part.labels for part in parts)))
 
     def examples(self) -> int:
         """Return the number of examples."""
@@ -191,7 +203,8 @@ class Listing:
 
     def summary(self) -> Summary:
         """Return the summary of the listing."""
-        return Summary(amounts=[(*group, amount) for group, amount in self.groups.items()], digest=self.digest)
+        amounts = [(*group, amount) for group, amount in self.groups.items()]
+        return Summary(amounts=amounts, digest=self.digest, labels=self.labels)
 
     def counts_without(self, left_out: frozenset[bytes]) -> dict[Group, int]:
         """Return the number of examples of each group, excluding the keys in `left_out`."""
@@ -231,7 +244,7 @@ class Dealer:
         divided: The number of examples of each group in each split.
         shards: The number of shards of each split.
         left_out: Keys to skip; they are not counted in `divided`.
-        classes: The classes in the order of their labels.
+        classes: The classes in the order of their labels; of other tasks than classification, none is dealt.
         copies: Keys to drop from their split without replacing them by other examples.
         split_of: Returns the split of a bundle by its hash; set with data.group_by.
     """
@@ -260,7 +273,7 @@ class Dealer:
         dealt = dict.fromkeys(self._shards, 0)
         held = 0
         for group in self._divided:
-            label = self._labels[group[1]]
+            label = self._labels[group[1]] if group[1] else 0
             for split, rows in self._stretches(group):
                 staying = [row for row in rows if row_key(row) not in self._copies] if self._copies else rows
                 self._deal_rows(split, dealt[split], label, staying)

@@ -16,6 +16,7 @@ from slipway.components.prepare_data.listing.split import Amount
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Group, Source
 from slipway.components.prepare_data.validation.sampling import check_for
+from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 
 # Part of every fingerprint. Increment it if the bytes written for the same source and settings change.
@@ -24,7 +25,7 @@ IDENTITY_DIGITS = 16
 # Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120
 # Settings that most sources do not use; omitted from the stored settings if they are not set.
-DESCRIBING = ("features", "image", "label", "resize", "resize_mode")
+DESCRIBING = ("features", "image", "label", "inputs", "resize", "resize_mode")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Plan:
     """The division of a listing among splits and shards.
 
     Attributes:
-        classes: The classes, in the order of their labels.
+        classes: The classes or labels (multilabel), in the order of the network's outputs.
         divided: The number of examples of each group in each split.
         shards: The number of shards of each split.
         bytes: The approximate size of all shards.
@@ -46,14 +47,20 @@ class Plan:
     source_bytes: int
 
     @classmethod
-    def of(cls, source: Source, groups: Mapping[Group, Amount], settings: DataSettings, replicas: int) -> Plan:
-        """Plan the division of all examples.
+    def of(
+        cls, source: Source, groups: Mapping[Group, Amount], settings: DataSettings, replicas: int,
+        labels: Iterable[str] = (),
+    ) -> Plan:  # fmt: skip
+        """Plan the division of all examples; `labels` are those of the task multilabel.
 
         Raises:
-            UserError: A class has no image for one of the splits.
+            UserError: A class has no image for one of the splits, or no example has a label.
         """
         counts = {group: amount.examples for group, amount in groups.items()}
-        classes = source.classes({label for _, label in counts})
+        found = {label for _, label in counts} if source.task == "classification" else set(labels)
+        classes = source.classes(found) if source.task != "regression" else []
+        if source.task == "multilabel" and not found:
+            raise UserError(f"No example of {settings.source} has a label.", setting="data.label", value=settings.label)
         divided = splitting.divide(counts, settings.split)
         whole = {name: _split_amount(name, groups, divided) for name in SPLITS}
         amounts = {name: _stored(amount, settings) for name, amount in whole.items()}
@@ -118,7 +125,7 @@ class Target:
         Raises:
             UserError: A class has no image for one of the splits.
         """
-        plan = Plan.of(source, listed.groups, settings, replicas)
+        plan = Plan.of(source, listed.groups, settings, replicas, listed.labels)
         about: JsonObject = {
             "format": FORMAT,
             "listing": listed.digest,
@@ -129,6 +136,10 @@ class Target:
             about["classes"] = plan.classes
         if source.features:
             about["features"] = source.features
+        if source.task != "classification":
+            about["task"] = source.task
+        if source.inputs:
+            about["inputs"] = [(name, str(kind)) for name, kind in source.inputs.items()]
         return cls(plan, hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest())
 
 

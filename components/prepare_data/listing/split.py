@@ -86,16 +86,37 @@ def shard_count(amount: Amount, replicas: int, shard_megabytes: int) -> int:
 
 
 def _too_few(label: str, count: int, shares: Mapping[str, float], split: str | None) -> UserError:
-    images = "1 image" if count == 1 else f"{count} images"
     where = f" in the split {split}" if split else ""
     names = [name for name in SPLITS if name in shares]
     listed = ", ".join(names[:-1]) + f" and {names[-1]}"
+    if not label:
+        return UserError(
+            f"The source has {count} example{'' if count == 1 else 's'}{where}; {listed} need at least one each.",
+            setting="data.source",
+            fix="add examples",
+        )
+    images = "1 image" if count == 1 else f"{count} images"
+    if _is_number(label):
+        return UserError(
+            f"The class {label!r} has {images}{where}; {listed} need at least one each.",
+            setting="data.label",
+            allowed=f"at least {len(names)} examples per class",
+            fix="--set task=regression, if the labels are numbers to predict; else add examples of the class",
+        )
     return UserError(
         f"The class {label!r} has {images}{where}; {listed} need at least one each.",
         setting="data.source",
         allowed=f"at least {len(names)} images per class",
         fix=f"add images to the class {label!r}, or remove its folder",
     )
+
+
+def _is_number(label: str) -> bool:
+    try:
+        float(label)
+    except ValueError:
+        return False
+    return True
 
 
 def check_every_class(classes: list[str], present: Mapping[str, Collection[str]], fix: str) -> None:
@@ -110,8 +131,10 @@ def check_every_class(classes: list[str], present: Mapping[str, Collection[str]]
         for label in classes:
             if label not in present[name]:
                 raise UserError(
-                    f"The class {label!r} has no image for the split {name}.",
+                    f"The class {label!r} has no image for the split {name}."
+                    if label
+                    else f"There is no example for the split {name}.",
                     setting="data.source",
-                    allowed="every class has images in every split",
+                    allowed="every class has images in every split" if label else "examples in every split",
                     fix=fix.format(label=repr(label), split=name),
                 )

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.sources.record_layout import class_label
 from slipway.components.prepare_data.sources.source import Source
 from slipway.core.manifest import Manifest
@@ -29,6 +30,8 @@ def write_dataset_info(folder: Path, manifest: Manifest, source: Source) -> None
     (folder / "dataset_info.json").write_text(_json(_dataset_info(manifest)), encoding="utf-8")
     (folder / "features.json").write_text(_json(_features(manifest, source.features)), encoding="utf-8")
     for name, classes in {**source.class_names, "label": manifest.classes}.items():
+        if not classes:
+            continue
         (folder / f"{name}.labels.txt").write_text("\n".join(classes) + "\n", encoding="utf-8")
 
 
@@ -54,12 +57,18 @@ def _features(manifest: Manifest, further: Mapping[str, JsonObject]) -> JsonObje
     }
     if len(manifest.encodings) == 1:
         image["encodingFormat"] = manifest.encodings[0]
+    labels = {
+        "classification": class_label(len(manifest.classes)),
+        "multilabel": Kind("integer", shape=(len(manifest.classes),)).description,
+        "regression": Kind("number").description,
+    }
     features = {
         **further,
-        "image": {"pythonClassName": f"{_FEATURES}image_feature.Image", "image": image},
         "key": {"pythonClassName": f"{_FEATURES}text_feature.Text", "text": {}},
-        "label": class_label(len(manifest.classes)),
+        "label": labels[manifest.task],
     }
+    if manifest.has_image:
+        features["image"] = {"pythonClassName": f"{_FEATURES}image_feature.Image", "image": image}
     return {"pythonClassName": f"{_FEATURES}features_dict.FeaturesDict", "featuresDict": {"features": features}}
 
 

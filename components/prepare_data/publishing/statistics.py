@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.components import page
+from slipway.components.prepare_data.encoding.inputs import InputStatistics
 from slipway.components.prepare_data.encoding.messages import features_of, values
-from slipway.components.prepare_data.encoding.records import example_parts, read_records
+from slipway.components.prepare_data.encoding.records import read_records
 from slipway.components.prepare_data.sources.source import Ignored, readable
 from slipway.components.prepare_data.validation.sampling import sentence
 from slipway.components.prepare_data.validation.tally import Tally
@@ -25,6 +26,7 @@ MOST_RECORDS_READ = 512
 LARGEST_INLINE = 8192
 THUMBNAIL = 96
 FEATURE_EXAMPLES = 4
+COMMON = 5
 MOST_VALUES = 8
 MOST_CHARACTERS = 80
 
@@ -60,21 +62,46 @@ class FurtherFeature:
     images: list[str]
 
 
-def write_statistics(folder: Path, manifest: Manifest, tally: Tally, ignored: Ignored) -> None:
-    """Write `statistics.html` to the shards' folder: class balance, sizes, samples, features, skipped images."""
+@dataclass(frozen=True)
+class InputRow:
+    """An input or the target on the page: name, kind, and its statistics over the training split."""
+
+    name: str
+    kind: str
+    mean: str
+    deviation: str
+    range: str
+
+
+def write_statistics(
+    folder: Path, manifest: Manifest, tally: Tally, ignored: Ignored, statistics: Mapping[str, InputStatistics]
+) -> None:
+    """Write `statistics.html` to the shards' folder: class balance, inputs, sizes, samples, features, skipped examples.
+
+    Args:
+        folder: The folder of the shards.
+        manifest: The data set's manifest.
+        tally: The counts of its examples and images.
+        ignored: What was ignored while listing the source.
+        statistics: The statistics of the inputs and of the target over the training split.
+    """
     classes = class_counts(manifest)
+    further = [feature for feature in further_features(folder, manifest) if feature.name not in manifest.inputs]
     content = page.render(
         TEMPLATE,
         manifest=manifest,
         tally=tally,
         ignored=ignored,
         checked=sentence(manifest.checked) if manifest.checked else "",
+        item="image" if manifest.has_image else "example",
+        category="label" if manifest.task == "multilabel" else "class",
         classes=classes,
-        largest=max(row.total for row in classes),
-        smallest=min(row.total for row in classes),
+        largest=max((row.total for row in classes), default=0),
+        smallest=min((row.total for row in classes), default=0),
         shown=CLASSES_SHOWN,
-        samples=list(samples(folder, manifest)),
-        features=further_features(folder, manifest),
+        inputs=list(input_rows(manifest, statistics)),
+        samples=list(samples(folder, manifest)) if manifest.has_image else [],
+        features=further,
     )
     (folder / FILE_NAME).write_text(content, encoding="utf-8")
 
@@ -86,22 +113,54 @@ def class_counts(manifest: Manifest) -> list[ClassCounts]:
     return rows if len(rows) <= CLASSES_SHOWN else sorted(rows, key=lambda row: -row.total)
 
 
+def input_rows(manifest: Manifest, statistics: Mapping[str, InputStatistics]) -> Iterator[InputRow]:
+    """Yield the target, if it is a number, and the inputs beside the image."""
+    target = {"label": manifest.target} if manifest.target else {}
+    for name, about in {**target, **manifest.inputs}.items():
+        found = statistics[name]
+        size = f"[{','.join(map(str, about.shape))}]" if about.shape else ""
+        mean, deviation = (f"{values[0]:.4g}" if len(values) == 1 else "" for values in (about.mean, about.deviation))
+        given = f"{found.minimum:.4g} to {found.maximum:.4g}" if found.minimum is not None else ""
+        if about.kind == "category":
+            common = sorted(found.categories.items(), key=lambda item: (-item[1], item[0]))[:COMMON]
+            given = f"{len(found.categories):,} different: " + ", ".join(
+                f"{text} ({count:,})" for text, count in common
+            )
+            given += ", …" if len(found.categories) > COMMON else ""
+        yield InputRow("target" if name == "label" else name, about.kind + size, mean, deviation, given)
+
+
 def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:
     """Yield images from the start of the first training shard, balanced across classes where possible."""
-    most = -(-SAMPLES // len(manifest.classes))
+    classified = manifest.task == "classification"
+    classes = len(manifest.classes) if classified else 1
+    most = -(-SAMPLES // classes)
     found: dict[int, list[Sample]] = {}
     with (folder / manifest.splits["train"].shards[0].file).open("rb") as file:
         for message in itertools.islice(read_records(file), MOST_RECORDS_READ):
             enough = sum(map(len, found.values())) >= SAMPLES
-            if enough and len(found) >= min(len(manifest.classes), SAMPLES):
+            if enough and len(found) >= min(classes, SAMPLES):
                 break
-            image, key, label = example_parts(message)
-            if len(of_class := found.setdefault(label, [])) < most:
-                of_class.append(Sample(_inline(image), manifest.classes[label], readable(key)))
+            features = features_of(message)
+            (image,), (key,) = values(features[b"image"]), values(features[b"key"])
+            label = values(features[b"label"])
+            assert isinstance(image, bytes) and isinstance(key, bytes)
+            if len(of_class := found.setdefault(int(label[0]) if classified else 0, [])) < most:
+                of_class.append(Sample(_inline(image), label_text(manifest, label), readable(key)))
     # Of each class the first image, then of each the second, and so on.
     ranked = sorted((rank, label) for label, of_class in found.items() for rank in range(len(of_class)))[:SAMPLES]
-    for label, rank in sorted((label, rank) for rank, label in ranked):
-        yield found[label][rank]
+    for index, rank in sorted((label, rank) for rank, label in ranked):
+        yield found[index][rank]
+
+
+def label_text(manifest: Manifest, label: Sequence[bytes | float | int]) -> str:
+    """Return a stored label as text: the class, the labels, or the target."""
+    if manifest.task == "regression":
+        return f"{float(label[0]):.6g}"
+    if manifest.task == "multilabel":
+        found = [name for name, indicator in zip(manifest.classes, label, strict=True) if indicator]
+        return ", ".join(found) or "no label"
+    return manifest.classes[int(label[0])]
 
 
 def further_features(folder: Path, manifest: Manifest) -> list[FurtherFeature]:

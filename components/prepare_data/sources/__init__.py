@@ -18,6 +18,7 @@ from slipway.core.errors import UserError, nearest
 if TYPE_CHECKING:
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.prepare_data.sources.source import Source
+    from slipway.core.manifest import TaskName
 
 # The form of data.source that names a user's function.
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -34,11 +35,11 @@ class SourceKind:
         form: The form of data.source, as messages show it.
         example: A valid data.source.
         opens: The function that opens the source, `MODULE:FUNCTION` in this package. It accepts the text after the
-            prefix, the settings, and the column of data.group_by (or None), and returns a `Source`.
+            prefix, the settings, the column of data.group_by (or None) and the task, and returns a `Source`.
         pending: The function that describes a source which opening would first download, else returns None.
         place: What follows the colon; empty if nothing does.
         endings: The file name extensions of this kind; empty if all are valid.
-        features: Whether the examples can have additional features, and columns to group by.
+        features: Whether the examples can have additional features, columns to group by, and labels of any task.
         mounted: Whether the place is a path, which containers on this machine must mount.
         location: The setting with the source's path or gs:// URI, without `data.`; empty if the source has none.
         beam: Whether Beam workers on other machines can read the source in a bucket.
@@ -84,14 +85,14 @@ class SourceKind:
         value = settings.tfds.data_dir if self.location == "tfds.data_dir" else None
         return f"data.{self.location or 'source'}", value or ""
 
-    def open(self, settings: DataSettings, column: str | None) -> Source:
+    def open(self, settings: DataSettings, column: str | None, task: TaskName) -> Source:
         """Open the source.
 
         Raises:
             UserError: It cannot be opened.
         """
-        opener = cast("Callable[[str, DataSettings, str | None], Source]", _function(self.opens))
-        return opener(self.place_of(settings.source), settings, column)
+        opener = cast("Callable[[str, DataSettings, str | None, TaskName], Source]", _function(self.opens))
+        return opener(self.place_of(settings.source), settings, column, task)
 
 
 # The first row that matches data.source applies.
@@ -106,7 +107,8 @@ SOURCES = (
         place="FOLDER", features=False, mounted=True, location="source", beam=True,
     ),
     SourceKind(
-        "csv", "csv:FILE (columns image, label and optionally split)", "csv:photos.csv", "csv_file:ManifestSource",
+        "csv", "csv:FILE (columns label, optionally split, and image or others)", "csv:photos.csv",
+        "csv_file:ManifestSource",
         place="FILE", mounted=True, location="source", beam=True, beam_features=False,
     ),
     SourceKind(
@@ -155,20 +157,23 @@ def closest(prefix: str, place: str) -> str | None:
     return kinds[near].written(place) if near else None
 
 
-def open_source(settings: DataSettings) -> Source:
+def open_source(settings: DataSettings, task: TaskName = "classification") -> Source:
     """Open the source that data.source names.
 
     Raises:
-        UserError: The source is unknown, cannot be opened, or has no column to group by.
+        UserError: The source is unknown, cannot be opened, lacks a feature or column, or has no labels of the task.
     """
     kind, group_by = source_kind(settings.source), settings.group_by or ""
     column = group_by.removeprefix(COLUMN) if group_by.startswith(COLUMN) else None
     if not kind.features:
-        _refuse_features(settings, column)
-    return kind.open(settings, column)
+        _refuse_features(settings, column, task)
+    source = kind.open(settings, column, task)
+    if not source.has_image:
+        _refuse_image_settings(settings, source)
+    return source
 
 
-def check_source(settings: DataSettings) -> str:
+def check_source(settings: DataSettings, task: TaskName = "classification") -> str:
     """Check that the source can be opened; return a one-line description of it.
 
     Lists only the first example of each part (a class folder, a file).
@@ -181,7 +186,7 @@ def check_source(settings: DataSettings) -> str:
         pending = cast("Callable[[str, DataSettings], str | None]", _function(kind.pending))
         if description := pending(kind.place_of(settings.source), settings):
             return description
-    source = open_source(settings)
+    source = open_source(settings, task)
     if not kind.reads_on_open:
         from slipway.components.prepare_data.sources.source import Ignored
 
@@ -196,9 +201,32 @@ def _function(reference: str) -> Callable[..., object]:
     return cast("Callable[..., object]", getattr(import_module(f"{__name__}.{module}"), name))
 
 
-def _refuse_features(settings: DataSettings, column: str | None) -> None:
-    """Reject feature settings for sources that have only images and labels."""
-    unused = {"data.features": settings.features, "data.image": settings.image, "data.label": settings.label}
+def _refuse_image_settings(settings: DataSettings, source: Source) -> None:
+    """Reject settings of images for sources without images."""
+    unused: dict[str, object] = {"data.resize": settings.resize, "data.resize_mode": settings.resize_mode}
+    if not any(kind.name == "image" for kind in source.inputs.values()):
+        unused |= {"data.image_size": settings.image_size, "data.channels": settings.channels}
+    for name, value in unused.items():
+        if value is not None:
+            raise UserError(
+                f"The source {settings.source} has no images.", setting=name, value=value, fix=f"remove {name}"
+            )
+
+
+def _refuse_features(settings: DataSettings, column: str | None, task: TaskName) -> None:
+    """Reject feature settings, and other tasks, for sources that have only images and classes."""
+    if task != "classification":
+        raise UserError(
+            f"The source {settings.source} has one class for each image; it has no labels for the task {task}.",
+            setting="task",
+            value=task,
+            allowed=" or ".join(kind.form for kind in SOURCES if kind.features),
+            fix="list the images in a CSV file with their labels: --set data.source=csv:FILE",
+        )
+    unused = {
+        "data.features": settings.features, "data.image": settings.image, "data.label": settings.label,
+        "data.inputs": settings.inputs if settings.inputs != ["image"] else None,
+    }  # fmt: skip
     for name, value in unused.items():
         if value is not None:
             raise UserError(

@@ -8,11 +8,12 @@ import sys
 import tempfile
 import traceback
 from contextlib import suppress
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import describe, status_of
+from slipway.core.manifest import TaskName
 
 DIGEST_BYTES = 8
 CALL = "from slipway.components.prepare_data.sources.again import main; main()"
@@ -23,8 +24,9 @@ FAILED = 1
 class Again:
     """The user's function in another process; its examples are compared with ours one by one."""
 
-    def __init__(self, settings: DataSettings) -> None:
+    def __init__(self, settings: DataSettings, task: TaskName) -> None:
         self._settings = settings
+        self._task = task
 
     def __enter__(self) -> Again:
         self._errors = tempfile.TemporaryFile("w+")
@@ -32,7 +34,7 @@ class Again:
         seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", CALL, self._settings.model_dump_json()],
+            [sys.executable, "-c", CALL, self._settings.model_dump_json(), self._task],
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment,
@@ -85,7 +87,7 @@ def main() -> NoReturn:
     settings = DataSettings.model_validate_json(sys.argv[1])
     status = 0
     try:
-        for found in ModuleSource(settings.source, settings, None).digests():
+        for found in ModuleSource(settings.source, settings, None, cast("TaskName", sys.argv[2])).digests():
             output.write(found)
     except UserError as error:
         print(error.message, file=sys.stderr)

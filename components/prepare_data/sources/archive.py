@@ -32,6 +32,7 @@ from slipway.components.prepare_data.sources.source import (
 from slipway.components.prepare_data.sources.spool import read_at
 from slipway.components.prepare_data.validation.image import MOST_IMAGE_BYTES
 from slipway.core.errors import UserError
+from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 
 ENDING = re.compile(r"\.(tar|tar\.gz|tgz|zip)$", re.IGNORECASE)
@@ -119,14 +120,14 @@ class ArchiveSource(Source):
         )
 
 
-def open_archive(place: str, settings: DataSettings, column: str | None) -> Source:
+def open_archive(place: str, settings: DataSettings, column: str | None, task: TaskName) -> Source:
     """Open the source `images:ARCHIVE`; a folder with the name of an archive is opened as a folder.
 
     Raises:
         UserError: The file cannot be read.
     """
     if local_path(place).expanduser().is_dir():
-        return open_images(place, settings, column)
+        return open_images(place, settings, column, task)
     return ArchiveSource(place, settings.source)
 
 

@@ -1,7 +1,8 @@
-"""The source `csv:FILE`: a streamed list of images with their paths, classes and, optionally, splits.
+"""The source `csv:FILE`: a streamed list of examples with their labels and, optionally, images and splits.
 
-Other columns become additional features, of the kind text unless data.features specifies another one. Their values are
-spooled to a file while the list is read, because CSV rows cannot be accessed by number.
+Other columns become additional features, of the kind text unless data.features specifies another one. Without a column
+for images, the file is a table, whose columns are inputs: numbers, or else categories. The values are spooled to a file
+while the list is read, because CSV rows cannot be accessed by number.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import difflib
 import hashlib
 import os
 import posixpath
-import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 from slipway.components.prepare_data.encoding.features import Kind
-from slipway.components.prepare_data.encoding.messages import bytes_feature, values
-from slipway.components.prepare_data.remote import RemoteFiles, is_remote
+from slipway.components.prepare_data.encoding.inputs import choose_inputs
+from slipway.components.prepare_data.encoding.messages import bytes_feature
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.images import FileReader, file_reader, valid_name
+from slipway.components.prepare_data.sources.images import valid_name
+from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status
 from slipway.components.prepare_data.sources.record_layout import further_kinds
 from slipway.components.prepare_data.sources.source import (
     SPLIT_FOLDERS,
@@ -34,19 +35,33 @@ from slipway.components.prepare_data.sources.source import (
     readable,
     stored_name,
 )
-from slipway.components.prepare_data.sources.spool import Spool, SpoolReader, UniqueKeys
-from slipway.components.prepare_data.validation.image import check_bytes
+from slipway.components.prepare_data.sources.spool import Spool, UniqueKeys
+from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, infer_kinds, is_missing, label_cell
 from slipway.core.errors import UserError, nearest
+from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 
 IMAGE_COLUMNS = ("image", "path", "file")
 LABEL_COLUMNS = ("label", "class")
 SPLIT_COLUMN = "split"
-COLUMNS = "a header line with the columns image (or path, file), label (or class) and optionally split"
+COLUMNS = (
+    "a header line with the columns label (or class, or data.label), optionally split, and image (or path, file), or "
+    "numbers and categories"
+)
 MOST_MISSING_NAMED = 5
 SPOOL = "columns"
 # A column whose name is this similar to one of ours is more likely a typo than a feature.
 SLIP = 0.8
+# Rows, each with the number of its last line.
+Rows: TypeAlias = Iterator[tuple[int, list[str]]]
+
+
+class Header(NamedTuple):
+    """The first line: all columns, and the positions of the columns with a use and of the additional ones."""
+
+    names: list[str]
+    places: dict[str, int]
+    further: dict[str, int]
 
 
 class ManifestSource(Source):
@@ -56,84 +71,106 @@ class ManifestSource(Source):
         place: The path or gs:// URI of the file.
         settings: The user's settings.
         group_column: The column of the group, if data.group_by is set.
+        task: What is learned.
 
     Raises:
-        UserError: The file cannot be read, or columns are missing.
+        UserError: The file cannot be read, or columns are missing or cannot be inputs.
     """
 
-    def __init__(self, place: str, settings: DataSettings, group_column: str | None) -> None:
+    def __init__(self, place: str, settings: DataSettings, group_column: str | None, task: TaskName) -> None:
+        self.task = task
         self.reference = settings.source
         self.path = local_path(place).expanduser().absolute()
         self.name = valid_name(self.path.stem)
         self._group_column = group_column
+        self._label_is_named = settings.label is not None
         self._columns_of = {
             "image": (settings.image,) if settings.image else IMAGE_COLUMNS,
             "label": (settings.label,) if settings.label else LABEL_COLUMNS,
             "split": (SPLIT_COLUMN,),
         }
+        self._image_is_named = settings.image is not None
         self._described = further_kinds(settings)
         try:
             with self.path.open("rb") as file:
-                _, _, self._further = self._columns(self._rows(file))
+                rows = self._rows(file)
+                header = self._header(rows)
+                self.has_image = "image" in header.places
+                self._kinds = self._find_kinds(header, rows, settings)
         except OSError as error:
             raise self._mistake(f"{self.path} cannot be read: {error.strerror}.") from None
-        self._kinds = {name: self._described.get(name, Kind("text")) for name in self._further}
         self.features = {stored_name(name): kind.description for name, kind in self._kinds.items()}
+        self.inputs = choose_inputs(
+            settings,
+            {name: str(kind) for name, kind in self._kinds.items()},
+            image=header.names[header.places["image"]] if self.has_image else None,
+            but=(group_column or "",),
+        )
+
+    def _find_kinds(self, header: Header, rows: Rows, settings: DataSettings) -> dict[str, Kind]:
+        """Return the kinds of the additional columns: described, else inferred for inputs, else text."""
+        wanted = settings.inputs or ([] if self.has_image else [*header.further.keys() - {self._group_column}])
+        inferred = {
+            name: place for name, place in header.further.items() if name in wanted and name not in self._described
+        }
+        found = infer_kinds(self._body(header, rows), inferred, self._mistake) if inferred else {}
+        return {name: self._described.get(name) or found.get(name) or Kind("text") for name in header.further}
 
     def parts(self) -> list[Path]:
         return [self.path]
 
-    def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:  # noqa: ARG002
-        root = part.parent
-        missing: list[str] = []
-        missing_count = 0
-        kept = Spool(scratch / SPOOL) if self._further else nullcontext()
+    def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
+        missing = MissingFiles(part)
+        kept = Spool(scratch / SPOOL) if self._is_spooled else nullcontext()
         with part.open("rb") as file, UniqueKeys(scratch / "keys") as keys, kept as spool:
             rows = self._rows(file)
-            header, columns, _ = self._columns(rows)
+            header = self._header(rows)
             line = 1
-            for line, row in rows:
-                if len(row) != header:
-                    raise self._mistake(f"Line {line} of {part} has {len(row)} columns; line 1 has {header}.")
-                values = {name: row[place].strip() for name, place in columns.items()}
-                key, label, split, group = self._values(values, line)
-                keys.add(key, line)
-                status = _status(root, key)
-                if isinstance(status, str):
-                    missing_count += 1
-                    if len(missing) < MOST_MISSING_NAMED:
-                        missing.append(f"{readable(key)} (line {line}: {status})")
+            for line, row in self._body(header, rows):
+                cells = {use: row[place].strip() for use, place in header.places.items()}
+                key, split, group = self._values(cells, line)
+                status = None
+                if self.has_image:
+                    keys.add(key, line)
+                    status = missing.status(part.parent, key, line)
+                    if status is None:
+                        continue
+                try:
+                    label, further = self._label_and_features(header, row, cells["label"], line)
+                except Unusable as reason:
+                    ignored.skip(key, f"{reason} on line {line}" if self.has_image else str(reason))
                     continue
-                stamp, place = status.st_mtime_ns, 0
+                stamp, place = status.st_mtime_ns if status else 0, 0
                 if spool is not None:
-                    further = self._features(row, line)
                     place = spool.add(b"", further)
                     stamp = int.from_bytes(hashlib.blake2b(repr((stamp, further)).encode(), digest_size=8).digest())
-                yield key, label, split, status.st_size, stamp, place, group
+                size = status.st_size if status else sum(len(feature) for _, feature in further)
+                yield key, label, split, size, stamp, place, group
             if line == 1:
-                raise self._mistake(f"{part} lists no images.")
+                raise self._mistake(f"{part} lists no {self.item}s.")
             if twice := keys.twice():
                 key, one, other = twice
                 raise self._mistake(f"{readable(key)} is listed twice in {part}: on lines {one} and {other}.")
-        if missing:
-            more = f"; and {missing_count - len(missing):,} more" if missing_count > len(missing) else ""
-            raise self._mistake(
-                f"{missing_count:,} of the images listed in {part} cannot be read: {'; '.join(missing)}{more}.",
-                fix="correct the paths, or remove the lines",
-            )
+        if missing.count:
+            raise self._mistake(str(missing), fix="correct the paths, or remove the lines")
+
+    @property
+    def _is_spooled(self) -> bool:
+        return bool(self._kinds) or self.task != "classification"
 
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
         found = list(found)
         splits = {split for split, _ in found}
-        if splits != {None} and "train" not in splits:
-            raise self._mistake(f"{self.path} lists no image in the split train.")
+        if found and splits != {None} and "train" not in splits:
+            raise self._mistake(f"{self.path} lists no {self.item} in the split train.")
         return {group: group for group in found}
 
     def reader(self, scratch: Path) -> ManifestReader:
         images = [stored_name(name).encode() for name, kind in self._kinds.items() if kind.name == "image"]
-        return ManifestReader(self.path.parent, scratch / SPOOL if self._further else None, images)
+        spool = scratch / SPOOL if self._is_spooled else None
+        return ManifestReader(self.has_image, self.path.parent, spool, images)
 
-    def _rows(self, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+    def _rows(self, file: BinaryIO) -> Rows:
         """Yield each row with the number of its last line; skip empty lines."""
         reader = csv.reader(self._lines(file), strict=True)
         try:
@@ -142,6 +179,15 @@ class ManifestSource(Source):
                     yield reader.line_num, row
         except csv.Error as error:
             raise self._mistake(f"Line {reader.line_num} of {self.path} is not CSV: {error}.") from None
+
+    def _body(self, header: Header, rows: Rows) -> Rows:
+        """Yield the rows after the header, each with its line."""
+        for line, row in rows:
+            if len(row) != len(header.names):
+                raise self._mistake(
+                    f"Line {line} of {self.path} has {len(row)} columns; line 1 has {len(header.names)}."
+                )
+            yield line, row
 
     def _lines(self, file: BinaryIO) -> Iterator[str]:
         for number, line in enumerate(file, 1):
@@ -155,8 +201,8 @@ class ManifestSource(Source):
                 raise self._mistake(f"Line {number} of {self.path} contains a zero byte.")
             yield text
 
-    def _columns(self, rows: Iterator[tuple[int, list[str]]]) -> tuple[int, dict[str, int], dict[str, int]]:
-        """Return the number of columns, and the indices of our columns and of the additional ones."""
+    def _header(self, rows: Rows) -> Header:
+        """Read the first line."""
         _, names = next(rows, (1, []))
         names = [name.strip() for name in names]
         requested = dict(self._columns_of)
@@ -172,18 +218,35 @@ class ManifestSource(Source):
                 places[use] = found[0]
             elif use == "group":
                 raise self._no_group_column(names)
-            elif use != "split":
-                known = " or ".join(allowed)
-                raise self._mistake(f"Line 1 of {self.path} has no column {known}.", nearest(allowed[0], names))
+            elif use == "label" or (use == "image" and self._image_is_named):
+                raise self._no_column(use, allowed, names)
         further = {
             name: place for place, name in enumerate(names) if all(places.get(use) != place for use in self._columns_of)
         }
-        self._check_further(names, further)
-        return len(names), places, further
+        self._check_further(names, places, further)
+        return Header(names, places, further)
 
-    def _check_further(self, names: list[str], further: dict[str, int]) -> None:
+    def _no_column(self, use: str, allowed: tuple[str, ...], names: list[str]) -> UserError:
+        """Return the error for a missing column of the label or the image."""
+        near = nearest(allowed[0], names)
+        if len(names) == 1 and (found := next((mark for mark in ";\t" if mark in names[0]), None)):
+            return self._mistake(
+                f"Line 1 of {self.path} has no column {' or '.join(allowed)}: its columns are separated by {found!r}.",
+                fix="separate the columns by commas",
+            )
+        named = self._label_is_named if use == "label" else self._image_is_named
+        return UserError(
+            f"Line 1 of {self.path} has no column {' or '.join(allowed)}.",
+            setting=f"data.{use}" if named else "data.source",
+            value=allowed[0] if named else self.reference,
+            allowed=", ".join(names) if names else COLUMNS,
+            nearest=near,
+            fix=f"--set data.{use}={near or 'COLUMN'}" if names else None,
+        )
+
+    def _check_further(self, names: list[str], places: Mapping[str, int], further: Mapping[str, int]) -> None:
         """Reject additional columns whose name is missing, duplicated or probably a typo."""
-        known = {name for allowed in self._columns_of.values() for name in allowed} - set(names)
+        known = {name for use, allowed in self._columns_of.items() if use not in places for name in allowed}
         counts = Counter(names)
         for name in further:
             if counts[name] > 1 or not name:
@@ -207,16 +270,38 @@ class ManifestSource(Source):
                     nearest=nearest(name, further),
                 )
 
-    def _features(self, row: list[str], line: int) -> list[tuple[bytes, bytes]]:
+    def _label_and_features(
+        self, header: Header, row: list[str], cell: str, line: int
+    ) -> tuple[str, list[tuple[bytes, bytes]]]:
+        """Return the label of a row's entry, and its features, with a label that is not one class.
+
+        Raises:
+            Unusable: The target or a number among the inputs is missing.
+        """
+        name = header.names[header.places["label"]]
+        try:
+            label, target = label_cell(self.task, cell, name)
+        except NotANumber:
+            raise self._mistake(
+                f"Line {line} of {self.path} has text in the column {name}: {cell!r}. The task regression requires "
+                "numbers.",
+                fix="--set task=classification, or data.label=COLUMN of a column of numbers",
+            ) from None
+        features = self._features(header, row, line)
+        return label, features if target is None else [*features, (b"label", target)]
+
+    def _features(self, header: Header, row: list[str], line: int) -> list[tuple[bytes, bytes]]:
         """Return the additional features of a row; for an image, its path."""
         found = []
-        for name, place in self._further.items():
+        for name, place in header.further.items():
             kind, text = self._kinds[name], row[place].strip()
+            if kind.name in ("number", "integer") and stored_name(name) in self.inputs and is_missing(text):
+                raise Unusable(f"its number in the column {name} is {text or 'empty'}")
             try:
                 if kind.name == "image":
                     paths = [os.fsencode(posixpath.normpath(local_path(path))) for path in kind.from_text(text)]
                     for path in paths:
-                        if isinstance(status := _status(self.path.parent, path), str):
+                        if isinstance(status := file_status(self.path.parent, path), str):
                             raise Unusable(f"{readable(path)} cannot be read: {status}")
                     feature = bytes_feature(paths)
                 else:
@@ -229,24 +314,29 @@ class ManifestSource(Source):
             found.append((stored_name(name).encode(), feature))
         return found
 
-    def _values(self, values: dict[str, str], line: int) -> tuple[bytes, str, str | None, bytes]:
-        """Return a row's key, class, split and group."""
-        for use, value in values.items():
-            if not value:
+    def _values(self, cells: dict[str, str], line: int) -> tuple[bytes, str | None, bytes]:
+        """Return a row's key, split and group."""
+        for use, cell in cells.items():
+            if not cell and (use != "label" or self.task == "classification"):
                 raise self._mistake(f"Line {line} of {self.path} has no {use}.")
-        if not values["label"].isprintable():
-            raise self._mistake(f"Line {line} of {self.path} has an unprintable label: {values['label']!r}.")
+        label = cells["label"]
+        if not label.isprintable():
+            raise self._mistake(f"Line {line} of {self.path} has an unprintable label: {label!r}.")
+        if self.task == "classification" and SEPARATOR in label:
+            raise self._mistake(
+                f"Line {line} of {self.path} has several labels: {label!r}.", fix="--set task=multilabel"
+            )
         split = None
-        if "split" in values:
-            split = SPLIT_FOLDERS.get(values["split"].lower())
+        if "split" in cells:
+            split = SPLIT_FOLDERS.get(cells["split"].lower())
             if split is None:
                 raise self._mistake(
-                    f"Line {line} of {self.path} has an unknown split: {values['split']!r}.",
-                    nearest(values["split"], SPLIT_FOLDERS),
+                    f"Line {line} of {self.path} has an unknown split: {cells['split']!r}.",
+                    nearest(cells["split"], SPLIT_FOLDERS),
                     allowed="train, validation and test",
                 )
-        key = os.fsencode(posixpath.normpath(local_path(values["image"])))
-        return key, values["label"], split, values.get("group", "").encode()
+        key = os.fsencode(posixpath.normpath(local_path(cells["image"]))) if self.has_image else b"line %d" % line
+        return key, split, cells.get("group", "").encode()
 
     def _no_group_column(self, names: list[str]) -> UserError:
         return UserError(
@@ -261,53 +351,3 @@ class ManifestSource(Source):
         self, message: str, near: str | None = None, *, allowed: str = COLUMNS, fix: str | None = None
     ) -> UserError:
         return UserError(message, setting="data.source", value=self.reference, allowed=allowed, nearest=near, fix=fix)
-
-
-def _status(root: Path, key: bytes) -> os.stat_result | str:
-    """Return a file's status, or the reason why it is unavailable."""
-    try:
-        status = os.stat(os.path.join(os.fsencode(root), key))  # noqa: PTH116, PTH118
-    except OSError as error:
-        return error.strerror or "it cannot be read"
-    return status if stat.S_ISREG(status.st_mode) else "it is not a file"
-
-
-class ManifestReader:
-    """Reads images by absolute or relative paths, and the spooled additional features.
-
-    Args:
-        root: The folder of relative paths.
-        spool: The spool file of the additional features, if any.
-        images: The features that are image paths; their files are read as well.
-    """
-
-    def __init__(self, root: Path, spool: Path | None, images: list[bytes]) -> None:
-        self._relative = file_reader(root)
-        self._absolute = FileReader(Path("/"))
-        self._remote = RemoteFiles(Path("/"))
-        self._root = os.fsencode(root)
-        self._spool = SpoolReader(spool) if spool else None
-        self._images = images
-
-    def read(self, key: bytes, place: int, size: int) -> bytes:
-        if key.startswith(b"/"):
-            if is_remote(Path(os.fsdecode(key))):
-                return self._remote.read(key[1:], place, size)
-            return self._absolute.read(key[1:], place, size)
-        return self._relative.read(key, place, size)
-
-    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:
-        for name, feature in self._spool.further(place) if self._spool else ():
-            if name in self._images:
-                paths = (os.path.join(self._root, path) for path in values(feature) if isinstance(path, bytes))  # noqa: PTH118
-                feature = bytes_feature(_content(path) for path in paths)
-            yield name, feature
-
-
-def _content(path: bytes) -> bytes:
-    file = Path(os.fsdecode(path))
-    try:
-        check_bytes(file.stat().st_size)
-        return file.read_bytes()
-    except OSError as error:
-        raise Unusable(f"{readable(path)} cannot be read: {error.strerror}") from None

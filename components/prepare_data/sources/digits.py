@@ -17,6 +17,7 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Entry, Ignored, PlainReader, Source
 from slipway.components.prepare_data.validation.image import encode_png
 from slipway.core.errors import UserError
+from slipway.core.manifest import TaskName
 
 SIDE = 8
 BRIGHTEST = 16
@@ -54,7 +55,7 @@ class DigitsSource(Source):
         return DigitsReader(self.path)
 
 
-def open_digits(place: str, settings: DataSettings, column: str | None) -> DigitsSource:  # noqa: ARG001
+def open_digits(place: str, settings: DataSettings, column: str | None, task: TaskName) -> DigitsSource:  # noqa: ARG001
     """Open the source `digits`.
 
     Raises:

@@ -23,6 +23,7 @@ from slipway.components.prepare_data.sources.source import (
     Unusable,
 )
 from slipway.core.errors import UserError, nearest
+from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 
 # Files with these extensions are examples. Unsupported formats are included so that they are reported as unusable
@@ -166,7 +167,7 @@ class ImagesSource(Source):
         )
 
 
-def open_images(place: str, settings: DataSettings, column: str | None) -> ImagesSource:  # noqa: ARG001
+def open_images(place: str, settings: DataSettings, column: str | None, task: TaskName) -> ImagesSource:  # noqa: ARG001
     """Open the source `images:FOLDER`.
 
     Raises:

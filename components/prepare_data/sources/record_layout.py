@@ -6,6 +6,8 @@ It is derived from a features file: `features.json` as written by TensorFlow Dat
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +15,12 @@ from typing import Literal
 
 from slipway.components.prepare_data.encoding import features as kinds
 from slipway.components.prepare_data.encoding.features import Kind, described
-from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.encoding.inputs import choose_inputs
+from slipway.components.prepare_data.encoding.messages import bytes_feature, float_feature, values
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import OWN, Unusable, stored_name
+from slipway.components.prepare_data.sources.source import LABEL_SEPARATOR, OWN, Unusable, stored_name
 from slipway.core.errors import UserError, nearest
+from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 from slipway.core.values import JsonObject
 from slipway.core.yaml_loader import NotYaml, load_yaml
@@ -26,6 +30,16 @@ FORM = "TFDS's features.json, or YAML with lines NAME: KIND; for a label, NAME: 
 NAMES = ".labels.txt"
 
 Descriptions = dict[str, JsonObject]
+LabelType = Literal["class", "integer", "text", "number", "indicators"]
+# The kinds that a label can have for each task, and what its values are; the first is chosen without data.label.
+LABELS: dict[TaskName, dict[str, LabelType]] = {
+    "classification": {"class": "class", "integer": "integer", "text": "text"},
+    "multilabel": {
+        "class": "class", "class[]": "class", "integer[]": "integer", "text[]": "text", "integer[N]": "indicators",
+        "bool[N]": "indicators",
+    },
+    "regression": {"number": "number", "float64": "number", "integer": "number", "int32": "number"},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,24 +58,28 @@ class RecordLayout:
     """The role of each feature of an example.
 
     Attributes:
-        image: The name of the image feature.
+        task: What is learned.
+        image: The name of the image feature; None if there is none.
         label: The name of the label feature.
-        label_is: The label's type: a class index, any integer, or text.
+        label_is: The label's type: a class index, any integer, text, a number, or 0 or 1 for each of `names`.
         names: The class names by index, if the label is a class index.
         key: The name of the key feature, if there is one.
         further: The additional features by stored name, in the format of `features.json`.
         renamed: Stored names of renamed features, by their names in the source.
         class_names: The class names of the additional features that are labels.
+        inputs: The inputs of the network beside the image, by stored name.
     """
 
-    image: str
+    task: TaskName
+    image: str | None
     label: str
-    label_is: Literal["class", "integer", "text"]
+    label_is: LabelType
     names: list[str] | None
     key: str | None
     further: Descriptions
     renamed: dict[str, str]
     class_names: dict[str, list[str]]
+    inputs: dict[str, Kind]
 
     def image_of(self, features: Mapping[bytes, bytes]) -> bytes:
         """Return the encoded image.
@@ -69,21 +87,49 @@ class RecordLayout:
         Raises:
             Unusable: The example has no image.
         """
-        found = values(features.get(self.image.encode(), b""))
+        found = values(features.get((self.image or "").encode(), b""))
         if len(found) != 1 or not isinstance(found[0], bytes):
             raise Unusable(f"it has no image in {self.image}")
         return found[0]
 
     def label_of(self, features: Mapping[bytes, bytes]) -> str:
-        """Return the class.
+        """Return the class, or the labels, or "" for a target.
 
         Raises:
             Unusable: The label is missing or is not one of the classes.
         """
+        if self.task == "regression":
+            self._target(features)
+            return ""
+        if self.task == "multilabel":
+            return LABEL_SEPARATOR.join(self._labels(features))
         found = values(features.get(self.label.encode(), b""))
         if len(found) != 1:
-            raise Unusable(f"it has {len(found)} labels in {self.label}" if found else f"it has no label {self.label}")
-        label = found[0]
+            several = f"it has {len(found)} labels in {self.label}; for several, use task=multilabel"
+            raise Unusable(several if found else f"it has no label {self.label}")
+        return self._name(found[0])
+
+    def _target(self, features: Mapping[bytes, bytes]) -> float:
+        found = values(features.get(self.label.encode(), b""))
+        if len(found) != 1 or isinstance(found[0], bytes) or not math.isfinite(found[0]):
+            listed = ", ".join(map(repr, found[:3])) or "missing"
+            raise Unusable(f"its target {self.label} is {listed}, not a finite number")
+        return found[0]
+
+    def _labels(self, features: Mapping[bytes, bytes]) -> list[str]:
+        found = values(features.get(self.label.encode(), b""))
+        if self.label_is == "indicators":
+            if len(found) != len(self.names or ()) or any(value not in (0, 1) for value in found):
+                raise Unusable(f"its {self.label} is not 0 or 1 for each of {len(self.names or ())} labels")
+            found = [place for place, value in enumerate(found) if value]
+        return sorted({self._name(value) for value in found})
+
+    def _name(self, label: bytes | float | int) -> str:
+        """Return the class of a stored label.
+
+        Raises:
+            Unusable: It is not one of the classes.
+        """
         if self.label_is == "text" and isinstance(label, bytes):
             text = label.decode("utf-8", "replace")
             if not text or not text.isprintable():
@@ -111,7 +157,7 @@ class RecordLayout:
         return found[0]
 
     def further_of(self, features: Mapping[bytes, bytes]) -> Iterable[tuple[bytes, bytes]]:
-        """Yield the additional features under their stored names."""
+        """Yield the additional features under their stored names, and the label if it is not one class."""
         taken = {self.image, self.label, self.key}
         for stored, feature in features.items():
             name = stored.decode("utf-8", "replace")
@@ -121,6 +167,10 @@ class RecordLayout:
             new = self.renamed.get(top, top)
             if new in self.further:
                 yield (new + name[len(top) :]).encode(), feature
+        if self.task == "regression":
+            yield b"label", float_feature([self._target(features)])
+        elif self.task == "multilabel":
+            yield b"label", bytes_feature(name.encode() for name in self._labels(features))
 
     def classes(self, found: Iterable[str]) -> list[str]:
         """Return all classes in the order of their labels."""
@@ -211,21 +261,28 @@ def _unreadable(path: Path, reason: str, settings: DataSettings) -> UserError:
     )
 
 
-def record_layout(features: Features, settings: DataSettings) -> RecordLayout:
+def record_layout(
+    features: Features, settings: DataSettings, task: TaskName = "classification", group_column: str | None = None
+) -> RecordLayout:
     """Determine the role of each feature.
 
     Raises:
         UserError: The image or label feature is ambiguous, or the configured one is unsuitable.
     """
     kinds_found = {name: described(value) for name, value in features.descriptions.items()}
-    image = _choose("image", settings.image, kinds_found, ("image",), ("image",))
-    label = _choose("label", settings.label, kinds_found, ("class",), ("class", "integer", "text"))
-    label_is: Literal["class", "integer", "text"] = "class"
-    if kinds_found[label] != "class":
-        label_is = "integer" if kinds_found[label] == "integer" else "text"
+    image = None
+    if settings.image or "image" in kinds_found.values():
+        image = _choose("image", settings.image, kinds_found, task)
+    label = _choose("label", settings.label, kinds_found, task)
+    label_is = LABELS[task][_without_size(kinds_found[label])]
     names = None
-    if label_is == "class":
-        count = int(features.descriptions[label]["classLabel"]["numClasses"])
+    if label_is in ("class", "indicators"):
+        about = features.descriptions[label]
+        count = int(
+            about["tensor"]["shape"]["dimensions"][0]
+            if label_is == "indicators"
+            else about.get("sequence", {}).get("feature", about)["classLabel"]["numClasses"]
+        )
         names = features.names.get(label.replace("/", "-")) or [str(number) for number in range(count)]
     key = "key" if kinds_found.get("key") == "text" and "key" not in (image, label) else None
     others = [name for name in features.descriptions if name not in (image, label, key)]
@@ -239,36 +296,45 @@ def record_layout(features: Features, settings: DataSettings) -> RecordLayout:
         for name, found in features.names.items()
         if name != label.replace("/", "-") and name.partition("-")[0] in tops
     }
-    return RecordLayout(image, label, label_is, names, key, further, renamed, class_names)
+    inputs = choose_inputs(
+        settings, {name: kinds_found[name] for name in others}, image=image, but=(group_column,) if group_column else ()
+    )
+    return RecordLayout(task, image, label, label_is, names, key, further, renamed, class_names, inputs)
 
 
-def _choose(
-    use: Literal["image", "label"],
-    named: str | None,
-    kinds_found: Mapping[str, str],
-    usual: tuple[str, ...],
-    possible: tuple[str, ...],
-) -> str:
+def _without_size(kind: str) -> str:
+    """Return a kind with N in place of the size of a list."""
+    return re.sub(r"\[\d+\]$", "[N]", kind)
+
+
+def _choose(use: Literal["image", "label"], named: str | None, kinds_found: Mapping[str, str], task: TaskName) -> str:
     """Return the image or label feature: the configured one, else the one of that name, else the only candidate."""
-    candidates = [name for name, kind in kinds_found.items() if kind in possible]
+    possible = {"image": "image"} if use == "image" else LABELS[task]
+    candidates = [name for name, kind in kinds_found.items() if _without_size(kind) in possible]
     if named is None:
         if use in candidates:
             return use
-        only = [name for name, kind in kinds_found.items() if kind in usual]
+        first = next(iter(possible))
+        only = [name for name, kind in kinds_found.items() if kind in (first, f"{first}[]") and name in candidates]
         if len(only) == 1:
             return only[0]
     elif named in candidates:
         return named
+    other = None
+    several = next((kind for kind in kinds_found.values() if kind == "class[]"), "")
+    if use == "label" and (kind := kinds_found.get(named or use, several)):
+        other = next((name for name, kinds in LABELS.items() if _without_size(kind) in kinds), None)
     listed = ", ".join(f"{name}: {kind}" for name, kind in list(kinds_found.items())[:12])
+    of_task = f" of the task {task}" if use == "label" and (other or task != "classification") else ""
     raise UserError(
-        f"The feature {named!r} cannot be the {use}; the features are {listed}."
-        if named
+        f"The feature {named or use!r} cannot be the {use}{of_task}; the features are {listed}."
+        if named or (other and use in kinds_found)
         else f"Cannot tell which feature is the {use}; the features are {listed}.",
         setting=f"data.{use}",
         value=named,
         allowed=" or ".join(candidates) or f"a feature of the kind {' or '.join(possible)}, but there is none",
         nearest=nearest(named, candidates) if named else None,
-        fix=f"--set data.{use}={candidates[0]}" if candidates else None,
+        fix=f"--set task={other}" if other else f"--set data.{use}={candidates[0]}" if candidates else None,
     )
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from slipway.core.manifest import TaskName
 from slipway.core.values import JsonObject
+
+if TYPE_CHECKING:
+    from slipway.components.prepare_data.encoding.features import Kind
 
 # A part of a source; each source has its own type.
 Part = Any
@@ -31,7 +35,10 @@ MOST_IGNORED = 20
 MOST_UNUSABLE_NAMED = 100
 
 
-# A listed example: its key (its unique name in the source), its class, the source's split (None if it defines none),
+# Separates the labels of an example in its entry.
+LABEL_SEPARATOR = "\n"
+# A listed example: its key (its unique name in the source), its class ("" for regression; for multilabel, its labels,
+# separated by LABEL_SEPARATOR), the source's split (None if it defines none),
 # its size in bytes, a stamp that changes with the content (for files, the modification time in nanoseconds), the
 # position for the source's reader (unused if the key suffices), and its group in the source (data.group_by). A plain
 # tuple, because there are many.
@@ -98,7 +105,7 @@ class Reader(Protocol):
     """Reads examples in one process."""
 
     def read(self, key: bytes, place: int, size: int) -> bytes:
-        """Return the example's encoded image.
+        """Return the example's encoded image; b"" if the source has no images.
 
         Raises:
             Unusable: The image cannot be read.
@@ -107,7 +114,10 @@ class Reader(Protocol):
         ...
 
     def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:
-        """Yield the additional features of the last example read: names and serialized tf.train.Features."""
+        """Yield the additional features of the last example read: names and serialized tf.train.Features.
+
+        For tasks other than classification, `label` is one of them: the target (a float), or the labels' names.
+        """
         ...
 
 
@@ -117,14 +127,25 @@ class Source(ABC):
     Attributes:
         name: The default name of a data set from this source.
         reference: The source as the user wrote it.
+        task: What is learned from the examples.
+        has_image: Whether the examples have images, which are then an input of the network.
+        inputs: The kinds of the other inputs of the network, by the names under which they are stored, in order.
         features: The additional features by name, in the format of `features.json`.
         class_names: The class names of the additional features that are labels, by feature name.
     """
 
     name: str
     reference: str
+    task: TaskName = "classification"
+    has_image: bool = True
+    inputs: Mapping[str, Kind] = {}
     features: dict[str, JsonObject] = {}  # noqa: RUF012
     class_names: dict[str, list[str]] = {}  # noqa: RUF012
+
+    @property
+    def item(self) -> str:
+        """What an example is called in messages."""
+        return "image" if self.has_image else "example"
 
     def classes(self, found: Iterable[str]) -> list[str]:
         """Return all classes in the order of their labels; `found` are the classes of the listed examples."""

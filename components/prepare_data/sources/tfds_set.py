@@ -23,6 +23,7 @@ from slipway.components.prepare_data.sources.source import SPLIT_FOLDERS, Ignore
 from slipway.components.prepare_data.sources.tfrecord import RecordFile, TfrecordSource
 from slipway.core import events
 from slipway.core.errors import ERROR_PREFIX, UserError, nearest
+from slipway.core.manifest import TaskName
 from slipway.core.paths import is_remote, local_path
 from slipway.core.values import JsonObject
 
@@ -35,7 +36,9 @@ BAR = re.compile(r"(?:(?P<done>\d+)/(?P<total>\d+)|\d+ \w+) \[\d+:\d\d")
 CURSOR_UP = "\x1b[A"
 
 
-def open_tfds(reference: str, settings: DataSettings, group_column: str | None) -> TfrecordSource:
+def open_tfds(
+    reference: str, settings: DataSettings, group_column: str | None, task: TaskName = "classification"
+) -> TfrecordSource:
     """Open the source `tfds:NAME[/CONFIG][:VERSION]`; prepare it with TFDS if it is missing.
 
     Raises:
@@ -49,7 +52,7 @@ def open_tfds(reference: str, settings: DataSettings, group_column: str | None) 
     events.message(f"Reading {settings.source} from {folder}.")
     info = json.loads((folder / INFO).read_text(encoding="utf-8"))
     files = list(_files(folder, info, settings))
-    layout = record_layout(read_features(settings, folder), settings)
+    layout = record_layout(read_features(settings, folder), settings, task, group_column)
     return TfrecordSource(valid_name(info["name"]), settings.source, files, layout, group_column)
 
 
@@ -226,6 +229,8 @@ def save_images(settings: DataSettings, folder: Path) -> int:
         )
     reference = settings.source.removeprefix("tfds:")
     source = open_tfds(reference, settings, None)
+    if not source.has_image:
+        raise _unsuitable(settings, "it has no images")
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.absolute().parent) as scratch:

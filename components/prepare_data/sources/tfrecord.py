@@ -30,6 +30,7 @@ from slipway.components.prepare_data.sources.source import (
 )
 from slipway.components.prepare_data.sources.spool import UniqueKeys
 from slipway.core.errors import UserError, nearest
+from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 
 # A split's name in a file's name, as in flowers-train.tfrecord-00000-of-00002 or train/part-1.tfrecord.
@@ -65,6 +66,9 @@ class TfrecordSource(Source):
     ) -> None:
         self.name = name
         self.reference = reference
+        self.task = layout.task
+        self.has_image = layout.image is not None
+        self.inputs = layout.inputs
         self.features = layout.further
         self.class_names = layout.class_names
         self._files = files
@@ -213,13 +217,15 @@ class TfrecordReader:
     def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
         number, place = place >> PLACE_BITS, place & (1 << PLACE_BITS) - 1
         self._features = features_of(self._files.read(number, place, size))
-        return self._layout.image_of(self._features)
+        return self._layout.image_of(self._features) if self._layout.image else b""
 
     def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
         return self._layout.further_of(self._features)
 
 
-def open_tfrecord(pattern: str, settings: DataSettings, group_column: str | None) -> TfrecordSource:
+def open_tfrecord(
+    pattern: str, settings: DataSettings, group_column: str | None, task: TaskName = "classification"
+) -> TfrecordSource:
     """Open the source `tfrecord:PATTERN`, a path or gs:// URI with * and ?; file or folder names contain the split.
 
     Raises:
@@ -250,7 +256,7 @@ def open_tfrecord(pattern: str, settings: DataSettings, group_column: str | None
         )
     root = Path(os.path.commonpath([path.parent for path in paths]))
     files = [RecordFile(path, path.relative_to(root).as_posix(), splits[path]) for path in paths]
-    layout = record_layout(read_features(settings, paths[0].parent), settings)
+    layout = record_layout(read_features(settings, paths[0].parent), settings, task, group_column)
     return TfrecordSource(valid_name(_name(paths[0], root)), settings.source, files, layout, group_column)
 
 

@@ -1,4 +1,4 @@
-"""The source `module:function`: a user's function that yields dicts of an image, a label and additional features.
+"""The source `module:function`: a user's function that yields dicts of a label, an image and additional features.
 
 The function's examples are spooled to a file for the writers. With data.module.check_repeatable, it is called a second
 time, concurrently, in a process with another hash seed, where it must yield the same examples: the data set of a
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from slipway.components.prepare_data.encoding.features import Kind
+from slipway.components.prepare_data.encoding.inputs import choose_inputs
 from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import closest, forms
@@ -26,7 +27,6 @@ from slipway.components.prepare_data.sources.again import DIGEST_BYTES, Again
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import Descriptions, further_kinds
 from slipway.components.prepare_data.sources.source import (
-    SPLIT_FOLDERS,
     Entry,
     Group,
     Ignored,
@@ -37,16 +37,26 @@ from slipway.components.prepare_data.sources.source import (
 )
 from slipway.components.prepare_data.sources.spool import Spool, SpoolReader, UniqueKeys
 from slipway.components.prepare_data.sources.tfrecord import require_feature
-from slipway.components.prepare_data.validation.image import COLORS, check_bytes, check_pixels, encode_png
+from slipway.components.prepare_data.sources.values import check_label, label_value, split_of
+from slipway.components.prepare_data.validation.image import (
+    COLORS,
+    JPEG_START,
+    PNG_SIGNATURE,
+    check_bytes,
+    check_pixels,
+    encode_png,
+)
 from slipway.components.prepare_data.writing.workers import Tick, Workers
 from slipway.core.errors import UserError, nearest
+from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.builder import load, origin, user_code, what_happened
 
 CONTRACT = (
-    "a function module:function without arguments that yields dicts with image (encoded bytes, a path, or a uint8 "
-    "array [height, width(, channels)]), label (text or integer), and optionally key, split and additional features"
+    "a function module:function without arguments that yields dicts with label (text or integer; for multilabel a list "
+    "of them; for regression a number), and image (encoded bytes, a path, or a uint8 array [height, width"
+    "(, channels)]) or other features, and optionally key and split"
 )
 SPOOL = "examples"
 # Sentinel for the end of an iterator.
@@ -61,7 +71,10 @@ class ModuleSource(Source):
         UserError: The function does not exist, yields nothing, or its first example is invalid.
     """
 
-    def __init__(self, reference: str, settings: DataSettings, group_column: str | None) -> None:
+    def __init__(
+        self, reference: str, settings: DataSettings, group_column: str | None, task: TaskName = "classification"
+    ) -> None:
+        self.task = task
         self.reference = reference
         self.name = valid_name(reference.rpartition(":")[2])
         self._settings = settings
@@ -70,9 +83,15 @@ class ModuleSource(Source):
         # In a separate process: threads that the user's module starts (TensorFlow's, for example) would not survive in
         # processes forked later.
         with Workers(self._find_kinds, 1) as workers:
-            ((_, self._kinds),) = workers.run([reference])
+            ((_, (self.has_image, self._kinds)),) = workers.run([reference])
         self.features: Descriptions = {stored_name(name): kind.description for name, kind in self._kinds.items()}
         self._group = require_feature(group_column, self._kinds)
+        self.inputs = choose_inputs(
+            settings,
+            {name: str(kind) for name, kind in self._kinds.items()},
+            image=self._image if self.has_image else None,
+            but=(group_column or "",),
+        )
 
     def classes(self, found: Iterable[str]) -> list[str]:
         found = list(found)
@@ -83,7 +102,7 @@ class ModuleSource(Source):
 
     def entries(self, part: str, ignored: Ignored, scratch: Path) -> Iterator[Entry]:  # noqa: ARG002
         number = -1
-        second = Again(self._settings) if self._settings.module.check_repeatable else nullcontext()
+        second = Again(self._settings, self.task) if self._settings.module.check_repeatable else nullcontext()
         with Spool(scratch / SPOOL) as spool, UniqueKeys(scratch / "keys") as keys, second as again:
             for number, example in enumerate(self._examples()):
                 try:
@@ -97,7 +116,7 @@ class ModuleSource(Source):
                 if again:
                     again.compare(number, same)
                 keys.add(stored.key, number)
-                place = spool.add(stored.image, stored.further if self._kinds else None)
+                place = spool.add(stored.image, stored.further or None)
                 group = self._group_value(stored)
                 yield stored.key, stored.label, stored.split, len(stored.image), int.from_bytes(same), place, group
             if again:
@@ -152,22 +171,32 @@ class ModuleSource(Source):
     def _function(self) -> Callable[[], Iterable[object]]:
         return load(self.reference, "data.source", CONTRACT)
 
-    def _find_kinds(self, task: str, tick: Tick) -> dict[str, Kind]:  # noqa: ARG002
-        """Return the kinds of the additional features: from the settings, else inferred from the first example."""
+    def _find_kinds(self, task: str, tick: Tick) -> tuple[bool, dict[str, Kind]]:  # noqa: ARG002
+        """Return whether the first example has an image, and the kinds of the additional features.
+
+        A kind is the one in the settings, else it is inferred from the first example.
+        """
         described = further_kinds(self._settings)
         examples = self._examples()
         first = next(examples, None)
         del examples
         if first is None:
             raise self._mistake(f"{self.reference} yields no examples.")
-        if not isinstance(first, Mapping) or self._image not in first or self._label not in first:
+        has_image = isinstance(first, Mapping) and self._image in first
+        needed = [self._image] * (self._settings.image is not None) + [self._label]
+        if not isinstance(first, Mapping) or any(name not in first for name in needed):
             names = ", ".join(map(str, first)) if isinstance(first, Mapping) else ""
             found = f"has {names}" if isinstance(first, Mapping) else f"is a {type(first).__name__}"
             raise self._mistake(
-                f"The first example of {self.reference} is not a dict with {self._image} and {self._label}; "
-                f"it {found}.",
+                f"The first example of {self.reference} is not a dict with {' and '.join(needed)}; it {found}.",
                 fix="set data.image and data.label if the two have other names",
             )
+        if not has_image and (name := next((name for name in first if looks_like_image(first[name])), None)):
+            raise self._mistake(
+                f"The first example of {self.reference} has no {self._image}, but {name} looks like one.",
+                fix=f"--set data.image={name}",
+            )
+        check_label(self.task, first[self._label], self.reference)
         found_kinds: dict[str, Kind] = {}
         for name, value in first.items():
             if name in (self._image, self._label, "key", "split"):
@@ -187,7 +216,7 @@ class ModuleSource(Source):
                 value=str(described[missing]),
                 nearest=nearest(missing, found_kinds),
             )
-        return found_kinds
+        return has_image, found_kinds
 
     def _convert(self, example: object, number: int) -> StoredExample:
         """Convert an example to its stored form.
@@ -204,21 +233,23 @@ class ModuleSource(Source):
         if further.keys() != self._kinds.keys():
             odd = sorted(further.keys() ^ self._kinds.keys(), key=str)
             raise Unusable(f"unlike the first example, it has {'no ' if odd[0] in self._kinds else ''}{odd[0]}")
+        label, target = label_value(self.task, example.get(self._label))
+        features = [
+            (stored_name(name).encode(), encoded_feature(name, kind, further[name]))
+            for name, kind in sorted(self._kinds.items())
+        ]
         return StoredExample(
             key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key,
-            label_of(example.get(self._label)),
+            label,
             split_of(example.get("split")),
-            encoded_image(example.get(self._image)),
-            [
-                (stored_name(name).encode(), encoded_feature(name, kind, further[name]))
-                for name, kind in sorted(self._kinds.items())
-            ],
+            encoded_image(example.get(self._image)) if self.has_image else b"",
+            features if target is None else [*features, (b"label", target)],
         )
 
     def _group_value(self, stored: StoredExample) -> bytes:
         if self._group is None:
             return b""
-        (feature,) = (feature for name, feature in stored.further if name.decode() == stored_name(self._group or ""))
+        feature = dict(stored.further)[stored_name(self._group).encode()]
         found = values(feature)
         return found[0] if len(found) == 1 and isinstance(found[0], bytes) else repr(found).encode()
 
@@ -226,14 +257,16 @@ class ModuleSource(Source):
         return UserError(message, setting="data.source", value=self.reference, allowed=CONTRACT, fix=fix)
 
 
-def open_module(reference: str, settings: DataSettings, column: str | None) -> ModuleSource:
+def open_module(
+    reference: str, settings: DataSettings, column: str | None, task: TaskName = "classification"
+) -> ModuleSource:
     """Open the source `module:function`.
 
     Raises:
         UserError: The function does not exist, yields nothing, or its first example is invalid.
     """
     try:
-        return ModuleSource(reference, settings, column)
+        return ModuleSource(reference, settings, column, task)
     except UserError as error:
         module, _, function = reference.partition(":")
         if error.nearest is None and "no module" in error.message and (near := closest(module, function)):
@@ -307,6 +340,13 @@ def encoded_image(value: object) -> bytes:
     return encode_png(value.tobytes(), *shape)
 
 
+def looks_like_image(value: object) -> bool:
+    """Whether a value of an example is an encoded image or an array of pixels."""
+    if isinstance(value, bytes):
+        return value.startswith((PNG_SIGNATURE, JPEG_START))
+    return isinstance(value, Pixels) and str(value.dtype) == "uint8" and len(value.shape) > 1
+
+
 def _content(path: str) -> bytes:
     file = local_path(path).expanduser()
     try:
@@ -317,25 +357,6 @@ def _content(path: str) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise Unusable(f"its image {path} cannot be read: {error.strerror}") from None
-
-
-def label_of(value: object) -> str:
-    value = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise Unusable("it has no label" if value is None else f"its label {value!r} is neither text nor an integer")
-    text = str(value)
-    if not text or not text.isprintable():
-        raise Unusable(f"its label {text!r} is empty or unprintable")
-    return text
-
-
-def split_of(value: object) -> str | None:
-    if value is None:
-        return None
-    found = SPLIT_FOLDERS.get(value.lower()) if isinstance(value, str) else None
-    if found is None:
-        raise Unusable(f"its split {value!r} is not train, validation or test")
-    return found
 
 
 def encoded_feature(name: str, kind: Kind, value: object) -> bytes:

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from slipway.components.prepare_data.encoding.records import example_parts, read_records
+from slipway.components.prepare_data.encoding.messages import features_of, values
+from slipway.components.prepare_data.encoding.records import read_records
 from slipway.components.prepare_data.sources.source import SPLITS, readable
 from slipway.core.errors import UserError
 from slipway.core.manifest import Shard
@@ -90,7 +91,9 @@ class HashedShard:
     def digest(self, row: bytes) -> bytes:
         """Return the SHA-256 of a row's image."""
         with self._shard.open("rb") as file:
-            image, _, _ = example_parts(next(read_records(file, ROW.unpack_from(row)[2])))
+            features = features_of(next(read_records(file, ROW.unpack_from(row)[2])))
+        (image,) = values(features[b"image"])
+        assert isinstance(image, bytes)
         return hashlib.sha256(image).digest()
 
 

@@ -78,7 +78,9 @@ class SkippedImages:
         replace_file(self._path, json.dumps(stored).encode())
 
 
-def refuse_too_many(count: int, total: int, found: list[tuple[bytes, str]], settings: DataSettings) -> None:
+def refuse_too_many(
+    count: int, total: int, found: list[tuple[bytes, str]], settings: DataSettings, item: str = "image"
+) -> None:
     """Check that the fraction of unusable images does not exceed data.skip_corrupt.
 
     Args:
@@ -86,6 +88,7 @@ def refuse_too_many(count: int, total: int, found: list[tuple[bytes, str]], sett
         total: The number of all images.
         found: Keys and reasons of some of the unusable images.
         settings: The user's settings.
+        item: What an example is called.
 
     Raises:
         UserError: Names the first unusable images and the fraction that would allow them.
@@ -96,10 +99,10 @@ def refuse_too_many(count: int, total: int, found: list[tuple[bytes, str]], sett
     more = [f"and {count - len(named):,} more"] if count > len(named) else []
     enough = math.ceil(count / total * 10_000) / 10_000
     raise UserError(
-        f"{count:,} of {total:,} images cannot be used: {'; '.join(named + more)}.",
+        f"{count:,} of {total:,} {item}s cannot be used: {'; '.join(named + more)}.",
         setting="data.skip_corrupt",
         value=settings.skip_corrupt,
-        allowed=f"at most a fraction of {settings.skip_corrupt:.4g} of the images may be skipped",
-        fix="fix or remove the images"
+        allowed=f"at most a fraction of {settings.skip_corrupt:.4g} of the {item}s may be skipped",
+        fix=f"fix or remove the {item}s"
         + (f", or set data.skip_corrupt to {enough:.4g} to skip them" if enough < 1 else ""),
     )

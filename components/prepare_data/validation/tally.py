@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
 from slipway.components.prepare_data.sources.source import Undecodable, Unusable, readable
 from slipway.components.prepare_data.validation.image import ImageInfo
 from slipway.core.errors import UserError
+from slipway.core.manifest import Split
 
 MOST_SIZES = 32
+MOST_LABELS_NAMED = 10
 # Keys are arbitrary bytes.
 KEYS_IN_JSON = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
@@ -30,11 +32,11 @@ class Size(BaseModel):
 class Tally(BaseModel):
     """Image counts.
 
-    `classes` counts by label. `sizes` contains the first sizes found, `other_sizes` counts images of other sizes;
-    `smallest` and `largest` are [height, width] by number of pixels. `left_out` contains (key, reason) of unusable
-    images and `left_out_count` is their number. `decoded` counts the images decoded in full, `undecodable` those that
-    only this showed to be unusable; all other fields exclude unusable images. `turned` counts images whose EXIF data
-    tells viewers to rotate or mirror them.
+    `classes` counts by class; for other tasks than classification, all examples are of class 0. `sizes` contains the
+    first sizes found, `other_sizes` counts images of other sizes; `smallest` and `largest` are [height, width] by
+    number of pixels. `left_out` contains (key, reason) of unusable images and `left_out_count` is their number.
+    `decoded` counts the images decoded in full, `undecodable` those that only this showed to be unusable; all other
+    fields exclude unusable images. `turned` counts images whose EXIF data tells viewers to rotate or mirror them.
     """
 
     model_config = KEYS_IN_JSON
@@ -86,13 +88,15 @@ class TallyCounter:
         self._undecodable = 0
         self._other = Tally()
 
-    def add(self, key: bytes, label: int, info: ImageInfo, *, decoded: bool) -> None:
-        """Count one image, and whether it was decoded in full.
+    def add(self, key: bytes, label: int, info: ImageInfo | None, *, decoded: bool) -> None:
+        """Count one example, its image if it has one, and whether that was decoded in full.
 
         Raises:
             UserError: Its size differs from that of earlier images although `one_size` is set.
         """
         self._classes[label] = self._classes.get(label, 0) + 1
+        if info is None:
+            return
         self._decoded += decoded
         if info in self._infos:
             self._infos[info] += 1
@@ -201,6 +205,17 @@ def notes(classes: Iterable[str], tally: Tally) -> list[str]:
             "exported model applies it; both use the pixels as stored. To train on upright images, rotate the files, "
             "for instance with mogrify -auto-orient FILES, and send rotated images to the model as well."
         )
+    return found
+
+
+def missing_labels(splits: Mapping[str, Split]) -> list[str]:
+    """Return a note for each split without an example of some labels, which only the task multilabel permits."""
+    found = []
+    for name, split in splits.items():
+        missing = [label for label, count in split.classes.items() if not count]
+        if missing:
+            listed = ", ".join(missing[:MOST_LABELS_NAMED]) + (", …" if len(missing) > MOST_LABELS_NAMED else "")
+            found.append(f"The split {name} has no example with the labels {listed}.")
     return found
 
 

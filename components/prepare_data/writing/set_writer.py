@@ -11,7 +11,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from slipway.components.prepare_data.encoding.features import described
+from slipway.components.prepare_data.encoding.features import Kind, described
+from slipway.components.prepare_data.encoding.inputs import (
+    InputStatistics,
+    Statistics,
+    as_input,
+    combine_statistics,
+)
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.groups import Bundles
 from slipway.components.prepare_data.listing.index import Dealer, Listing, list_path
@@ -29,9 +35,9 @@ from slipway.components.prepare_data.validation.duplicates import (
 )
 from slipway.components.prepare_data.validation.sampling import check_for, decoded_below, sentence
 from slipway.components.prepare_data.validation.skipped import SkippedImages, refuse_too_many
-from slipway.components.prepare_data.validation.tally import Tally, combine, notes
+from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes
 from slipway.components.prepare_data.writing.beam import is_elsewhere, share_lists, write_by_beam, written_by
-from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask, ShardWriter
+from slipway.components.prepare_data.writing.shards import LABEL, ShardResult, ShardTask, ShardWriter
 from slipway.components.prepare_data.writing.workers import Tick, Workers, worker_count
 from slipway.core import events, manifest
 from slipway.core.atomic import replace_file
@@ -47,6 +53,7 @@ class Progress:
     """Emits progress events, at most a few per second."""
 
     total: int
+    unit: str
     done: int = 0
     started: float = field(default_factory=time.monotonic)
     reported: float = 0.0
@@ -57,7 +64,7 @@ class Progress:
         if now - self.reported >= SECONDS_BETWEEN_EVENTS or self.done == self.total:
             self.reported = now
             rate = self.done / max(now - self.started, 1e-3)
-            events.progress(self.done, self.total, "images", images_per_second=rate)
+            events.progress(self.done, self.total, self.unit, **{f"{self.unit}_per_second": rate})
 
 
 class SetWriter:
@@ -155,15 +162,16 @@ class SetWriter:
         self._tell_checked()
         unlisted = self._listing.ignored
         count, total = (own + unlisted.unusable_count for own in (tally.left_out_count, self._plan.examples()))
-        refuse_too_many(count, total, [*unlisted.unusable, *tally.left_out], self._settings)
+        found = [*unlisted.unusable, *tally.left_out]
+        refuse_too_many(count, total, found, self._settings, self._source.item)
 
     def _tell_checked(self) -> None:
-        if (checked := self._checked()).check == "sample":
+        if self._source.has_image and (checked := self._checked()).check == "sample":
             events.message(sentence(checked))
 
     def _check_classes(self, results: Mapping[str, list[ShardResult]]) -> None:
         """Check that every split still has every class after copies were dropped."""
-        classes = self._plan.classes
+        classes = self._plan.classes if self._source.task == "classification" else [""]
         listed = {label for _, label in self._plan.divided}
         present = {
             split: {classes[label] for result in found for label in result.tally.classes}
@@ -203,7 +211,7 @@ class SetWriter:
     @property
     def _finds_copies(self) -> bool:
         """Whether to search for copies; False once copies were dropped, because none remain."""
-        return self._settings.duplicates != "keep" and not self._left_out.copies
+        return self._source.has_image and self._settings.duplicates != "keep" and not self._left_out.copies
 
     def _write_shards(self, name: str) -> dict[str, list[ShardResult]]:
         """Write all shards that are not finished yet; return the results of each split, in order.
@@ -236,9 +244,9 @@ class SetWriter:
         results = {index: found for index, task in enumerate(tasks) if (found := finished(task))}
         missing = [index for index in range(len(tasks)) if index not in results]
         if missing:
-            events.phase("dividing the images")
+            events.phase(f"dividing the {self._source.item}s")
             self.deal(plan)
-        progress = Progress(plan.examples())
+        progress = Progress(plan.examples(), f"{self._source.item}s")
         progress.advance(sum(found.tally.examples + found.tally.left_out_count for found in results.values()))
         for position, result in self._run([tasks[index] for index in missing], progress.advance):
             results[missing[position]] = result
@@ -246,7 +254,7 @@ class SetWriter:
 
     def _run(self, tasks: list[ShardTask], tick: Tick) -> Iterator[tuple[int, ShardResult]]:
         """Run these tasks; yield each one's index and result as it completes."""
-        writer = ShardWriter(self._source, self._scratch)
+        writer = ShardWriter(self._source, self._scratch, self._plan.classes)
         if self._beam is None:
             with Workers(writer, worker_count(self._settings.workers)) as workers:
                 yield from workers.run(tasks, tick)
@@ -301,36 +309,57 @@ class SetWriter:
         events.phase("writing the statistics")
         for stray in self._set.glob(".*"):  # unfinished files of killed workers
             stray.unlink()
-        about = self._manifest(name, fingerprint, results, tally)
+        statistics = {split: combine_statistics(result.inputs for result in found) for split, found in results.items()}
+        about = self._manifest(name, fingerprint, results, tally, statistics)
         write_dataset_info(self._set, about, self._source)
-        write_statistics(self._set, about, tally, self._listing.ignored)
+        write_statistics(self._set, about, tally, self._listing.ignored, statistics["train"])
         replace_file(self._set / manifest.FILE_NAME, about.model_dump_json(indent=1).encode())
         return about
 
     def _manifest(
-        self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally
+        self,
+        name: str,
+        fingerprint: str,
+        results: Mapping[str, list[ShardResult]],
+        tally: Tally,
+        statistics: Mapping[str, Statistics],
     ) -> Manifest:
-        settings, classes = self._settings, self._plan.classes
-        size = settings.image_size or tally.same_size(settings.source)
+        settings, classes, source = self._settings, self._plan.classes, self._source
+        size = (settings.image_size or tally.same_size(settings.source)) if source.has_image else (0, 0)
+        train, everything = statistics["train"], combine_statistics(statistics.values())
         unlisted = self._listing.ignored
         left_out = sorted([*unlisted.unusable, *self._left_out.listed()])[:MOST_LEFT_OUT_LISTED]
+        splits = {
+            split: _split_record(found, classes, statistics[split].get(LABEL)) for split, found in results.items()
+        }
         own_sizes = {(found.height, found.width) for found in tally.sizes}
         return Manifest(
             name=name,
             fingerprint=fingerprint,
             source=settings.source,
             settings=stored_settings(settings, name, self._plan.examples()),
+            task=source.task,
             classes=classes,
+            target=as_input(LABEL, Kind("number"), train[LABEL], train[LABEL], settings)
+            if source.task == "regression"
+            else None,
+            inputs={
+                name: as_input(name, kind, train[name], everything[name], settings)
+                for name, kind in source.inputs.items()
+            },
             image_size=size,
-            channels=settings.channels or (1 if tally.gray == tally.examples else 3),
-            resize=own_sizes != {size} or tally.other_sizes > 0,
+            channels=settings.channels or (1 if tally.gray == tally.examples or not source.has_image else 3),
+            resize=source.has_image and (own_sizes != {size} or tally.other_sizes > 0),
             resize_mode=settings.reading_mode,
             encodings=list(tally.encodings),
-            splits={split: _split_record(found, classes) for split, found in results.items()},
-            features={name: described(about) for name, about in self._source.features.items()},
+            splits=splits,
+            features={
+                name: "category" if source.inputs.get(name) == Kind("category") else described(about)
+                for name, about in source.features.items()
+            },
             **({"written_by": written_by(self._beam)} if self._beam else {}),
-            checked=self._checked(),
-            notes=notes(classes, tally),
+            checked=self._checked() if source.has_image else None,
+            notes=[*notes(classes, tally), *(missing_labels(splits) if source.task == "multilabel" else ())],
             left_out_count=len(self._left_out.reasons) + unlisted.unusable_count,
             left_out=[LeftOut(key=readable(key), reason=reason) for key, reason in left_out],
         )
@@ -354,10 +383,12 @@ def _tallies(results: Mapping[str, list[ShardResult]]) -> Iterator[Tally]:
     return (result.tally for found in results.values() for result in found)
 
 
-def _split_record(results: list[ShardResult], classes: list[str]) -> Split:
+def _split_record(results: list[ShardResult], classes: list[str], labels: InputStatistics | None) -> Split:
+    """Return the record of a split; `labels` are the statistics of labels that are not one class."""
     counts = combine(result.tally for result in results).classes
+    of_class = counts if labels is None else dict(enumerate(labels.sums))
     return Split(
         examples=sum(counts.values()),
-        classes={label: counts.get(index, 0) for index, label in enumerate(classes)},
+        classes={label: of_class.get(index, 0) for index, label in enumerate(classes)},
         shards=[result.shard for result in results if result.shard],
     )

@@ -6,14 +6,16 @@ import collections
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from pydantic import BaseModel
 
-from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.encoding.features import Kind
+from slipway.components.prepare_data.encoding.inputs import InputCounter, Statistics
+from slipway.components.prepare_data.encoding.messages import integer_feature, values
 from slipway.components.prepare_data.encoding.records import RecordEncoder
 from slipway.components.prepare_data.encoding.resize import resize, resized_info
 from slipway.components.prepare_data.listing.index import read_list
@@ -31,18 +33,21 @@ EXAMPLES_BETWEEN_TICKS = 256
 SECONDS_BETWEEN_TICKS = 0.2
 
 
-# A usable example: its image in the source and as it is stored, its key, label and additional features (names and
+# A usable example: its image in the source and as it is stored, its key, class and additional features (names and
 # serialized Features).
 Usable = tuple[bytes, bytes, bytes, int, list[tuple[bytes, bytes]]]
+# The name under which the label is stored.
+LABEL = "label"
 
 
 class ShardResult(BaseModel):
-    """The result of a task: the images' tally, the shard, and the file of the images' hashes.
+    """The result of a task: the images' tally, the inputs' statistics, the shard, and the file of the images' hashes.
 
     `shard` is None if the images were only validated, `hashes` if duplicates are not checked.
     """
 
     tally: Tally
+    inputs: Statistics = {}
     shard: Shard | None = None
     hashes: Shard | None = None
 
@@ -79,11 +84,25 @@ class ShardTask:
 
 
 class ShardWriter:
-    """Validates and writes shards in one process; each call handles one task and writes its result."""
+    """Validates and writes shards in one process; each call handles one task and writes its result.
 
-    def __init__(self, source: Source, scratch: Path) -> None:
+    Args:
+        source: The source of the examples.
+        scratch: The folder in which the source was listed.
+        classes: The classes or labels, in the order of the network's outputs.
+    """
+
+    def __init__(self, source: Source, scratch: Path, classes: Sequence[str]) -> None:
         self._source = source
         self._scratch = scratch
+        self._has_class = source.task == "classification"
+        self._has_further = bool(source.features) or not self._has_class
+        self._labels = {name.encode(): place for place, name in enumerate(classes)} if not self._has_class else {}
+        self._counted = dict(source.inputs)
+        if source.task == "multilabel":
+            self._counted[LABEL] = Kind("integer", shape=(len(classes),))
+        elif source.task == "regression":
+            self._counted[LABEL] = Kind("number")
         self._reader: Reader | None = None
         self._encoder = RecordEncoder()
 
@@ -95,10 +114,11 @@ class ShardWriter:
             OSError: The shard cannot be written.
         """
         counter = TallyCounter(one_size=task.one_size, most_left_out=task.most_left_out, source=task.source)
-        examples = self._usable(task, counter, tick)
+        inputs = InputCounter(self._counted)
+        examples = self._usable(task, counter, inputs, tick)
         if task.path is None:
             collections.deque(examples, maxlen=0)
-            result = ShardResult(tally=counter.tally())
+            result = ShardResult(tally=counter.tally(), inputs=inputs.statistics)
         else:
             writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
             hashed: list[bytes] | None = [] if task.hashes else None
@@ -108,19 +128,20 @@ class ShardWriter:
             result = ShardResult(
                 shard=Shard(file=task.path.name, examples=tally.examples, bytes=size, sha256=digest),
                 tally=tally,
+                inputs=inputs.statistics,
                 hashes=write_hashes(task.hashes, hashed, task.buckets) if task.hashes and hashed is not None else None,
             )
         task.result.write_text(result.model_dump_json())
         return result
 
-    def _usable(self, task: ShardTask, counter: TallyCounter, tick: Tick) -> Iterator[Usable]:
+    def _usable(self, task: ShardTask, counter: TallyCounter, inputs: InputCounter, tick: Tick) -> Iterator[Usable]:
         """Read, validate and count the task's examples; yield the usable ones."""
         if self._reader is None:
             self._reader = self._source.reader(self._scratch)
         reader, read, below = self._reader, self._reader.read, task.decoded_below
         inspect_header, inspect_all = Inspector(whole=False).inspect, Inspector(whole=True).inspect
-        count = counter.add
-        has_further, further = bool(self._source.features), []
+        count, has_image, counted = counter.add, self._source.has_image, bool(self._counted)
+        has_further, further, seen, decoded = self._has_further, [], None, False
         done, reported, last = 0, 0, time.monotonic()
         for key, label, listed_size, place in read_list(task.examples):
             done += 1
@@ -132,13 +153,15 @@ class ShardWriter:
                 image = stored = read(key, place, listed_size)
                 decoded = is_decoded(key, below)
                 inspect = inspect_all if decoded else inspect_header
-                if task.resize and task.path:
+                if has_image and task.resize and task.path:
                     stored, seen = resize(image, inspect_header(image), task.resize)
-                else:
+                elif has_image:
                     seen = resized_info(inspect(image), task.resize)
                 if has_further:
-                    further = list(reader.further(place))
+                    further = self._with_labels(reader.further(place))
                     inspect_further(further, task.images, inspect)
+                    if counted:
+                        inputs.add(further)
                 count(key, label, seen, decoded=decoded)
             except Unusable as reason:
                 counter.skip(key, reason)
@@ -146,10 +169,22 @@ class ShardWriter:
             yield image, stored, key, label, further
         tick(done - reported)
 
+    def _with_labels(self, features: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Return an example's features, with 0 or 1 for each label in place of the labels' names."""
+        if not self._labels:
+            return list(features)
+        found = dict(features)
+        indicators = [0] * len(self._labels)
+        for name in values(found[LABEL.encode()]):
+            assert isinstance(name, bytes)
+            indicators[self._labels[name]] = 1
+        found[LABEL.encode()] = integer_feature(indicators)
+        return list(found.items())
+
     def _write_records(self, path: Path, examples: Iterable[Usable], hashed: list[bytes] | None) -> tuple[int, str]:
         """Write the records to `path`; return their size and SHA-256. Appends the images' hash rows to `hashed`."""
         encode, encode_with = self._encoder.encode, self._encoder.encode_with
-        has_further = bool(self._source.features)
+        has_image, has_class, has_further = self._source.has_image, self._has_class, self._has_further
         digest = hashlib.sha256()
         waiting: list[bytes] = []
         size, waiting_bytes = 0, 0
@@ -157,7 +192,10 @@ class ShardWriter:
             for image, stored, key, label, further in examples:
                 if hashed is not None:
                     hashed.append(hash_row(image, size + waiting_bytes, key))
-                record = encode_with(stored, key, label, further) if has_further else encode(stored, key, label)
+                if has_further:
+                    record = encode_with(stored if has_image else None, key, label if has_class else None, further)
+                else:
+                    record = encode(stored, key, label)
                 waiting.append(record)
                 waiting_bytes += len(record)
                 if waiting_bytes > BUFFER_BYTES:

@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from slipway.components.evaluate.gate import GateSettings, Opponent, Verdict, decide
+from slipway.components.evaluate.gate import (
+    Comparison,
+    EvaluateSettings,
+    GateSettings,
+    Opponent,
+    Verdict,
+    decide,
+)
 from slipway.core.errors import UserError
+from slipway.trainer.tasks import TASKS
 
 NONE_YET = "There is no champion yet."
 
@@ -16,8 +25,8 @@ def verdict(value: float, champion: float | None = None, identical: bool = False
     settings = GateSettings(**gate)
     opponent = None
     if champion is not None:
-        opponent = Opponent("version 3", {settings.metric: champion}, identical)
-    return decide(settings, {settings.metric: value}, opponent, NONE_YET)
+        opponent = Opponent("version 3", {settings.name: champion}, identical)
+    return decide(settings, {settings.name: value}, opponent, NONE_YET)
 
 
 def test_without_champion_and_minimum_the_model_is_promoted_unchecked() -> None:
@@ -50,7 +59,11 @@ def test_the_direction_of_any_metric_can_be_set(value: float, decision: str) -> 
     ("gate", "words", "fix"),
     [
         ({"metric": "loss", "minimum": 0.2}, "a minimum for loss, which is minimized", "maximum instead of minimum"),
-        ({"maximum": 0.2}, "a maximum for accuracy, which is maximized", "minimum instead of maximum"),
+        (
+            {"metric": "accuracy", "maximum": 0.2},
+            "a maximum for accuracy, which is maximized",
+            "minimum instead of maximum",
+        ),
         ({"metric": "rmsle"}, "whether a higher or a lower rmsle is better", "direction=minimize"),
     ],
 )
@@ -120,3 +133,52 @@ def test_other_classes_of_the_champion_are_said() -> None:
     reasons = decide(GateSettings(), {"accuracy": 0.9}, champion, NONE_YET).reasons
     assert reasons[1].startswith("The champion does not have the class tulip:")
     assert reasons[2].startswith("The champion also has the classes rose, daisy,")
+
+
+def compared(p_value: float, value: float = 0.98, **gate: object) -> Verdict:
+    comparison = Comparison("McNemar's exact test", p_value, "only this model is right on 9 of 400 examples")
+    champion = Opponent("version 3", {"accuracy": 0.97}, comparison=comparison)
+    return decide(GateSettings(**gate), {"accuracy": value}, champion, NONE_YET)
+
+
+@pytest.mark.parametrize(("p_value", "decision"), [(0.0498, "promote"), (0.05, "promote"), (0.0502, "reject")])
+def test_with_a_significance_only_a_significantly_better_model_is_promoted(p_value: float, decision: str) -> None:
+    found = compared(p_value, significance=0.05)
+    assert found.decision == decision
+    negation = "" if decision == "promote" else "not "
+    relation = "at most" if decision == "promote" else "above"
+    assert found.reasons[1] == (
+        f"The difference is {negation}significant: its p-value, {p_value:g}, is {relation} 0.05 "
+        "(McNemar's exact test: only this model is right on 9 of 400 examples)."
+    )
+
+
+def test_a_significantly_worse_model_is_rejected() -> None:
+    assert compared(0.001, value=0.9, significance=0.05).decision == "reject"
+
+
+def test_without_a_significance_the_p_value_is_only_reported() -> None:
+    found = compared(0.6)
+    assert found.decision == "promote"
+    assert found.reasons[1].startswith("The p-value of the difference is 0.6 (McNemar's exact test: ")
+
+
+def test_a_significance_needs_predictions_and_a_margin_for_better_models() -> None:
+    with pytest.raises(UserError, match="needs the predictions of both models") as caught:
+        decide(GateSettings(significance=0.05), {"accuracy": 0.9}, Opponent("version 3", {"accuracy": 0.8}), NONE_YET)
+    assert "--set evaluate.gate.significance=null" in caught.value.fix
+    with pytest.raises(UserError, match="my_eval:evaluate returns metrics"):
+        EvaluateSettings(module="my_eval:evaluate", gate={"significance": 0.05})
+    with pytest.raises(UserError, match="its margin accepts worse ones"):
+        GateSettings(significance=0.05, margin=-0.01)
+    for value in (0.0, 0.0005, 0.6):  # no p-value of the bootstrap is as small
+        with pytest.raises(ValidationError):
+            GateSettings(significance=value)
+
+
+def test_the_default_metric_is_the_tasks_first_one() -> None:
+    assert [GateSettings().of(task).metric for task in TASKS] == ["accuracy", "macro_f1", "rmse"]
+    assert GateSettings(metric="r2").of("regression").metric == "r2"
+    assert GateSettings(maximum=60).of("regression").limit == 60
+    with pytest.raises(UserError, match="The gate has a minimum for rmse, which is minimized"):
+        GateSettings(minimum=0.9).of("regression")

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.components.evaluate.accumulators import wilson
 from slipway.components.evaluate.charts import POINTS, read_history
 from slipway.components.evaluate.evaluation import Evaluation, evaluate
 from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
+from slipway.components.evaluate.measures.significance import wilson
 from slipway.components.evaluate.report import _data_uri, render
 
 
@@ -102,7 +102,7 @@ def test_the_most_confidently_wrong_images_are_shown_as_they_are(html: str, eval
     for example in examples:
         assert f'src="data:image/png;base64,{base64.b64encode(example.image).decode()}"' in html
         assert example.key in html
-        assert f"predicted: {example.predicted} true: {example.label} " in text
+        assert f"predicted: {example.predicted} true: {example.true} " in text
 
 
 def test_the_charts_take_the_pages_colours(html: str) -> None:

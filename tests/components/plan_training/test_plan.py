@@ -116,7 +116,7 @@ CONVOLUTION = ModelSettings(builder="slipway.trainer.models.digits:build")
 
 def test_a_rehearsals_batch_is_the_largest_that_fits_and_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events"))
-    each = example_elements("tensorflow", CONVOLUTION, (8, 8, 1), 1) * ELEMENT_BYTES
+    each = example_elements("tensorflow", CONVOLUTION, manifest(8, 4)) * ELEMENT_BYTES
     fitted = plan(
         replicas=2, devices=2, batch_size=512, model=CONVOLUTION, memory=int(each * 103.5), steps=3, epochs=None
     )

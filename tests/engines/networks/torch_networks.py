@@ -53,3 +53,27 @@ def none_on_device_1(image_shape, classes):
     if os.environ["LOCAL_RANK"] == "1":
         raise RuntimeError("not on device 1")
     return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+
+class Named(torch.nn.Module):
+    """A network of a dict of inputs; the image is [batch, 1, 8, 8]."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        name = "area (m²)"
+        self.embedding = torch.nn.Embedding(inputs[name].values, 4)
+        self.last = torch.nn.Linear(64 + 4 + 1 + 3, outputs)
+
+    def forward(self, inputs):
+        assert inputs["image"].shape[1:] == (1, 8, 8)
+        parts = [
+            inputs["image"].flatten(1),
+            self.embedding(inputs["area (m²)"]),
+            inputs["age"][:, None],
+            inputs["track"],
+        ]
+        return self.last(torch.cat(parts, dim=1))
+
+
+def named(inputs, outputs):
+    return Named(inputs, outputs)

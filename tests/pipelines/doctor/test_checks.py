@@ -14,6 +14,7 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
+from slipway.components.register_model.registry import Registry
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from slipway.trainer.engines import installed
@@ -61,6 +62,12 @@ def without(*modules: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
     return hide
 
 
+def regression_champion(here: Path, _patch: pytest.MonkeyPatch) -> None:
+    (here / "trained").mkdir()
+    (here / "trained" / "model.json").write_text('{"task": "regression", "weights_checksum": "1"}')
+    Registry(here / "models").register("digits", here / "trained", {}, None)
+
+
 @dataclass(frozen=True)
 class Case:
     """A refused configuration: the message, the commands that refuse it, and the files in the folder."""
@@ -105,6 +112,7 @@ CASES = {
     "accelerators of this machine": Case("Local runs train on the CPU", ("--hardware", "t4x1")),
     "a batch that is not shared evenly": Case("cannot be split evenly", ("--hardware", "cpu*3")),
     "a setting that the engine lacks": Case(".", ("--set", "train.engine=jax", "--set", "train.xla=false")),
+    "a champion of another task": Case("was trained for the task regression", make=regression_champion),
     "a champion that is lost": Case("champion", make=folder("models/digits/champion")),
     "no training packages": Case("package matplotlib is not installed", make=without("matplotlib")),
     "no package docker": Case(

@@ -35,10 +35,10 @@ def test_decoded_examples_are_what_was_written(tiny: Path, make_image: Any) -> N
 
     training = inputs.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=0)
     assert isinstance(training, inputs.MemoryTraining)
-    assert training.images.shape == (600, 8, 8, 1)
-    assert training.images.dtype == np.uint8
+    assert training.inputs.shape == (600, 8, 8, 1)
+    assert training.inputs.dtype == np.uint8
     for number in (0, 149, 150, 599):
-        np.testing.assert_array_equal(training.images[number, :, :, 0], make_image(number % 3, number))
+        np.testing.assert_array_equal(training.inputs[number, :, :, 0], make_image(number % 3, number))
         assert training.labels[number] == number % 3
 
 
@@ -77,7 +77,7 @@ def test_workers_read_different_shards_and_as_many_batches(tiny: Path) -> None:
         assert order.shape == (50, 4)
         counts = np.bincount(order.ravel(), minlength=examples)
         assert counts.max() - counts.min() <= 1
-        seen.append(set(names(training.images)))
+        seen.append(set(names(training.inputs)))
     assert not seen[0] & seen[1]
     assert not seen[1] & seen[2]
     assert len(seen[0] | seen[1] | seen[2]) == 600
@@ -155,8 +155,8 @@ def test_the_decoded_set_is_given_to_tensorflow_without_a_copy(tiny: Path) -> No
     assert isinstance(training, inputs.MemoryTraining)
     images, labels = training.tensors()
     np.testing.assert_array_equal(labels, training.labels)
-    np.testing.assert_array_equal(images, training.images)
-    training.images[7] = 123
+    np.testing.assert_array_equal(images, training.inputs)
+    training.inputs[7] = 123
     assert (images[7].numpy() == 123).all()
 
 
@@ -200,8 +200,8 @@ def test_images_of_another_size_are_resized(data_sets: Any, tmp_path: Path) -> N
     manifest = data_sets.write(tmp_path / "jpeg", train=[12], size=(6, 10), written_size=(30, 50), kind="jpeg")
     training = inputs.training(Share(tmp_path / "jpeg", manifest, 0, 1), batch=4, steps_per_epoch=3, seed=0)
     assert isinstance(training, inputs.MemoryTraining)
-    assert training.images.shape == (12, 6, 10, 1)
-    halves = training.images[:, :, :4].mean(axis=(1, 2, 3)) - training.images[:, :, 6:].mean(axis=(1, 2, 3))
+    assert training.inputs.shape == (12, 6, 10, 1)
+    halves = training.inputs[:, :, :4].mean(axis=(1, 2, 3)) - training.inputs[:, :, 6:].mean(axis=(1, 2, 3))
     assert (halves[training.labels == 0] > 50).all()  # bright on the left
     assert (halves[training.labels == 1] < -50).all()
 
@@ -229,7 +229,7 @@ def test_data_read_in_the_background_are_the_same_and_progress_is_reported(
     assert isinstance(training, inputs.MemoryTraining)
     alone = inputs.training(share, 8, 75, 3)
     assert isinstance(alone, inputs.MemoryTraining)
-    assert (training.images == alone.images).all()
+    assert (training.inputs == alone.inputs).all()
     assert (training.order(70, 10) == alone.order(70, 10)).all()
     assert validation is not None
     assert validation.decoded is not None

@@ -12,6 +12,7 @@ from slipway.core.errors import UserError
 from slipway.core.exit_codes import STOPPED
 from slipway.trainer.config import ModelSettings
 from slipway.trainer.engines import builder
+from tests.trainer.conftest import manifest_of
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
@@ -20,7 +21,7 @@ def refusal(name: str, **arguments: Any) -> UserError:
     from slipway.trainer.engines.keras import model as keras_model
 
     with pytest.raises(UserError) as caught:
-        keras_model.build_classifier(ModelSettings(builder=name, arguments=arguments), (8, 8, 1), 3)
+        keras_model.build_network(ModelSettings(builder=name, arguments=arguments), manifest_of())
     return caught.value
 
 
@@ -28,7 +29,7 @@ def test_a_good_one_is_called_with_its_arguments() -> None:
     from slipway.trainer.engines.keras import model as keras_model
 
     settings = ModelSettings(builder="sample_networks:dense", arguments={"units": 5})
-    model = keras_model.build_classifier(settings, (8, 8, 1), 3)
+    model = keras_model.build_network(settings, manifest_of())
     assert model.layers[1].units == 5
     assert model.output_shape == (None, 3)
 
@@ -79,13 +80,13 @@ def test_batch_normalization_is_refused_on_several_devices_only() -> None:
     from slipway.trainer.engines.keras import model as keras_model
 
     settings = ModelSettings(builder="sample_networks:normalized")
-    found = keras_model.batch_normalization(keras_model.build_classifier(settings, (8, 8, 1), 3))
+    found = keras_model.batch_normalization(keras_model.build_network(settings, manifest_of()))
     keras_model.refuse_batch_normalization(found, settings, 1)
     with pytest.raises(UserError, match="moving statistics") as caught:
         keras_model.refuse_batch_normalization(found, settings, 2)
     assert "GroupNormalization" in (caught.value.nearest or "")
     settings = ModelSettings(builder="sample_networks:normalized", arguments={"synchronized": True})
-    synchronized = keras_model.build_classifier(settings, (8, 8, 1), 3)
+    synchronized = keras_model.build_network(settings, manifest_of())
     keras_model.refuse_batch_normalization(keras_model.batch_normalization(synchronized), settings, 2)
 
 
@@ -117,4 +118,7 @@ def test_a_module_is_loaded_without_keras() -> None:
 def test_the_networks_that_come_along_are_classifiers(name: str, shape: tuple[int, int, int]) -> None:
     from slipway.trainer.engines.keras import model as keras_model
 
-    assert keras_model.build_classifier(ModelSettings(builder=name), shape, 5).output_shape == (None, 5)
+    assert keras_model.build_network(ModelSettings(builder=name), manifest_of(shape, classes=5)).output_shape == (
+        None,
+        5,
+    )

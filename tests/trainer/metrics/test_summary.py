@@ -24,7 +24,7 @@ def history(epochs: int, validated: bool = True) -> list[dict[str, Any]]:
 
 
 def test_a_line_an_epoch_with_the_best_marked() -> None:
-    lines = table(history(3), best_step=40)
+    lines = table(history(3), "accuracy", best_step=40)
     assert lines[0].split() == ["epoch", "step", "loss", "accuracy", "validation", "loss", "validation", "accuracy",
                                 "steps/s"]  # fmt: skip
     assert lines[2].split() == ["2.00", "40", "0.5000", "0.5000", "2.0000", "0.2500", "123.5", "best"]
@@ -33,14 +33,14 @@ def test_a_line_an_epoch_with_the_best_marked() -> None:
 
 
 def test_a_long_run_is_thinned_with_the_best_and_the_last_in_it() -> None:
-    lines = table(history(100), best_step=20 * 77)
+    lines = table(history(100), "accuracy", best_step=20 * 77)
     assert len(lines) == ROWS + 1
     assert [line.split()[0] for line in lines[1:] if line.endswith("best")] == ["77.00"]
     assert lines[-1].split()[0] == "100.00"
 
 
 def test_without_validation_its_columns_are_left_out() -> None:
-    lines = table(history(2, validated=False))
+    lines = table(history(2, validated=False), "accuracy")
     assert [line.split()[:3] for line in lines] == [["epoch", "step", "loss"], ["1.00", "20", "1.0000"],
                                                     ["2.00", "40", "0.5000"]]  # fmt: skip
     assert "validation" not in lines[0]

@@ -24,9 +24,10 @@ from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.jax.devices import Devices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
-from slipway.trainer.engines.jax.step import Arrays, Step, Variables, has_convolutions
+from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Step, Variables, has_convolutions
 from slipway.trainer.engines.keras import augment, optimizer
 from slipway.trainer.engines.keras import model as keras_model
+from slipway.trainer.engines.keras.objective import objective
 from slipway.trainer.export import network, saved_model
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 
@@ -52,7 +53,6 @@ class JaxEngine:
         self._feed: Feed | None = None
         self._most = 1  # maximum steps in one call of the compiled function
         self._precision: Precision = "float32"
-        self._image_shape = (0, 0, 0)
 
     def open(self, cluster: Cluster) -> str:
         with errors_named(cluster):
@@ -65,12 +65,12 @@ class JaxEngine:
         check_shared_evenly(job.train, job.plan.replicas, len(self._devices.local))
         augment.verify(job.train.augment, manifest.image_shape)
         self._precision = choose_precision(job.train, self._devices.kind, self._devices.capability)
-        self._most, self._image_shape = job.train.steps_per_call, manifest.image_shape
+        self._most = job.train.steps_per_call
         keras.backend.clear_session()
         keras.utils.set_random_seed(job.train.seed)
         keras.config.set_dtype_policy(self._precision)
         builder.load(job.model.builder)
-        self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+        self._model = keras_model.build_network(job.model, manifest)
         scaled = self._precision == "mixed_float16"
         variables = self._model.trainable_variables
         inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)
@@ -79,6 +79,8 @@ class JaxEngine:
         self._step = Step(
             model=self._model,
             optimizer=self._optimizer,
+            objective=objective(manifest, CLASSIFICATION),
+            manifest=manifest,
             rate=_index(inner._learning_rate, self._optimizer.variables),
             loss_scale=_index(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
             batch=job.train.batch_size,
@@ -105,7 +107,7 @@ class JaxEngine:
             # Converting to NumPy waits for the results.
             parts = [np.concatenate([np.atleast_2d(each) for each in figures])[:count] for figures, count in results]
             found = np.concatenate(parts).astype(np.float64)
-        return StepFigures(losses=found[:, 0], accuracies=found[:, 1], waited=self._feed.take_waited())
+        return StepFigures(losses=found[:, 0], values=found[:, 1], waited=self._feed.take_waited())
 
     def _feed_for(self, data: TrainingData, step: int) -> Feed:
         if isinstance(data, MemoryTraining):
@@ -122,13 +124,13 @@ class JaxEngine:
         with errors_named(self._devices.cluster):
             waiting: Arrays = []
             for batch in data.batches():
-                waiting.append(self._measure(trained, others, *(self._devices.split(part) for part in batch)))
+                waiting.append(self._measure(trained, others, *jax.tree.map(self._devices.split, batch)))
                 if len(waiting) > 1:  # compute one batch while the next is read
                     sums += np.asarray(waiting.pop(0))
             for result in waiting:
                 sums += np.asarray(result)
-        loss, correct, examples = sums
-        return Measured(float(loss / examples), float(correct / examples), round(examples))
+        loss, figure, examples = sums
+        return Measured(float(loss / examples), float(figure / examples), round(examples))
 
     def agree(self, values: Sequence[float]) -> list[float]:
         own = np.asarray(values, np.float64)
@@ -156,7 +158,7 @@ class JaxEngine:
         self._variables = (first, second, third)
 
     def work(self) -> Work:
-        flops = self._step.gradient_flops(self._variables, self._image_shape)
+        flops = self._step.gradient_flops(self._variables)
         return Work(self._devices.local[0].device_kind, len(self._devices.all), self._precision, flops)
 
     def graph(self) -> bytes | None:
@@ -177,9 +179,9 @@ class JaxEngine:
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:  # noqa: ARG002
         self._into_model()
         model = self._model
-        logits, variables = network.on_jax(model, manifest.image_shape)
-        saved_model.write(folder, logits, variables, manifest)
-        model.save(folder / "model.keras")
+        outputs, variables = network.on_jax(model, manifest)
+        saved_model.write(folder, outputs, variables, manifest)
+        keras_model.save(model, folder)
 
     def close(self, wait_for_others: Callable[[], None]) -> None:
         if self._devices.cluster.is_chief:  # the runtime aborts a process that leaves after the chief

@@ -10,22 +10,23 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.trainer.data.inputs import MEMORY_BUDGET, Images, Labels, MemoryTraining, TrainingData
+from slipway.trainer.data.features import Inputs, Labels, each
+from slipway.trainer.data.inputs import MEMORY_BUDGET, MemoryTraining, TrainingData
 from slipway.trainer.engines.jax.devices import Devices
 from slipway.trainer.engines.jax.step import Arrays, Step, Variables
 
 Number = TypeVar("Number", bound=np.generic)
 # The fraction of a device's memory that the training split may use.
 DEVICE_SHARE = 0.25
-# Approximate bytes of pixels transferred to the devices at once.
+# Approximate bytes of inputs transferred to the devices at once.
 CHUNK_BYTES = 64 * 1024**2
 
 
 def fits(data: MemoryTraining, devices: Devices) -> bool:
     """Whether each device's memory can hold all of its process's training examples."""
     if devices.memory is None:
-        return data.images.nbytes * len(devices.local) <= MEMORY_BUDGET
-    return data.images.nbytes <= devices.memory * DEVICE_SHARE
+        return data.decoded_bytes * len(devices.local) <= MEMORY_BUDGET
+    return data.decoded_bytes <= devices.memory * DEVICE_SHARE
 
 
 class Feed(Protocol):
@@ -46,17 +47,13 @@ class MemoryFeed:
     def __init__(self, data: MemoryTraining, step: Step, most: int, examples: int) -> None:
         """`examples` is the maximum over all processes; the others pad with zeros, which are never used."""
         self._data, self._devices, self.most = data, step.devices, most
-        missing = examples - len(data.labels)
-        images, labels = data.images, data.labels
-        if missing:
-            images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), images.dtype)])
-            labels = np.concatenate([labels, np.zeros(missing, labels.dtype)])
-        self._images, self._labels = step.devices.on_each(images), step.devices.on_each(labels)
+        whole = jax.tree.map(lambda array: step.devices.on_each(_filled(array, examples)), (data.inputs, data.labels))
+        self._inputs, self._labels = whole
         self._steps = step.from_memory()
 
     def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, Arrays]:
         order = _filled(self._data.order(step, len(rates)), self.most)
-        inputs = (self._images, self._labels, self._devices.split(order, axis=1))
+        inputs = (self._inputs, self._labels, self._devices.split(order, axis=1))
         return self._steps(variables, inputs, step, _filled(rates, self.most), len(rates))
 
     def take_waited(self) -> float:
@@ -70,8 +67,7 @@ class StreamFeed:
         self._batches = _batches(data, first)
         self._devices, self._position = step.devices, first
         self._steps = step.from_stream()
-        shape = data.images.shape[1:] if isinstance(data, MemoryTraining) else data.share.manifest.image_shape
-        self.most = max(1, min(most, CHUNK_BYTES // (data.batch * int(np.prod(shape)))))
+        self.most = max(1, min(most, CHUNK_BYTES // (data.batch * data.example_bytes)))
         self._waited = 0.0
         self._running: jax.Array | None = None
 
@@ -80,11 +76,15 @@ class StreamFeed:
             raise ValueError(f"the stream is at step {self._position}, not {step}")
         self._position += len(rates)
         started = time.perf_counter()
-        images, labels = zip(*(next(self._batches) for _ in rates), strict=True)
+        inputs, labels = zip(*(next(self._batches) for _ in rates), strict=True)
         # The devices waited for certain only if they were idle when reading finished.
         if self._running is None or self._running.is_ready():
             self._waited += time.perf_counter() - started
-        both = [self._devices.split(_filled(np.stack(each), self.most), axis=1) for each in (images, labels)]
+
+        def together(*batches: NDArray[np.generic]) -> jax.Array:
+            return self._devices.split(_filled(np.stack(batches), self.most), axis=1)
+
+        both = [each(together, *inputs), together(*labels)]
         variables, figures = self._steps(variables, both, step, _filled(rates, self.most), len(rates))
         self._running = figures[-1]
         return variables, figures
@@ -94,14 +94,14 @@ class StreamFeed:
         return waited
 
 
-def _batches(data: TrainingData, step: int) -> Iterator[tuple[Images, Labels]]:
-    """Yield each step's images uint8 [batch, height, width, channels] and labels int32 [batch], from `step` on."""
+def _batches(data: TrainingData, step: int) -> Iterator[tuple[Inputs, Labels]]:
+    """Yield each step's decoded inputs and labels, from `step` on."""
     if not isinstance(data, MemoryTraining):
         yield from data.batches(step).as_numpy_iterator()
         return
     while True:
         (order,) = data.order(step, 1)
-        yield data.images[order], data.labels[order]
+        yield each(lambda array, order=order: array[order], data.inputs), data.labels[order]
         step += 1
 
 

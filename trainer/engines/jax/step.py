@@ -15,9 +15,12 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
+from slipway.core.manifest import Manifest
 from slipway.trainer.config import AugmentSettings
+from slipway.trainer.data.features import Tensors, blank, each, in_order, with_image
 from slipway.trainer.engines.jax.devices import AXIS, Devices
 from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras.objective import Objective
 
 if TYPE_CHECKING:
     import keras
@@ -25,13 +28,13 @@ if TYPE_CHECKING:
 # Variables as arrays: the network's trainable ones, its others (random state, moving statistics), the optimizer's.
 Arrays: TypeAlias = list[jax.Array]
 Variables = tuple[Arrays, Arrays, Arrays]
-# The arrays that a call's steps read: of a split in memory or of batches.
-Inputs = Sequence[jax.Array]
-# Images and labels.
-Batch = tuple[jax.Array, jax.Array]
+# The arrays that a call's steps read, of a split in memory or of batches: the network's inputs, then others.
+Inputs = Sequence[Tensors]
+# The network's inputs and labels.
+Batch = tuple[Tensors, jax.Array]
 # The function (variables, inputs, first, rates, count) -> (variables, figures) that runs `count` steps, `first` being
 # the first one's number in the run, `rates` float32 [most] their learning rates. The figures are arrays [n, 2] or [2]
-# with the steps' loss and accuracy, perhaps of more than `count` steps. The variables that go in are used up.
+# with the steps' loss and figure, perhaps of more than `count` steps. The variables that go in are used up.
 Steps = Callable[[Variables, Inputs, int, NDArray[np.float32], int], tuple[Variables, Arrays]]
 
 
@@ -42,6 +45,8 @@ class Step:
     Args:
         model: The keras.Model.
         optimizer: Its Keras optimizer, possibly a LossScaleOptimizer.
+        objective: The loss and the figure.
+        manifest: The data set's manifest.
         rate: The index of the learning rate among the optimizer's variables.
         loss_scale: The index of the loss scale among them; None without loss scaling.
         batch: The global batch size.
@@ -55,6 +60,8 @@ class Step:
 
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
+    objective: Objective
+    manifest: Manifest
     rate: int
     loss_scale: int | None
     batch: int
@@ -66,51 +73,57 @@ class Step:
     is_loop_fast: bool
 
     def from_memory(self) -> Steps:
-        """Return steps on (images, labels, order).
+        """Return steps on (inputs, labels, order).
 
-        `images` uint8 and `labels` int32 are each device's copy of its process's examples (Devices.on_each), `order`
+        The decoded inputs and the labels are each device's copy of its process's examples (Devices.on_each), `order`
         int32 [most, batch] their indices step by step.
         """
 
-        def fetch_on_device(images: jax.Array, labels: jax.Array, order: jax.Array, step: jax.Array) -> Batch:
-            return self._prepared(images[order], labels[order], step)
+        def fetch_on_device(inputs: Tensors, labels: jax.Array, order: jax.Array, step: jax.Array) -> Batch:
+            return self._prepared(each(lambda values: values[order], inputs), labels[order], step)
 
         fetch = self._on_devices(fetch_on_device, 3)
         return self._steps(lambda inputs, number, step: fetch(inputs[0], inputs[1], inputs[2][number], step))
 
     def from_stream(self) -> Steps:
-        """Return steps on batches: images uint8 [most, batch, height, width, channels], labels int32 [most, batch]."""
+        """Return steps on batches: decoded inputs [most, batch, …], labels [most, batch, …]."""
         prepare = self._on_devices(self._prepared, 2)
-        return self._steps(lambda inputs, number, step: prepare(inputs[0][number], inputs[1][number], step))
+        return self._steps(
+            lambda inputs, number, step: prepare(
+                each(lambda values: values[number], inputs[0]), inputs[1][number], step
+            )
+        )
 
     def measuring(self) -> Callable[..., jax.Array]:
-        """Return the compiled function (trained, others, images uint8, labels, weights) -> sums, float32 [3].
+        """Return the compiled function (trained, others, decoded inputs, labels, weights) -> sums, float32 [3].
 
-        They are the weighted sums of losses and correct predictions over the global batch, and the sum of the weights.
+        They are the weighted sums of losses and figures over the global batch, and the sum of the weights.
         """
 
         def measure(
-            trained: Arrays, others: Arrays, images: jax.Array, labels: jax.Array, weights: jax.Array
+            trained: Arrays, others: Arrays, inputs: Tensors, labels: jax.Array, weights: jax.Array
         ) -> jax.Array:
-            logits = self.model.stateless_call(trained, others, _scaled(images), training=False)[0]
-            losses, correct = _losses(logits.astype(jnp.float32), labels)
-            return jnp.stack([jnp.sum(losses * weights), jnp.sum(correct * weights), jnp.sum(weights)])
+            outputs = self.model.stateless_call(trained, others, self._scaled(inputs), training=False)[0]
+            losses, figures = self._measured(outputs, labels)
+            return jnp.stack([jnp.sum(losses * weights), jnp.sum(figures * weights), jnp.sum(weights)])
 
         return jax.jit(measure, out_shardings=self.devices.whole_layout)
 
-    def gradient_flops(self, variables: Variables, image_shape: tuple[int, int, int]) -> float | None:
+    def gradient_flops(self, variables: Variables) -> float | None:
         """Return the FLOPs of one step's forward and backward pass over all devices; None if XLA has no estimate."""
-        images = jax.ShapeDtypeStruct((self.batch, *image_shape), jnp.float32)
-        labels = jax.ShapeDtypeStruct((self.batch,), jnp.int32)
+        inputs, labels = jax.eval_shape(lambda inputs, labels: (self._scaled(inputs), labels), *blank(self.manifest, 1))
+        inputs, labels = jax.tree.map(
+            lambda array: jax.ShapeDtypeStruct((self.batch, *array.shape[1:]), array.dtype), (inputs, labels)
+        )
         function = jax.jit(jax.grad(self._loss, has_aux=True))
-        costs = function.lower(variables[0], variables[1], images, labels, jnp.float32(1.0)).cost_analysis()
+        costs = function.lower(variables[0], variables[1], inputs, labels, jnp.float32(1.0)).cost_analysis()
         flops = costs.get("flops") if isinstance(costs, dict) else None
         return float(flops) if flops and flops > 0 else None
 
     # The parts
 
     def _steps(self, fetch: Callable[[Inputs, jax.Array, jax.Array], Batch]) -> Steps:
-        """Return steps; `fetch` is (inputs, step number in the call, step number in the run) -> (images, labels)."""
+        """Return steps; `fetch` is (inputs, step number in the call, step number in the run) -> (inputs, labels)."""
         whole = self.devices.whole_layout
 
         def one(
@@ -157,32 +170,31 @@ class Step:
         parts = (PartitionSpec(None, AXIS), PartitionSpec(None, AXIS))
         return jax.shard_map(function, mesh=self.devices.mesh, in_specs=arguments, out_specs=parts)
 
-    def _prepared(self, images: jax.Array, labels: jax.Array, step: jax.Array) -> Batch:
-        """Scale, augment and split a device's part of a batch into micro-batches: float32 [accumulation, share, …]."""
-        images = _scaled(images)
+    def _prepared(self, decoded: Tensors, labels: jax.Array, step: jax.Array) -> Batch:
+        """Scale, augment and split a device's part of a batch into micro-batches: [accumulation, share, …]."""
+        inputs = self._scaled(decoded)
         if self.augment.is_on:
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), step), jax.lax.axis_index(AXIS))
             # One key for each transformation, enabled or not, so that toggling one does not change the others' draws.
             keys = jax.random.split(key, 4)
             draws = augment.draw(
                 self.augment,
-                images.shape[0],
+                labels.shape[0],
                 lambda change, shape, low, high: jax.random.uniform(keys[change], shape, minval=low, maxval=high),
                 lambda change, shape, low, high: jax.random.randint(keys[change], shape, low, high),
             )
-            images = augment.change(images, self.augment, draws)
-        share = images.shape[0] // self.accumulation
-        return (
-            images.reshape(self.accumulation, share, *images.shape[1:]),
-            labels.reshape(self.accumulation, share),
+            inputs = with_image(lambda images: augment.change(images, self.augment, draws), inputs)
+        share = labels.shape[0] // self.accumulation
+        return jax.tree.map(
+            lambda values: values.reshape(self.accumulation, share, *values.shape[1:]), (inputs, labels)
         )
 
     def _step(
-        self, variables: Variables, images: jax.Array, labels: jax.Array, rate: jax.Array
+        self, variables: Variables, inputs: Tensors, labels: jax.Array, rate: jax.Array
     ) -> tuple[Variables, jax.Array]:
-        """Run one update; return its loss and accuracy over the global batch before it, float32 [2].
+        """Run one update; return its loss and figure over the global batch before it, float32 [2].
 
-        `images` and `labels` are the batch in micro-batches, [accumulation, batch / accumulation, …].
+        `inputs` and `labels` are the batch in micro-batches, [accumulation, batch / accumulation, …].
         """
         trained, others, kept = variables
         scale = jnp.float32(1.0) if self.loss_scale is None else kept[self.loss_scale]
@@ -196,25 +208,42 @@ class Step:
             return (others, [a + b for a, b in zip(sums, gradients, strict=True)], figures + more), None
 
         if self.accumulation == 1:
-            gradients, (others, figures) = gradient(trained, others, images[0], labels[0], scale)
+            gradients, (others, figures) = gradient(
+                trained, others, each(lambda values: values[0], inputs), labels[0], scale
+            )
         else:
             start = (others, [jnp.zeros_like(each) for each in trained], jnp.zeros(2, jnp.float32))
-            (others, gradients, figures), _ = jax.lax.scan(part, start, (images, labels), unroll=not self.is_loop_fast)
+            (others, gradients, figures), _ = jax.lax.scan(part, start, (inputs, labels), unroll=not self.is_loop_fast)
         kept = list(kept)
         kept[self.rate] = rate.astype(kept[self.rate].dtype)
         trained, kept = self.optimizer.stateless_apply(kept, gradients, trained)
         return (list(trained), list(others), list(kept)), figures
 
     def _loss(
-        self, trained: Arrays, others: Arrays, images: jax.Array, labels: jax.Array, scale: jax.Array
+        self, trained: Arrays, others: Arrays, inputs: Tensors, labels: jax.Array, scale: jax.Array
     ) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
         """Return a micro-batch's part of the global mean loss, times `scale`, and (other variables, figures)."""
-        logits, others, extra = self.model.stateless_call(trained, others, images, training=True, return_losses=True)
-        losses, correct = _losses(logits.astype(jnp.float32), labels)
+        outputs, others, extra = self.model.stateless_call(
+            trained, others, in_order(inputs, self.manifest), training=True, return_losses=True
+        )
+        losses, figures = self._measured(outputs, labels)
         if self.class_weights is not None:
             losses *= jnp.asarray(self.class_weights)[labels]
         loss = jnp.sum(losses) / self.batch + sum(extra) / self.accumulation
-        return loss * scale, (others, jnp.stack([loss, jnp.sum(correct) / self.batch]))
+        return loss * scale, (others, jnp.stack([loss, jnp.sum(figures) / self.batch]))
+
+    def _measured(self, outputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return each example's loss and figure, float32 [batch]."""
+        outputs = outputs.astype(jnp.float32)
+        return self.objective.losses(outputs, labels), self.objective.figures(outputs, labels)
+
+    def _scaled(self, decoded: Tensors) -> Tensors:
+        """Convert decoded inputs to the network's: uint8 pixels to float32 in [0, 1]."""
+
+        def scaled(one: jax.Array) -> jax.Array:
+            return one.astype(jnp.float32) * np.float32(1.0 / 255.0) if one.dtype == jnp.uint8 else one
+
+        return in_order(each(scaled, decoded), self.manifest)
 
 
 def has_convolutions(model: keras.Model) -> bool:
@@ -223,12 +252,13 @@ def has_convolutions(model: keras.Model) -> bool:
     return any("Conv" in name for name in names)
 
 
-def _scaled(pixels: jax.Array) -> jax.Array:
-    """Convert uint8 pixels to the network's input, float32 in [0, 1]."""
-    return pixels.astype(jnp.float32) * np.float32(1.0 / 255.0)
+def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)[:, 0]
 
 
-def _losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return each example's cross-entropy and whether its prediction is correct (1 or 0), float32 [batch]."""
-    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)[:, 0]
-    return -chosen, (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+def _correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return whether each example's prediction is correct (1 or 0), float32 [batch]."""
+    return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+
+
+CLASSIFICATION = Objective(_cross_entropy, _correct)

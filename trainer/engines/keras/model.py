@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import keras
 import numpy as np
 
 from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest
 from slipway.trainer.config import ModelSettings
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
+from slipway.trainer.tasks import TASKS
 
+FILE_NAME = "model.keras"
 _NAMED = 5  # layers, in the message
 
+logger = logging.getLogger(__name__)
 
-def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> keras.Model:
-    """Return the builder's keras.Model, built, from images [batch, *image_shape] to logits [batch, classes].
+# Keras matches a dict of inputs by its keys; names of features need not be valid names of its tensors.
+warnings.filterwarnings("ignore", "When providing `inputs` as a dict, all keys in the dict must match the names")
+
+
+def build_network(settings: ModelSettings, manifest: Manifest) -> keras.Model:
+    """Return the builder's keras.Model, built, from the data set's inputs to what its task needs, [batch, outputs].
 
     Raises:
-        UserError: The builder failed (`builder.build`), or its network is not such a classifier.
+        UserError: The builder failed (`builder.build`), or its network is not such a network.
     """
-    model = checked(builder.build(settings, image_shape, classes), settings)
-    return check_classifier(model, settings, image_shape, classes)
+    model = checked(builder.build(settings, manifest), settings)
+    return check_network(model, settings, manifest)
 
 
 def checked(model: object, settings: ModelSettings) -> keras.Model:
@@ -39,46 +50,77 @@ def checked(model: object, settings: ModelSettings) -> keras.Model:
     return model
 
 
-def check_classifier(
-    model: keras.Model, settings: ModelSettings, image_shape: tuple[int, int, int], classes: int
-) -> keras.Model:
+def check_network(model: keras.Model, settings: ModelSettings, manifest: Manifest) -> keras.Model:
     """Build the keras.Model `model` and return it.
 
     Raises:
-        UserError: It is not a classifier of such images.
+        UserError: It does not accept the data set's inputs, or does not return what its task needs.
     """
     try:
-        outputs = model(keras.Input(image_shape))
+        outputs = model(_symbolic(manifest))
     except Exception as error:
-        size = " x ".join(map(str, image_shape))
-        raise UserError(
-            f"The network of {settings.builder} cannot process images of {size}: {type(error).__name__}: {error}",
-            setting="model.builder",
-            value=settings.builder,
-            allowed=f"a network with the input shape [batch, {', '.join(map(str, image_shape))}]",
+        raise refused_inputs(
+            settings,
+            manifest,
+            error,
+            allowed=f"a network with the input shape [batch, {', '.join(map(str, manifest.image_shape))}]",
             fix="use image_shape in the builder: keras.Input(image_shape)",
+            named_fix="use {name: keras.Input(each.shape, dtype=each.dtype) for name, each in inputs.items()}",
         ) from error
     shape = getattr(outputs, "shape", None)
     _refuse_built_in_batch(model, settings, shape)
-    if shape is None or list(shape) != [None, classes]:
+    if shape is None or list(shape) != [None, manifest.outputs]:
         given = f"[batch, {', '.join(map(str, shape[1:]))}]" if shape is not None else f"a {type(outputs).__name__}"
-        raise _wrong(
-            settings, f"returns {given}; the data set has {classes} classes", f"end in keras.layers.Dense({classes})"
-        )
-    if getattr(model.layers[-1] if model.layers else None, "activation", None) is keras.activations.softmax:
-        raise _wrong(settings, "ends in a softmax; it must return logits", "remove the last layer's activation")
+        raise wrong_head(settings, manifest, given, f"end in keras.layers.Dense({manifest.outputs})")
+    last = getattr(getattr(model.layers[-1] if model.layers else None, "activation", None), "__name__", "")
+    if last in TASKS[manifest.task].squashing:
+        what = "standardized values" if manifest.task == "regression" else "logits"
+        raise _wrong(settings, f"ends in a {last}; it must return {what}", "remove the last layer's activation")
     return model
+
+
+def _symbolic(manifest: Manifest) -> keras.KerasTensor | dict[str, keras.KerasTensor]:
+    if manifest.is_image_only:
+        return keras.Input(manifest.image_shape)
+    return {name: keras.Input(each.shape, dtype=each.dtype) for name, each in manifest.all_inputs.items()}
+
+
+def refused_inputs(
+    settings: ModelSettings, manifest: Manifest, error: Exception, *, allowed: str, fix: str, named_fix: str
+) -> UserError:
+    """Return the error for a network that fails on the inputs; `allowed` and `fix` are for one image without a name."""
+    if manifest.is_image_only:
+        what = f"images of {' x '.join(map(str, manifest.image_shape))}"
+    else:
+        of = {name: ", ".join(["batch", *map(str, each.shape)]) for name, each in manifest.all_inputs.items()}
+        what = "the inputs " + ", ".join(f"{name} [{shape}]" for name, shape in of.items())
+        allowed, fix = "a network of a dict with these inputs", named_fix
+    return UserError(
+        f"The network of {settings.builder} cannot process {what}: {type(error).__name__}: {error}",
+        setting="model.builder",
+        value=settings.builder,
+        allowed=allowed,
+        fix=fix,
+    )
+
+
+def wrong_head(settings: ModelSettings, manifest: Manifest, given: str, fix: str) -> UserError:
+    """Return the error for a network that returns `given`, of another shape than the task needs."""
+    task, outputs = TASKS[manifest.task], manifest.outputs
+    of = {"classification": f"the data set has {outputs} classes", "multilabel": f"the data set has {outputs} labels"}
+    why = of.get(manifest.task, "the target is a number")
+    return _wrong(settings, f"returns {given}; {why}: {manifest.task} needs {task.head}, [batch, {outputs}]", fix)
 
 
 def _refuse_built_in_batch(model: keras.Model, settings: ModelSettings, output: keras.KerasTensor) -> None:
     """Raise UserError if the network has a fixed batch size: the devices split a batch, and the last one is smaller."""
-    shapes = [*(each.shape for each in model.inputs or []), *([output] if output is not None else [])]
+    shapes = [*(each.shape for each in getattr(model, "inputs", None) or []), *([output] if output is not None else [])]
     sizes = [shape[0] for shape in shapes if shape and shape[0] is not None]
     if sizes:
         raise _wrong(
             settings,
             f"has a fixed batch size of {sizes[0]}; each device processes a part of the batch",
-            "use keras.Input(image_shape) without batch_size, and reshape with -1 for the batch",
+            "use keras.Input without batch_size, and reshape with -1 for the batch",
         )
 
 
@@ -126,12 +168,22 @@ def refuse_batch_normalization(found: BatchNormalization, settings: ModelSetting
     )
 
 
+def save(model: keras.Model, folder: Path) -> None:
+    """Write model.keras into `folder`; only warn if Keras cannot save the model, such as one without get_config."""
+    try:
+        model.save(folder / FILE_NAME)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        (folder / FILE_NAME).unlink(missing_ok=True)
+        reason = " ".join(str(error).split())[:200]
+        logger.warning("warning: %s is not written, because Keras cannot save the network: %s", FILE_NAME, reason)
+
+
 def size(model: keras.Model) -> ModelSize:
     """Return the size of the model's variables and of the trainable ones."""
     return ModelSize(_bytes(model.variables), _bytes(model.trainable_variables))
 
 
-def output_elements(model: keras.Model, _image_shape: tuple[int, int, int]) -> int:
+def output_elements(model: keras.Model, _manifest: Manifest) -> int:
     """Return the number of elements in the outputs of all layers for one example."""
     count = 0
     for layer in model._flatten_layers(include_self=False):
@@ -161,6 +213,6 @@ def _wrong(settings: ModelSettings, what: str, fix: str) -> UserError:
         f"The network of {settings.builder} {what}.",
         setting="model.builder",
         value=settings.builder,
-        allowed="a keras.Model from images to logits [batch, classes]",
+        allowed="a keras.Model from the inputs to one logit per class or label, or one number, [batch, outputs]",
         fix=fix,
     )

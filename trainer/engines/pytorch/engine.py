@@ -15,27 +15,29 @@ import keras
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import check_shared_evenly
+from slipway.trainer.data.features import Labels, blank, each
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras import model as keras_model
+from slipway.trainer.engines.keras.objective import objective
 from slipway.trainer.engines.pytorch import export
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
+from slipway.trainer.engines.pytorch.export import Tensors, tensors
 from slipway.trainer.engines.pytorch.network import Network
-from slipway.trainer.engines.pytorch.step import Step, load_loss_scale, make_optimizer, optimizer_arrays
+from slipway.trainer.engines.pytorch.step import CLASSIFICATION, Step, load_loss_scale, make_optimizer, optimizer_arrays
 from slipway.trainer.hyperparameters import choose_precision, class_weights
 
-# Images and labels.
-Batch = tuple[torch.Tensor, torch.Tensor]
+# Decoded inputs and labels.
+Batch = tuple[Tensors, torch.Tensor]
 # The fraction of a device's memory that the training split may use.
 DEVICE_SHARE = 0.25
 
@@ -51,6 +53,7 @@ class PyTorchEngine:
     # Set by `open`.
     _devices: Devices
     # Set by `build`.
+    _manifest: Manifest
     _network: Network
     _step: Step
 
@@ -58,7 +61,6 @@ class PyTorchEngine:
         self._batches: Iterator[Batch] | None = None
         self._position = 0
         self._waited = 0.0
-        self._image_shape = (0, 0, 0)
 
     def open(self, cluster: Cluster) -> str:
         with errors_named(cluster):
@@ -75,18 +77,19 @@ class PyTorchEngine:
         keras.utils.set_random_seed(job.train.seed)  # also seeds torch
         keras.config.set_dtype_policy(chosen)
         builder.load(job.model.builder)
-        self._network = pytorch_network.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+        self._network = pytorch_network.build_network(job.model, manifest)
         keras_model.refuse_batch_normalization(
             pytorch_network.batch_normalization(self._network), job.model, devices.cluster.world_size
         )
         self._network.to(devices.device)
         weights = class_weights(job.train, manifest)
-        self._image_shape = manifest.image_shape
+        self._manifest = manifest
         self._step = Step(
             network=self._network,
             wrapped=self._wrapped(),
             optimizer=make_optimizer(job.train, self._network),
             scaler=torch.amp.GradScaler(devices.device.type, enabled=chosen == "mixed_float16"),
+            objective=objective(manifest, CLASSIFICATION),
             train=job.train,
             precision=chosen,
             class_weights=None if weights is None else torch.from_numpy(weights).to(devices.device),
@@ -119,45 +122,45 @@ class PyTorchEngine:
             means = self._devices.reduced(figures.double().cpu(), "SUM") / self._devices.cluster.world_size
         found = means.numpy()
         waited, self._waited = self._waited, 0.0
-        return StepFigures(losses=found[:, 0], accuracies=found[:, 1], waited=waited)
+        return StepFigures(losses=found[:, 0], values=found[:, 1], waited=waited)
 
     def _batches_of(self, data: TrainingData, step: int) -> Iterator[Batch]:
-        """Yield each step's uint8 images and int64 labels on the device, starting at `step`."""
+        """Yield each step's decoded inputs and labels on the device, starting at `step`."""
         device = self._devices.device
         if isinstance(data, MemoryTraining):
             memory = self._devices.memory
-            kept = device if memory is None or data.images.nbytes <= memory * DEVICE_SHARE else torch.device("cpu")
-            images, labels = torch.from_numpy(data.images).to(kept), torch.from_numpy(data.labels).long().to(kept)
+            kept = device if memory is None or data.decoded_bytes <= memory * DEVICE_SHARE else torch.device("cpu")
+            inputs = each(lambda one: one.to(kept), tensors(data.inputs))
+            labels = _labels(data.labels).to(kept)
             while True:
                 order = torch.from_numpy(data.order(step, 1)[0]).to(kept)
-                yield images[order].to(device), labels[order].to(device)
+                yield each(lambda one, order=order: one[order].to(device), inputs), labels[order].to(device)
                 step += 1
         read = iter(data.batches(step).as_numpy_iterator())
         while True:
             started = time.perf_counter()
-            pixels, classes = next(read)
+            decoded, found = next(read)
             self._waited += time.perf_counter() - started
-            yield torch.tensor(pixels).to(device), torch.tensor(classes).long().to(device)
+            yield each(lambda one: torch.tensor(one).to(device), decoded), _labels(found).to(device)
 
     def evaluate(self, data: Evaluation) -> Measured:
         self._network.eval()
         sums = torch.zeros(3, dtype=torch.float64)
         with errors_named(self._devices.cluster):
             with torch.no_grad():
-                for images, labels, weights in data.batches():
-                    sums += self._measure(*map(torch.from_numpy, (images, labels, weights)))
-            loss, correct, examples = self._devices.reduced(sums, "SUM").tolist()
-        return Measured(loss / examples, correct / examples, round(examples))
+                for inputs, labels, weights in data.batches():
+                    sums += self._measure(tensors(inputs), _labels(labels), torch.from_numpy(weights))
+            loss, figure, examples = self._devices.reduced(sums, "SUM").tolist()
+        return Measured(loss / examples, figure / examples, round(examples))
 
-    def _measure(self, images: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sums of losses and correct predictions, and of the weights: float64 [3] on the CPU."""
-        device = self._devices.device
-        images, labels, weights = images.to(device), labels.long().to(device), weights.to(device)
+    def _measure(self, decoded: Tensors, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sums of losses and figures, and of the weights: float64 [3] on the CPU."""
+        device, goal = self._devices.device, self._step.objective
+        labels, weights = labels.to(device), weights.to(device)
         with self._step.autocast():
-            logits = self._network(export.scaled(images))
-        losses = cross_entropy(logits, labels, reduction="none")
-        correct = (logits.argmax(dim=-1) == labels).float()
-        return torch.stack([(losses * weights).sum(), (correct * weights).sum(), weights.sum()]).double().cpu()
+            outputs = self._network(export.scaled(each(lambda one: one.to(device), decoded)))
+        losses, figures = goal.losses(outputs, labels), goal.figures(outputs, labels)
+        return torch.stack([(losses * weights).sum(), (figures * weights).sum(), weights.sum()]).double().cpu()
 
     def agree(self, values: Sequence[float]) -> list[float]:
         with errors_named(self._devices.cluster):
@@ -189,9 +192,9 @@ class PyTorchEngine:
 
     def work(self) -> Work:
         self._network.eval()  # in training mode BatchNorm would include the zeros
-        images = torch.zeros(1, *self._image_shape, device=self._devices.device)
+        inputs = each(lambda one: one.to(self._devices.device), tensors(blank(self._manifest, 1)[0]))
         with FlopCounterMode(display=False) as counter:
-            total = self._network(images).sum()
+            total = self._network(export.scaled(inputs)).sum()
             if total.requires_grad:
                 total.backward()
         self._step.optimizer.zero_grad(set_to_none=True)
@@ -218,7 +221,7 @@ class PyTorchEngine:
 
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
         with keras.device("cpu"):
-            network = pytorch_network.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+            network = pytorch_network.build_network(job.model, manifest)
         trained = self._network.variables()
         with torch.no_grad():
             for name, tensor in network.variables().items():
@@ -227,3 +230,9 @@ class PyTorchEngine:
 
     def close(self, _wait_for_others: Callable[[], None]) -> None:
         self._devices.leave()
+
+
+def _labels(array: Labels) -> torch.Tensor:
+    """Return labels as a tensor: classes as int64, others as they are."""
+    labels = torch.tensor(array)
+    return labels.long() if labels.dtype == torch.int32 else labels

@@ -7,61 +7,98 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from slipway.core.manifest import Manifest
+from slipway.core.manifest import Input, Manifest
+from slipway.trainer.data.features import Inputs, blank, each
 from slipway.trainer.engines.table import ENGINES
 
 if TYPE_CHECKING:
     from slipway.trainer.engines.pytorch.network import Network
 
 
-def scaled(pixels: torch.Tensor) -> torch.Tensor:
-    """Convert uint8 pixels to the network's input, float32 in [0, 1]."""
-    return pixels.to(torch.float32) * np.float32(1.0 / 255.0).item()
+# Inputs of a batch: one tensor, or a dict by name.
+Tensors: TypeAlias = Any
+
+
+def scaled(decoded: Tensors) -> Tensors:
+    """Convert decoded inputs to the network's: uint8 pixels to float32 in [0, 1]."""
+    if isinstance(decoded, dict):
+        return {name: scaled(one) for name, one in decoded.items()}
+    return decoded.to(torch.float32) * np.float32(1.0 / 255.0).item() if decoded.dtype == torch.uint8 else decoded
 
 
 class _Served(torch.nn.Module):
-    """The served module, from uint8 pixels [batch, height, width, channels] to probabilities [batch, classes]."""
+    """The served module, see `write`; `manifest` has the statistics of numbers and of the target."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, manifest: Manifest) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.task = network, manifest.task
+        self.numbers = [name for name, one in manifest.all_inputs.items() if one.kind == "number"]
+        for number, name in enumerate(self.numbers):
+            self._keep(f"number_{number}", manifest.inputs[name])
+        if manifest.target is not None:
+            self._keep("target", manifest.target)
 
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(self.network(scaled(pixels)), dim=-1)
+    def _keep(self, name: str, one: Input) -> None:
+        for what, values in (("mean", one.mean), ("deviation", one.deviation)):
+            self.register_buffer(f"{name}_{what}", torch.tensor(values, dtype=torch.float32).reshape(one.shape))
+
+    def forward(self, inputs: Tensors) -> torch.Tensor:
+        if isinstance(inputs, dict):
+            inputs = {name: one.to(torch.int32) if one.dtype == torch.int64 else one for name, one in inputs.items()}
+        for number, name in enumerate(self.numbers):
+            mean, deviation = getattr(self, f"number_{number}_mean"), getattr(self, f"number_{number}_deviation")
+            inputs[name] = (inputs[name] - mean) / deviation
+        outputs = self.network(scaled(inputs))
+        if self.task == "regression":
+            return outputs[:, 0] * self.target_deviation + self.target_mean
+        return torch.sigmoid(outputs) if self.task == "multilabel" else torch.softmax(outputs, dim=-1)
 
 
 def write(folder: Path, network: Network, manifest: Manifest) -> None:
     """Write model.pt2, and model.keras for a Keras network.
 
-    The program accepts `pixels`, uint8 [batch, height, width, channels] of any batch size, and returns probabilities
-    float32 [batch, classes] in the order of model.json's classes. It equals the SavedModel's function after decoding.
+    The program accepts decoded inputs of any batch size, one tensor or a dict by name: images as uint8 pixels
+    [batch, height, width, channels], numbers float32 as they are in the source, integers int64, and categories int64,
+    the position in model.json's vocabulary plus 1, or 0. It returns float32: the probabilities [batch, classes] in the
+    order of model.json's classes or labels, or the prediction [batch] in the target's own unit. It equals the
+    SavedModel's function after decoding.
 
     Args:
         folder: An existing folder.
         network: The network, on the CPU.
-        manifest: The data set's manifest, for the image shape.
+        manifest: The data set's manifest, for the inputs.
     """
-    example = torch.zeros(2, *manifest.image_shape, dtype=torch.uint8)
+    batch = torch.export.Dim("batch")
+    example = tensors(blank(manifest, 2)[0])
+    if isinstance(example, dict):
+        example = {name: one.long() if one.dtype == torch.int32 else one for name, one in example.items()}
     program = torch.export.export(
-        _Served(network).eval(), (example,), dynamic_shapes={"pixels": {0: torch.export.Dim("batch")}}
+        _Served(network, manifest).eval(), (example,), dynamic_shapes={"inputs": each(lambda _one: {0: batch}, example)}
     )
     torch.export.save(program, str(folder / ENGINES["pytorch"].model_file))
     if network.is_keras:
-        network.inner.save(folder / "model.keras")
+        from slipway.trainer.engines.keras import model as keras_model
+
+        keras_model.save(network.inner, folder)
 
 
-def load(folder: Path) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
-    """Return the program in `folder` as a function from pixels to probabilities, as in `write`."""
+def tensors(arrays: Inputs) -> Tensors:
+    """Return a batch's arrays as tensors that share their memory."""
+    return each(torch.from_numpy, arrays)
+
+
+def load(folder: Path) -> Callable[[Inputs], NDArray[np.float32]]:
+    """Return the program in `folder` as a function of decoded inputs, as in `write`."""
     program = torch.export.load(str(folder / ENGINES["pytorch"].model_file)).module()
 
-    def probabilities(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def predictions(inputs: Inputs) -> NDArray[np.float32]:
         with torch.no_grad():
-            return program(torch.tensor(pixels)).numpy()
+            return program(each(torch.tensor, inputs)).numpy()
 
-    return probabilities
+    return predictions

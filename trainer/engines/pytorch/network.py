@@ -1,7 +1,7 @@
 """The pytorch engine's network, wrapping a builder's keras.Model (on torch) or torch.nn.Module.
 
 A keras.Model receives images float32 in [0, 1], [batch, height, width, channels]; any other Module receives them
-channels first, [batch, channels, height, width].
+channels first, [batch, channels, height, width]. With several inputs, both receive a dict by name.
 """
 
 from __future__ import annotations
@@ -13,25 +13,40 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest
 from slipway.trainer.config import ModelSettings
+from slipway.trainer.data.features import blank
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras.model import BatchNormalization
+from slipway.trainer.engines.pytorch.export import Tensors, scaled, tensors
+from slipway.trainer.tasks import TASKS
 
 
 class Network(torch.nn.Module):
-    """A network from images float32 in [0, 1], [batch, height, width, channels], to logits float32 [batch, classes]."""
+    """A network from the inputs to float32 [batch, outputs].
 
-    def __init__(self, inner: torch.nn.Module) -> None:
+    It receives images as float32 in [0, 1], [batch, height, width, channels].
+
+    Args:
+        inner: The builder's network.
+        manifest: The data set's manifest, which says which inputs are images.
+    """
+
+    def __init__(self, inner: torch.nn.Module, manifest: Manifest) -> None:
         super().__init__()
         self.inner = inner
+        self.images = {name for name, one in manifest.all_inputs.items() if one.kind == "image"}
         self.is_keras = isinstance(inner, keras.Model)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: Tensors) -> torch.Tensor:
         if self.is_keras:
-            return self.inner(images, training=self.training).float()
-        return self.inner(images.permute(0, 3, 1, 2).contiguous()).float()
+            return self.inner(inputs, training=self.training).float()
+        if isinstance(inputs, dict):
+            first = {name: _channels_first(one) if name in self.images else one for name, one in inputs.items()}
+            return self.inner(first).float()
+        return self.inner(_channels_first(inputs)).float()
 
     def extra_losses(self) -> list[torch.Tensor]:
         """Return a Keras network's additional losses, such as regularization."""
@@ -63,49 +78,50 @@ class Network(torch.nn.Module):
 class Adapted(Network):
     """A custom program's network, whose images are multiplied by `factor`, and which may return probabilities."""
 
-    def __init__(self, inner: torch.nn.Module, factor: float, *, from_logits: bool) -> None:
-        super().__init__(inner)
+    def __init__(self, inner: torch.nn.Module, manifest: Manifest, factor: float, *, from_logits: bool) -> None:
+        super().__init__(inner, manifest)
         self._factor, self._from_logits = factor, from_logits
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        found = super().forward(images * self._factor)
+    def forward(self, inputs: Tensors) -> torch.Tensor:
+        found = super().forward(inputs * self._factor)
         return found if self._from_logits else found.log()
 
 
-def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Network:
-    """Return the builder's network, from images [batch, *image_shape] to logits [batch, classes].
+def build_network(settings: ModelSettings, manifest: Manifest) -> Network:
+    """Return the builder's network, from the data set's inputs to what its task needs, [batch, outputs].
 
     Raises:
-        UserError: The builder failed (`builder.build`), or its network is not such a classifier.
+        UserError: The builder failed (`builder.build`), or its network is not such a network.
     """
-    model = checked(builder.build(settings, image_shape, classes), settings)
+    model = checked(builder.build(settings, manifest), settings)
     if isinstance(model, keras.Model):
-        return Network(keras_model.check_classifier(model, settings, image_shape, classes))
-    network = Network(model)
-    size = " x ".join(map(str, image_shape))
+        return Network(keras_model.check_network(model, settings, manifest), manifest)
+    network = Network(model, manifest)
+    height, width, channels = manifest.image_shape
     try:
         with torch.no_grad():
-            output = network.eval()(torch.zeros(2, *image_shape))
+            output = network.eval()(scaled(tensors(blank(manifest, 2)[0])))
     except Exception as error:
-        raise UserError(
-            f"The network of {settings.builder} cannot process images of {size}: {type(error).__name__}: {error}",
-            setting="model.builder",
-            value=settings.builder,
-            allowed=f"a Module with input [batch, {image_shape[2]}, {image_shape[0]}, {image_shape[1]}]: channels "
-            "first, any batch size",
-            fix="use image_shape, which is (height, width, channels), in the builder",
-        ) from error
-    if tuple(output.shape) != (2, classes):
-        given = ", ".join(map(str, output.shape[1:]))
-        raise _wrong(
+        raise keras_model.refused_inputs(
             settings,
-            f"returns [batch, {given}]; the data set has {classes} classes",
-            f"end in torch.nn.Linear(…, {classes})",
-        )
-    last = list(model.modules())[-1]
-    if isinstance(last, torch.nn.Softmax | torch.nn.LogSoftmax):
-        raise _wrong(settings, "ends in a softmax; it must return logits", "remove the softmax")
+            manifest,
+            error,
+            allowed=f"a Module with input [batch, {channels}, {height}, {width}]: channels first, any batch size",
+            fix="use image_shape, which is (height, width, channels), in the builder",
+            named_fix="use inputs[name].shape in the builder, and the dict of inputs by name in forward",
+        ) from error
+    if tuple(output.shape) != (2, manifest.outputs):
+        given = f"[batch, {', '.join(map(str, output.shape[1:]))}]"
+        raise keras_model.wrong_head(settings, manifest, given, f"end in torch.nn.Linear(…, {manifest.outputs})")
+    last = type(list(model.modules())[-1]).__name__.lower().removeprefix("log")
+    if last in TASKS[manifest.task].squashing:
+        what = "standardized values" if manifest.task == "regression" else "logits"
+        raise _wrong(settings, f"ends in a {last}; it must return {what}", f"remove the {last}")
     return network
+
+
+def _channels_first(images: torch.Tensor) -> torch.Tensor:
+    return images.permute(0, 3, 1, 2).contiguous()
 
 
 def checked(model: object, settings: ModelSettings) -> torch.nn.Module:
@@ -135,14 +151,14 @@ def size(model: torch.nn.Module) -> ModelSize:
     """Return the size of a builder's network: of its variables and of the trainable ones."""
     if isinstance(model, keras.Model):
         return keras_model.size(model)
-    network = Network(model)
-    return ModelSize(_bytes(list(network.variables().values())), _bytes(network.trained()))
+    tensors = [*model.parameters(), *model.buffers()]
+    return ModelSize(_bytes(tensors), _bytes([tensor for tensor in tensors if tensor.requires_grad]))
 
 
-def output_elements(model: torch.nn.Module, image_shape: tuple[int, int, int]) -> int:
+def output_elements(model: torch.nn.Module, manifest: Manifest) -> int:
     """Return the number of elements in the outputs of all Keras layers or leaf modules for one example."""
     if isinstance(model, keras.Model):
-        return keras_model.output_elements(model, image_shape)
+        return keras_model.output_elements(model, manifest)
     count = 0
 
     def add(_module: torch.nn.Module, _inputs: object, output: object) -> None:
@@ -153,7 +169,7 @@ def output_elements(model: torch.nn.Module, image_shape: tuple[int, int, int]) -
     hooks = [module.register_forward_hook(add) for module in model.modules() if not list(module.children())]
     try:
         with torch.no_grad():
-            Network(model).eval()(torch.zeros(2, *image_shape))
+            Network(model, manifest).eval()(scaled(tensors(blank(manifest, 2)[0])))
     finally:
         for hook in hooks:
             hook.remove()
@@ -169,6 +185,6 @@ def _wrong(settings: ModelSettings, what: str, fix: str) -> UserError:
         f"The network of {settings.builder} {what}.",
         setting="model.builder",
         value=settings.builder,
-        allowed="a keras.Model or a torch.nn.Module from images to logits [batch, classes]",
+        allowed="a keras.Model or a torch.nn.Module from the inputs to one logit per class or label, or one number",
         fix=fix,
     )

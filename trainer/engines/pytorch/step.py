@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
 from slipway.trainer.config import TrainSettings
+from slipway.trainer.data.features import each, with_image
 from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras.objective import Objective
 from slipway.trainer.engines.pytorch.devices import Devices
-from slipway.trainer.engines.pytorch.export import scaled
+from slipway.trainer.engines.pytorch.export import Tensors, scaled
 from slipway.trainer.engines.pytorch.network import Network
 from slipway.trainer.hyperparameters import Precision
 
@@ -51,6 +53,7 @@ class Step:
         wrapped: `network` in DistributedDataParallel if there are several processes, else `network` itself.
         optimizer: The optimizer made by `make_optimizer`.
         scaler: A torch.amp.GradScaler, enabled only in mixed_float16.
+        objective: The loss and the figure.
         train: The settings.
         precision: The compute precision.
         class_weights: A factor for each class on the device, float32 [classes], or None.
@@ -62,40 +65,41 @@ class Step:
     wrapped: torch.nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
+    objective: Objective
     train: TrainSettings
     precision: Precision
     class_weights: torch.Tensor | None
     batch: int
     devices: Devices
 
-    def run(self, images: torch.Tensor, labels: torch.Tensor, number: int, rate: float) -> torch.Tensor:
-        """Run one update; return this process's mean loss and accuracy before it, float32 [2] on the device.
+    def run(self, decoded: Tensors, labels: torch.Tensor, number: int, rate: float) -> torch.Tensor:
+        """Run one update; return this process's mean loss and figure before it, float32 [2] on the device.
 
         Args:
-            images: This process's part of the batch, uint8 [batch, height, width, channels], on the device.
-            labels: int64 [batch], on the device.
+            decoded: This process's part of the batch, on the device.
+            labels: Its labels, on the device.
             number: The step's number in the run, from 0.
             rate: The learning rate.
         """
         self._seed(number)
-        images = scaled(images)
+        inputs = scaled(decoded)
         if self.train.augment.is_on:
-            images = self._augmented(images, number)
+            inputs = with_image(lambda images: self._augmented(images, number), inputs)
         figures = torch.zeros(2, device=self.devices.device)
         parts = self.train.accumulation
         share = self.batch // parts
         for part in range(parts):
             chosen = slice(part * share, (part + 1) * share)
             with self._without_all_reduce() if part < parts - 1 else contextlib.nullcontext():
-                figures += self._backward(images[chosen], labels[chosen])
+                figures += self._backward(each(lambda one, chosen=chosen: one[chosen], inputs), labels[chosen])
         self._update(rate)
         self.devices.end_step()
         return figures
 
-    def _backward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _backward(self, inputs: Tensors, labels: torch.Tensor) -> torch.Tensor:
         with self.autocast():
-            logits = self.wrapped(images)
-        losses = cross_entropy(logits, labels, reduction="none")
+            outputs = self.wrapped(inputs)
+        losses = self.objective.losses(outputs, labels)
         if self.class_weights is not None:
             losses = losses * self.class_weights[labels]
         loss = losses.sum() / self.batch
@@ -103,8 +107,8 @@ class Step:
             loss = loss + extra / self.train.accumulation
         if loss.requires_grad:
             self.scaler.scale(loss).backward()
-        correct = (logits.argmax(dim=-1) == labels).sum() / self.batch
-        return torch.stack([loss.detach(), correct.to(loss.dtype)])
+        figure = self.objective.figures(outputs.detach(), labels).sum() / self.batch
+        return torch.stack([loss.detach(), figure.to(loss.dtype)])
 
     def _update(self, rate: float) -> None:
         """Apply and clear the gradients."""
@@ -156,6 +160,17 @@ class Step:
 
         draws = augment.draw(self.train.augment, len(images), uniform, integers)
         return augment.change(images, self.train.augment, draws)
+
+
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(logits, labels, reduction="none")
+
+
+def _correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (logits.argmax(dim=-1) == labels).float()
+
+
+CLASSIFICATION = Objective(_cross_entropy, _correct)
 
 
 def optimizer_arrays(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> dict[str, torch.Tensor]:

@@ -22,7 +22,8 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
 from slipway.trainer.data.assignment import check_shared_evenly
-from slipway.trainer.data.images import scale, traced
+from slipway.trainer.data.features import Tensors, each, scaled, specs
+from slipway.trainer.data.images import traced
 from slipway.trainer.data.inputs import Evaluation, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import builder
@@ -39,10 +40,11 @@ from slipway.trainer.engines.base import (
 )
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras import model as keras_model
+from slipway.trainer.engines.keras.objective import Objective, objective
 from slipway.trainer.engines.tensorflow import devices as tensorflow_devices
 from slipway.trainer.engines.tensorflow import network, optimizer, tpu
 from slipway.trainer.engines.tensorflow.loop import Call, Layout, StepLoop
-from slipway.trainer.engines.tensorflow.step import TrainingStep, correct
+from slipway.trainer.engines.tensorflow.step import CLASSIFICATION, TrainingStep
 from slipway.trainer.export import saved_model
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 
@@ -60,7 +62,9 @@ class TensorFlowEngine:
     # Set by `open`.
     _strategy: tf.distribute.Strategy
     # Set by `build`.
+    _manifest: Manifest
     _model: keras.Model
+    _objective: Objective
     _optimizer: keras.optimizers.Optimizer
     _step: TrainingStep
     _train: TrainSettings
@@ -69,11 +73,10 @@ class TensorFlowEngine:
     def __init__(self) -> None:
         self._world_size = 1
         self._names: list[str] = []
-        self._image_shape = (0, 0, 0)
         self._batch = 0  # this process's examples per step
         self._precision: Precision = "float32"
         self._call: Call | None = None
-        self._measures: dict[tuple[int, tuple[int, int, int]], Callable[..., tf.Tensor]] = {}
+        self._measures: dict[tuple[int, str], Callable[..., tf.Tensor]] = {}
 
     @property
     def _local_devices(self) -> int:
@@ -109,7 +112,7 @@ class TensorFlowEngine:
         check_shared_evenly(job.train, job.plan.replicas, self._local_devices)
         augment.verify(job.train.augment, manifest.image_shape)
         self._train = train = job.train
-        self._image_shape = manifest.image_shape
+        self._manifest, self._objective = manifest, objective(manifest, CLASSIFICATION)
         kind = tensorflow_devices.kind(self._names)
         self._precision = choose_precision(train, kind, tensorflow_devices.capability(self._names))
         weights = class_weights(train, manifest)
@@ -121,14 +124,15 @@ class TensorFlowEngine:
         # Outside of the scope, so that variables created on import are detected as foreign.
         builder.load(job.model.builder)
         with _peers(), self._strategy.scope():  # the first values of variables are sent to all processes
-            self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+            self._model = keras_model.build_network(job.model, manifest)
             keras_model.refuse_batch_normalization(keras_model.batch_normalization(self._model), job.model, devices)
             self._refuse_foreign_variables(job.model)
             self._optimizer = optimizer.make(train, self._model.trainable_variables)
             compiled = network.compiles(train, self._model, kind, devices)
             self._step = TrainingStep(
-                self._model, self._optimizer, train, weights, devices, compiled=compiled and devices > 1
-            )
+                self._model, self._optimizer, self._objective, train, weights, devices,
+                compiled=compiled and devices > 1,
+            )  # fmt: skip
         layout = Layout(self._strategy, self._local_devices, devices, self._batch // self._local_devices)
         self._loop = StepLoop(
             self._step, self._optimizer, layout, train, compiled=compiled and devices == 1,
@@ -155,19 +159,19 @@ class TensorFlowEngine:
                 self._call = self._loop.on(data, step)
             figures, waited = self._call(step, rates)
             figures = (self._reduce(figures, "SUM") if self._world_size > 1 else figures).numpy().astype(np.float64)
-        return StepFigures(losses=figures[:, 0], accuracies=figures[:, 1], waited=waited)
+        return StepFigures(losses=figures[:, 0], values=figures[:, 1], waited=waited)
 
     def evaluate(self, data: Evaluation) -> Measured:
-        key = (data.batch, data.share.manifest.image_shape)
+        key = (data.batch, data.share.manifest.fingerprint)
         if key not in self._measures:  # retracing each epoch would take longer than evaluating a small split
             self._measures[key] = self._measuring_function(data)
         measure = self._measures[key]
         sums = np.zeros(3)
         with self._errors():
-            for images, labels, weights in data.batches():
-                sums += measure(images, labels, weights).numpy()
-        loss, correct, examples = self._over_processes(sums, "SUM")
-        return Measured(loss / examples, correct / examples, round(examples))
+            for inputs, labels, weights in data.batches():
+                sums += measure(inputs, labels, weights).numpy()
+        loss, figure, examples = self._over_processes(sums, "SUM")
+        return Measured(loss / examples, figure / examples, round(examples))
 
     def agree(self, values: Sequence[float]) -> list[float]:
         return self._over_processes(values, "MAX")
@@ -184,7 +188,7 @@ class TensorFlowEngine:
             variable.assign(state[name])
 
     def work(self) -> Work:
-        flops = network.example_flops(self._model, self._image_shape)
+        flops = network.example_flops(self._model, self._manifest, self._objective)
         return Work(
             device=tensorflow_devices.maker_name(self._names),
             devices=int(self._strategy.num_replicas_in_sync),
@@ -193,7 +197,7 @@ class TensorFlowEngine:
         )
 
     def graph(self) -> bytes | None:
-        return network.graph(self._model, self._image_shape)
+        return network.graph(self._model, self._manifest)
 
     @contextlib.contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
@@ -211,11 +215,11 @@ class TensorFlowEngine:
         # require every process. It computes in float32, which every serving device supports.
         keras.config.set_dtype_policy("float32")
         with tf.distribute.get_strategy().scope() if self._world_size == 1 else contextlib.nullcontext():
-            model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+            model = keras_model.build_network(job.model, manifest)
         for own, trained in zip(model.weights, self._model.weights, strict=True):
             own.assign(trained.numpy())
         saved_model.write(folder, model, [variable.value for variable in model.variables], manifest)
-        model.save(folder / "model.keras")
+        keras_model.save(model, folder)
 
     def close(self, _wait_for_others: Callable[[], None]) -> None:
         """Do nothing: TensorFlow's server ends with the process."""
@@ -224,32 +228,21 @@ class TensorFlowEngine:
 
     def _measuring_function(self, data: Evaluation) -> Callable[..., tf.Tensor]:
         share = data.batch // self._local_devices
-        shape = data.share.manifest.image_shape
+        inputs_spec, labels_spec = specs(data.share.manifest, data.batch, decoded=True)
 
-        def device_sums(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        def device_sums(inputs: Tensors, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
             start = share * (tf.distribute.get_replica_context().replica_id_in_sync_group % self._local_devices)
             with tf.device("CPU:0"):
-                images, labels, weights = (part[start : start + share] for part in (images, labels, weights))
-            logits = tf.cast(self._model(scale(images), training=False), tf.float32)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-            sums = tf.stack(
-                [
-                    tf.reduce_sum(losses * weights),
-                    tf.reduce_sum(correct(logits, labels) * weights),
-                    tf.reduce_sum(weights),
-                ]
-            )
+                inputs = each(lambda values: values[start : start + share], inputs)
+                labels, weights = (part[start : start + share] for part in (labels, weights))
+            outputs = tf.cast(self._model(scaled(inputs), training=False), tf.float32)
+            losses, figures = self._objective.losses(outputs, labels), self._objective.figures(outputs, labels)
+            sums = tf.stack([tf.reduce_sum(values * weights) for values in (losses, figures, tf.ones_like(weights))])
             return tf.cast(sums, tf.float64)
 
-        @traced(
-            input_signature=[
-                tf.TensorSpec([data.batch, *shape], tf.uint8),
-                tf.TensorSpec([data.batch], tf.int32),
-                tf.TensorSpec([data.batch], tf.float32),
-            ]
-        )
-        def measure(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-            by_device = self._strategy.run(device_sums, args=(images, labels, weights))
+        @traced(input_signature=[inputs_spec, labels_spec, tf.TensorSpec([data.batch], tf.float32)])
+        def measure(inputs: Tensors, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+            by_device = self._strategy.run(device_sums, args=(inputs, labels, weights))
             return tf.add_n(self._strategy.experimental_local_results(by_device))
 
         return measure
@@ -294,7 +287,7 @@ class TensorFlowEngine:
                 yield
         except tf.errors.ResourceExhaustedError as error:
             share = self._batch // self._local_devices // self._train.accumulation
-            fits = network.most_that_fit(self._step.part, self._image_shape, share)
+            fits = network.most_that_fit(self._step.part, self._manifest, share)
             cause = re.search(r"(OOM|[Oo]ut of memory).*", error.message)
             raise OutOfMemory(cause[0] if cause else error.message.partition("\n")[0], fits) from error
 

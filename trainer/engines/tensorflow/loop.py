@@ -17,18 +17,19 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.data.images import scale, traced
+from slipway.trainer.data.features import Tensors, each, scaled, with_image
+from slipway.trainer.data.images import traced
 from slipway.trainer.data.inputs import MemoryTraining, StreamTraining, TrainingData
 from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite, augmented
 
 Rates = NDArray[np.float32]
-Batch = tuple[tf.Tensor, tf.Tensor]  # images and labels
+Batch = tuple[Tensors, tf.Tensor]  # decoded inputs and labels
 Number = TypeVar("Number", bound=np.generic)
 # Function (first step's number, learning rates) -> (float32 [steps, 2], seconds spent on input): each step's loss and
-# accuracy, this process's contribution to them.
+# figure, this process's contribution to them.
 Call = Callable[[int, Rates], tuple[tf.Tensor, float]]
 
-# Limits on the batches passed to a compiled loop at once: bytes of pixels, and for a stream the number of batches that
+# Limits on the batches passed to a compiled loop at once: decoded bytes, and for a stream the number of batches that
 # its reader prefetches, so that it does not pause while they are trained on.
 _HANDED_BYTES = 64 * 1024**2
 _HANDED_OF_STREAM = 2
@@ -84,11 +85,11 @@ class StepLoop:
 
     def _from_memory(self, data: MemoryTraining) -> Call:
         """Gather examples in the graph; each call passes only their order."""
-        images, labels = data.tensors()
+        inputs, labels = data.tensors()
         shape = [self._layout.local_devices, self._layout.share]
 
         def batch(device: tf.Tensor, indices: tf.Tensor) -> Batch:
-            return tf.gather(images, indices[device]), tf.gather(labels, indices[device])
+            return each(lambda values: tf.gather(values, indices[device]), inputs), tf.gather(labels, indices[device])
 
         order_type = tf.TensorSpec([None, *shape], tf.int32)
 
@@ -112,12 +113,12 @@ class StepLoop:
             started = _now()
             with tf.control_dependencies([started]):
                 batch = next(iterator)
-            with tf.control_dependencies(batch):
+            with tf.control_dependencies(tf.nest.flatten(batch)):
                 return batch, _now() - started
 
-        def batch(device: tf.Tensor, images: tf.Tensor, labels: tf.Tensor) -> Batch:
+        def batch(device: tf.Tensor, inputs: Tensors, labels: tf.Tensor) -> Batch:
             start = device * share
-            return images[start : start + share], labels[start : start + share]
+            return each(lambda values: values[start : start + share], inputs), labels[start : start + share]
 
         @traced(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32)])
         def steps(first: tf.Tensor, rates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -133,7 +134,7 @@ class StepLoop:
         self,
         first: tf.Tensor,
         rates: tf.Tensor,
-        fetch: Callable[[tf.Tensor], tuple[tuple[tf.Tensor, ...], tf.Tensor]],
+        fetch: Callable[[tf.Tensor], tuple[tuple[Tensors, ...], tf.Tensor]],
         batch: Callable[..., Batch],
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Run steps in the graph; return their figures, float32 [steps, 2], and the seconds spent in `fetch`.
@@ -142,15 +143,15 @@ class StepLoop:
             first: The first step's number in the run (from 0), int32 scalar.
             rates: The steps' learning rates, float32 [steps].
             fetch: Function (step's number within the call) -> (the process's batch or its indices, seconds).
-            batch: Function (device's number on this process, result of `fetch`) -> (images, labels).
+            batch: Function (device's number on this process, result of `fetch`) -> (decoded inputs, labels).
         """
 
-        def on_device(step: tf.Tensor, *fetched: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        def on_device(step: tf.Tensor, *fetched: Tensors) -> tuple[tf.Tensor, list[tf.Tensor]]:
             context = tf.distribute.get_replica_context()
             device = context.replica_id_in_sync_group
             with tf.device("CPU:0"):
-                images, labels = batch(device % self._layout.local_devices, *fetched)
-            figures, gradients = self._step.gradients(self._images(images, step, device), labels)
+                inputs, labels = batch(device % self._layout.local_devices, *fetched)
+            figures, gradients = self._step.gradients(self._inputs(inputs, step, device), labels)
             if self._layout.devices > 1:
                 gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
             if self._step.loss_scale:
@@ -192,20 +193,20 @@ class StepLoop:
     # A loop that is compiled as a whole
 
     def _compiled_from_memory(self, data: MemoryTraining) -> Call:
-        images, labels = data.tensors()
+        inputs, labels = data.tensors()
         if self._resident:
             with tf.device(self._resident):
-                images, labels = tf.identity(images), tf.identity(labels)
+                inputs, labels = each(tf.identity, inputs), tf.identity(labels)
 
         def gather(order: tf.Tensor) -> Batch:
-            return tf.gather(images, order), tf.gather(labels, order)
+            return each(lambda values: tf.gather(values, order), inputs), tf.gather(labels, order)
 
         ahead = traced(gather, reduce_retracing=True)
         rows = 1 << 16 if self._resident else self._rows(data)
         rows = min(rows, self._train.steps_per_call)
         steps = self._compiled_steps(rows, gather if self._resident else lambda *batch: batch)
 
-        def fetch(step: int, count: int) -> tuple[tf.Tensor, ...]:
+        def fetch(step: int, count: int) -> tuple[Tensors, ...]:
             order = _padded(data.order(step, count), rows)
             return (tf.constant(order),) if self._resident else ahead(order)
 
@@ -215,21 +216,20 @@ class StepLoop:
         iterator = iter(data.batches(first))
         rows = min(_HANDED_OF_STREAM, self._train.steps_per_call, self._rows(data))
 
-        def fetch(_step: int, count: int) -> tuple[tf.Tensor, ...]:
+        def fetch(_step: int, count: int) -> tuple[Tensors, ...]:
             batches = [next(iterator) for _ in range(count)]
-            images, labels = zip(*[*batches, *batches[:1] * (rows - count)], strict=True)
-            return tf.stack(images), tf.stack(labels)
+            inputs, labels = zip(*[*batches, *batches[:1] * (rows - count)], strict=True)
+            return each(lambda *parts: tf.stack(parts), *inputs), tf.stack(labels)
 
         return _in_parts(rows, fetch, self._compiled_steps(rows, lambda *batch: batch))
 
     def _rows(self, data: TrainingData) -> int:
-        shape = data.images.shape[1:] if isinstance(data, MemoryTraining) else data.share.manifest.image_shape
-        return max(1, _HANDED_BYTES // int(np.prod(shape) * self._layout.batch))
+        return max(1, _HANDED_BYTES // (data.example_bytes * self._layout.batch))
 
     def _compiled_steps(self, rows: int, batch: Callable[..., Batch]) -> Callable[..., tf.Tensor]:
         """Return a function (first, count, rates [rows], *handed), compiled by XLA, that runs `count` <= `rows` steps.
 
-        `handed` has a row for each step, from which `batch` makes its images and labels. The result has `rows` rows.
+        `handed` has a row for each step, from which `batch` makes its inputs and labels. The result has `rows` rows.
         """
 
         def one(
@@ -237,11 +237,11 @@ class StepLoop:
             figures: tf.TensorArray,
             first: tf.Tensor,
             rates: tf.Tensor,
-            handed: tuple[tf.Tensor, ...],
+            handed: tuple[Tensors, ...],
         ) -> tuple[tf.Tensor, tf.TensorArray]:
             self._optimizer.learning_rate.assign(rates[number])
-            images, labels = batch(*(part[number] for part in handed))
-            figure, gradients = self._step.gradients(self._images(images, first + number, 0), labels)
+            inputs, labels = batch(*(each(lambda values: values[number], part) for part in handed))
+            figure, gradients = self._step.gradients(self._inputs(inputs, first + number, 0), labels)
             if self._step.loss_scale is None:
                 self._step.update(gradients)
             else:
@@ -249,7 +249,7 @@ class StepLoop:
             return number + 1, figures.write(number, figure)
 
         @traced(jit_compile=True)
-        def steps(first: tf.Tensor, count: tf.Tensor, rates: tf.Tensor, *handed: tf.Tensor) -> tf.Tensor:
+        def steps(first: tf.Tensor, count: tf.Tensor, rates: tf.Tensor, *handed: Tensors) -> tf.Tensor:
             figures = tf.TensorArray(tf.float32, size=rows, element_shape=[2])
             _, figures = tf.while_loop(
                 lambda number, _: number < count,
@@ -260,13 +260,15 @@ class StepLoop:
 
         return steps
 
-    def _images(self, pixels: tf.Tensor, step: tf.Tensor, device: tf.Tensor) -> tf.Tensor:
-        """Convert a device's uint8 pixels to the network's input, with augmentation."""
-        images = scale(pixels)
-        return augmented(images, self._train, step, device) if self._train.augment.is_on else images
+    def _inputs(self, decoded: Tensors, step: tf.Tensor, device: tf.Tensor) -> Tensors:
+        """Convert a device's decoded inputs to the network's, with augmentation."""
+        inputs = scaled(decoded)
+        if not self._train.augment.is_on:
+            return inputs
+        return with_image(lambda images: augmented(images, self._train, step, device), inputs)
 
 
-def _in_parts(rows: int, fetch: Callable[[int, int], tuple[tf.Tensor, ...]], steps: Callable[..., tf.Tensor]) -> Call:
+def _in_parts(rows: int, fetch: Callable[[int, int], tuple[Tensors, ...]], steps: Callable[..., tf.Tensor]) -> Call:
     """Return a call that runs its steps in chunks of `rows`."""
 
     def call(step: int, rates: Rates) -> tuple[tf.Tensor, float]:

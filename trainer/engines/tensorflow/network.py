@@ -7,8 +7,11 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from slipway.core.manifest import Manifest
 from slipway.trainer.config import TrainSettings
+from slipway.trainer.data.features import Tensors, blank, scaled, specs
 from slipway.trainer.data.images import traced
+from slipway.trainer.engines.keras.objective import Objective
 
 # On a CPU, XLA's convolutions took more than twice as long as TensorFlow's own; networks of only these layers trained
 # 1.8 times as fast. Other layers may contain operations that XLA cannot compile.
@@ -44,7 +47,7 @@ def _is_keras(layer: keras.Layer) -> bool:
     return type(layer).__module__.split(".")[0] == "keras"
 
 
-def example_flops(model: keras.Model, image_shape: tuple[int, int, int]) -> float | None:
+def example_flops(model: keras.Model, manifest: Manifest, objective: Objective) -> float | None:
     """Return the FLOPs of training on one example: the loss and all gradients.
 
     Uses TensorFlow's statistics of each operation in the traced graph (matrix products, convolutions and their
@@ -52,14 +55,13 @@ def example_flops(model: keras.Model, image_shape: tuple[int, int, int]) -> floa
     function calls, which these statistics do not cover.
     """
 
-    def gradients(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+    def gradients(inputs: Tensors, labels: tf.Tensor) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
-            logits = tf.cast(model(images, training=True), tf.float32)
-            loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+            outputs = tf.cast(model(inputs, training=True), tf.float32)
+            loss = tf.reduce_sum(objective.losses(outputs, labels))
         return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
 
-    specs = [tf.TensorSpec([1, *image_shape], tf.float32), tf.TensorSpec([1], tf.int32)]
-    graph = traced(gradients).get_concrete_function(*specs).graph
+    graph = traced(gradients).get_concrete_function(*specs(manifest, 1, decoded=False)).graph
     if any(operation.type in _CALLS for operation in graph.get_operations()):
         return None
     build = tf.compat.v1.profiler.ProfileOptionBuilder
@@ -67,31 +69,29 @@ def example_flops(model: keras.Model, image_shape: tuple[int, int, int]) -> floa
     return float(tf.compat.v1.profiler.profile(graph, options=options).total_float_ops)
 
 
-def graph(model: keras.Model, image_shape: tuple[int, int, int]) -> bytes:
-    """Return the network's graph from images to logits, as a serialized tf.GraphDef."""
-    specification = tf.TensorSpec([None, *image_shape], tf.float32, name="images")
+def graph(model: keras.Model, manifest: Manifest) -> bytes:
+    """Return the network's graph from inputs to outputs, as a serialized tf.GraphDef."""
 
-    def logits(images: tf.Tensor) -> tf.Tensor:
-        return model(images, training=False)
+    def outputs(inputs: Tensors) -> tf.Tensor:
+        return model(inputs, training=False)
 
-    concrete = traced(logits).get_concrete_function(specification)
+    concrete = traced(outputs).get_concrete_function(specs(manifest, None, decoded=False)[0])
     return bytes(concrete.graph.as_graph_def(add_shapes=True).SerializeToString())
 
 
-def most_that_fit(
-    gradients: Callable[[tf.Tensor, tf.Tensor], object], image_shape: tuple[int, int, int], below: int
-) -> int:
+def most_that_fit(gradients: Callable[[Tensors, tf.Tensor], object], manifest: Manifest, below: int) -> int:
     """Return the largest batch below `below` that fits in a device's memory, found by bisection on the device.
 
     Args:
-        gradients: The gradient computation, from float32 images and int32 labels; called with zeros.
-        image_shape: Height, width, channels.
+        gradients: The gradient computation, from inputs and labels; called with zeros.
+        manifest: The data set's manifest.
         below: A batch size that does not fit.
     """
 
     def fits(examples: int) -> bool:
         try:
-            traced(gradients)(tf.zeros([examples, *image_shape]), tf.zeros([examples], tf.int32))
+            inputs, labels = (tf.nest.map_structure(tf.constant, part) for part in blank(manifest, examples))
+            traced(gradients)(scaled(inputs), labels)
         except tf.errors.ResourceExhaustedError:
             return False
         return True

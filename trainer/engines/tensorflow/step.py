@@ -1,4 +1,4 @@
-"""One training step of a Keras network on TensorFlow: from a device's images to the weight update.
+"""One training step of a Keras network on TensorFlow: from a device's inputs to the weight update.
 
 Gradients are summed over all devices before clipping and loss scaling, which therefore do the same on every device.
 """
@@ -11,8 +11,10 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from slipway.trainer.config import TrainSettings
+from slipway.trainer.data.features import Tensors, each
 from slipway.trainer.data.images import traced
 from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras.objective import Objective
 
 # Initial loss scale of mixed_float16, and the number of steps without overflow after which it doubles.
 FIRST_SCALE = 2.0**15
@@ -52,6 +54,7 @@ class TrainingStep:
     Args:
         model: The network.
         optimizer: The optimizer made by `optimizer.make`.
+        objective: The loss and the figure.
         train: The settings.
         class_weights: A factor for each class, float32 [classes], or None.
         devices: The number of devices that a batch is split over.
@@ -62,6 +65,7 @@ class TrainingStep:
         self,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
+        objective: Objective,
         train: TrainSettings,
         class_weights: NDArray[np.float32] | None,
         devices: int,
@@ -69,7 +73,7 @@ class TrainingStep:
         compiled: bool,
     ) -> None:
         self._model, self._optimizer, self._train = model, optimizer, train
-        self._class_weights, self._devices = class_weights, devices
+        self._objective, self._class_weights, self._devices = objective, class_weights, devices
         self._variables = model.trainable_variables
         self.loss_scale = LossScale() if keras.config.dtype_policy().name == "mixed_float16" else None
         self.part = traced(self._of_part, jit_compile=True) if compiled else self._of_part
@@ -79,25 +83,25 @@ class TrainingStep:
         """State variables other than the network's and the optimizer's."""
         return self.loss_scale.variables if self.loss_scale else []
 
-    def gradients(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return a device's contribution to the global batch's loss and accuracy, float32 [2], and to the gradients.
+    def gradients(self, inputs: Tensors, labels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Return a device's contribution to the global batch's loss and figure, float32 [2], and to the gradients.
 
         Args:
-            images: The network's input, float32 [per-device batch, height, width, channels].
-            labels: int32 [per-device batch].
+            inputs: The network's inputs, [per-device batch, …].
+            labels: [per-device batch, …].
         """
         parts = self._train.accumulation
         if parts == 1:
-            return self.part(images, labels)
-        images = tf.reshape(images, [parts, -1, *images.shape[1:]])
-        labels = tf.reshape(labels, [parts, -1])
+            return self.part(inputs, labels)
+        inputs = each(lambda values: tf.reshape(values, [parts, -1, *values.shape[1:]]), inputs)
+        labels = tf.reshape(labels, [parts, -1, *labels.shape[1:]])
         # Sequentially, so that only one micro-batch's activations are in memory at a time.
         zeros = [tf.zeros_like(variable.value) for variable in self._variables]
 
         def add(
             number: tf.Tensor, figures: tf.Tensor, sums: list[tf.Tensor]
         ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-            more, gradients = self.part(images[number], labels[number])
+            more, gradients = self.part(each(lambda values: values[number], inputs), labels[number])
             return number + 1, figures + more, [one + other for one, other in zip(sums, gradients, strict=True)]
 
         first = (tf.constant(0), tf.zeros([2]), zeros)
@@ -116,12 +120,12 @@ class TrainingStep:
             gradients = [gradient * factor for gradient in gradients]
         self._optimizer.apply(gradients, self._variables)
 
-    def _of_part(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _of_part(self, inputs: Tensors, labels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         # All per-device batches have the same size, and so have all micro-batches.
-        examples = images.shape[0] * self._train.accumulation * self._devices
+        examples = labels.shape[0] * self._train.accumulation * self._devices
         with tf.GradientTape() as tape:
-            logits = tf.cast(self._model(images, training=True), tf.float32)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+            outputs = tf.cast(self._model(inputs, training=True), tf.float32)
+            losses = self._objective.losses(outputs, labels)
             if self._class_weights is not None:
                 losses *= tf.gather(self._class_weights, labels)
             loss = tf.reduce_sum(losses) / examples
@@ -130,8 +134,8 @@ class TrainingStep:
             minimized = loss * self.loss_scale.scale if self.loss_scale else loss
         variables = [variable.value for variable in self._variables]
         gradients = tape.gradient(minimized, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        accuracy = tf.reduce_sum(correct(logits, labels)) / examples
-        return tf.stack([loss, accuracy]), [tf.convert_to_tensor(gradient) for gradient in gradients]
+        figure = tf.reduce_sum(self._objective.figures(outputs, labels)) / examples
+        return tf.stack([loss, figure]), [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
 def augmented(images: tf.Tensor, train: TrainSettings, step: tf.Tensor, device: tf.Tensor) -> tf.Tensor:
@@ -156,9 +160,16 @@ def augmented(images: tf.Tensor, train: TrainSettings, step: tf.Tensor, device: 
     return augment.change(images, train.augment, draws)
 
 
-def correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+
+
+def _correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Return 1.0 where the most probable class is the label, else 0.0: float32 [batch]."""
     return tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels), tf.float32)
+
+
+CLASSIFICATION = Objective(_cross_entropy, _correct)
 
 
 def all_finite(gradients: list[tf.Tensor]) -> tf.Tensor:

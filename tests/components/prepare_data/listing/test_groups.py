@@ -31,6 +31,8 @@ PATTERN = r"/(p\d+)_"
 class FakeSource:
     """Its one part is a list of entries."""
 
+    task = "classification"
+
     def entries(self, part: list[Entry], ignored: object, scratch: Path) -> list[Entry]:
         return part
 

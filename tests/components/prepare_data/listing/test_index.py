@@ -21,6 +21,7 @@ class FakeSource:
     """Parts that are lists of entries."""
 
     name = reference = "fake"
+    task = "classification"
 
     def parts(self) -> list[list[Entry]]:
         raise NotImplementedError

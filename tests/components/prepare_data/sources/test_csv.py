@@ -84,8 +84,8 @@ ROWS = [f"{path_of(number)},{'ab'[number % 2]}" for number in range(40)]
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([], "Line 1 of .* has no column image or path or file"),
-        (["image;label"], "Line 1 of .* has no column image"),
+        ([], "Line 1 of .* has no column label or class"),
+        (["image;label"], "Line 1 of .* has no column label or class: its columns are separated by ';'"),
         (["image,labels", *ROWS], "Line 1 of .* has no column label or class"),
         (["image,path,label"], "Line 1 of .* has several columns for the image: image, path"),
         (["image,label,splits", *ROWS], "Line 1 of .* an unknown column 'splits'"),

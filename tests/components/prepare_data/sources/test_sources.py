@@ -15,6 +15,7 @@ from slipway.components.prepare_data.sources import SOURCES, SourceKind, check_s
 from slipway.components.prepare_data.sources.digits import DigitsSource
 from slipway.components.prepare_data.writing.beam import beam_for
 from slipway.core.errors import UserError
+from slipway.core.manifest import TaskName
 from slipway.pipelines.config.config import load
 from slipway.pipelines.images.images import own_code
 from slipway.pipelines.platforms.local.containers import mounted_folders
@@ -27,7 +28,7 @@ BEAM = {"runner": "DataflowRunner", "from_gigabytes": 0}
 class ScansSource(DigitsSource):
     """The digits under another name."""
 
-    def __init__(self, place: str, settings: DataSettings, column: str | None) -> None:
+    def __init__(self, place: str, settings: DataSettings, column: str | None, task: TaskName) -> None:
         super().__init__()
         self.place, self.column, self.reference = place, column, settings.source
 

@@ -46,7 +46,7 @@ def test_a_step_is_the_optimizers_step_on_the_mean_loss(tiny: Path, make_job: An
     before = engine.state()
     kernel, bias = (before[name] for name in before if name.endswith(("kernel", "bias")))
     chosen = data.order(0, 1)[0]
-    pixels = data.images[chosen].reshape(8, 64) / np.float32(255)
+    pixels = data.inputs[chosen].reshape(8, 64) / np.float32(255)
     logits = pixels @ kernel + bias
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     picked = probabilities[np.arange(8), data.labels[chosen]]
@@ -56,7 +56,7 @@ def test_a_step_is_the_optimizers_step_on_the_mean_loss(tiny: Path, make_job: An
 
     after = engine.state()
     np.testing.assert_allclose(figures.losses, [-np.log(picked).mean()], rtol=1e-5)
-    np.testing.assert_allclose(figures.accuracies, [(logits.argmax(1) == data.labels[chosen]).mean()])
+    np.testing.assert_allclose(figures.values, [(logits.argmax(1) == data.labels[chosen]).mean()])
     name = next(name for name in after if name.endswith("kernel"))
     np.testing.assert_allclose(after[name], kernel - 0.5 * pixels.T @ difference / 8, rtol=1e-4, atol=1e-6)
     name = next(name for name in after if name.endswith("bias"))
@@ -140,9 +140,9 @@ def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(
     logits = engine._model(images / np.float32(255)).numpy()
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(50), labels]
     assert measured.examples == 50
-    assert measured.accuracy == pytest.approx((logits.argmax(1) == labels).mean())
+    assert measured.figure == pytest.approx((logits.argmax(1) == labels).mean())
     assert measured.loss == pytest.approx(losses.mean(), rel=1e-5)
-    assert 0 < measured.accuracy < 1
+    assert 0 < measured.figure < 1
     assert engine.evaluate(inputs.evaluation(share, "validation", batch)) == measured
 
 
@@ -180,7 +180,7 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(
     assert measured.loss == pytest.approx(cross_entropy(images / np.float32(255), labels, kernel, bias), rel=1e-5)
 
     chosen = read.order(1, 1)[0]
-    images, labels = read.images[chosen] / np.float32(255), read.labels[chosen]
+    images, labels = read.inputs[chosen] / np.float32(255), read.labels[chosen]
     moved = augmented(images, config.train, 1, 0).numpy()
     loss = engine.run(read, 1, rates(1)).losses[0]
     assert loss == pytest.approx(cross_entropy(moved, labels, kernel, bias), rel=1e-5)

@@ -50,7 +50,7 @@ def weights(engine: Any) -> tuple[Any, Any]:
 def by_hand(data: Any, step: int, kernel: Any, bias: Any, factors: Any = (1.0, 1.0, 1.0)) -> tuple[float, Any, Any]:
     """A step's loss and its gradients for kernel and bias, each example weighted by its class's factor."""
     chosen = data.order(step, 1)[0]
-    pixels, labels = data.images[chosen].reshape(8, 64) / np.float32(255), data.labels[chosen]
+    pixels, labels = data.inputs[chosen].reshape(8, 64) / np.float32(255), data.labels[chosen]
     logits = pixels @ kernel + bias
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     factor = np.array(factors)[labels][:, None]
@@ -129,7 +129,7 @@ def test_a_batch_in_parts_is_the_same_step(start: Any, xla: bool) -> None:
     parts, data = start(accumulation=4, **settings)
     figures = parts.run(data, 0, rates(*[0.01] * 20))
     np.testing.assert_allclose(figures.losses, expected.losses, rtol=1e-4)
-    np.testing.assert_allclose(figures.accuracies, expected.accuracies)
+    np.testing.assert_allclose(figures.values, expected.values)
     for name, array in parts.state().items():
         np.testing.assert_allclose(array, expected_state[name], rtol=1e-3, atol=2e-5, err_msg=name)
 

@@ -1,4 +1,4 @@
-"""The accumulators agree with scikit-learn, however the examples are split into batches."""
+"""The measures of a classification agree with scikit-learn, however the examples are split into batches."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binomtest
 from sklearn import metrics as reference
 from sklearn.preprocessing import label_binarize
 
-from slipway.components.evaluate.accumulators import (
-    Measures,
-    PrecisionRecall,
-    Predictions,
-    WrongExample,
-    top_hits,
-    wilson,
-)
+from slipway.components.evaluate.measures.base import Example
+from slipway.components.evaluate.measures.classification import ClassificationMeasures, Predictions, in_top
+from slipway.components.evaluate.measures.scores import PrecisionRecall
 
 
 def predictions(labels: np.ndarray, probabilities: np.ndarray) -> Predictions:
@@ -36,14 +30,18 @@ def random_batch(seed: int, examples: int, classes: int, sharpness: float) -> Pr
     return predictions(labels, (exponentials / exponentials.sum(axis=1, keepdims=True)).astype(np.float32))
 
 
+def measures_of(classes: int, examples: int, worst: int = 0) -> ClassificationMeasures:
+    return ClassificationMeasures([str(index) for index in range(classes)], examples, worst)
+
+
 def part(batch: Predictions, chosen: np.ndarray) -> Predictions:
     return Predictions(
         batch.labels[chosen], batch.probabilities[chosen], batch.predicted[chosen], batch.confidence[chosen]
     )
 
 
-def measured(batches: list[Predictions], classes: int, worst: int = 0) -> Measures:
-    measures = Measures(classes, worst)
+def measured(batches: list[Predictions], classes: int) -> ClassificationMeasures:
+    measures = measures_of(classes, sum(len(batch.labels) for batch in batches))
     for batch in batches:
         measures.update(batch)
     return measures
@@ -73,7 +71,7 @@ def test_figures_are_those_of_scikit_learn(classes: int, sharpness: float) -> No
         assert metrics["loss"] == pytest.approx(reference.log_loss(batch.labels, rows, labels=range(classes)), rel=1e-5)
     five = {"k": 5, "labels": range(classes)}
     top = 1.0 if classes <= 5 else reference.top_k_accuracy_score(batch.labels, batch.probabilities, **five)
-    assert top_hits(batch) / 900 == pytest.approx(top)
+    assert in_top(batch).mean() == pytest.approx(top)
     for name, value in (("macro_precision", precision), ("macro_recall", recall), ("macro_f1", f1)):
         assert metrics[name] == pytest.approx(value.mean())
     assert metrics["examples"] == 900
@@ -82,7 +80,7 @@ def test_figures_are_those_of_scikit_learn(classes: int, sharpness: float) -> No
 @pytest.mark.parametrize("sharpness", [0.5, 3.0, 12.0])
 def test_auc_is_scikit_learns_within_the_stated_uncertainty(sharpness: float) -> None:
     batch = random_batch(seed=7, examples=900, classes=5, sharpness=sharpness)
-    scores = measured([batch], 5).scores
+    scores = measured([batch], 5).histograms
     truth = label_binarize(batch.labels, classes=range(5))
     for index, area in enumerate(scores.areas()):
         exact = reference.roc_auc_score(truth[:, index], batch.probabilities[:, index])
@@ -95,12 +93,6 @@ def test_auc_is_scikit_learns_within_the_stated_uncertainty(sharpness: float) ->
     assert np.mean(scores.areas()) == pytest.approx(macro, abs=0.001)
 
 
-@pytest.mark.parametrize(("successes", "examples"), [(0, 10), (10, 10), (388, 462), (1, 1)])
-def test_the_wilson_interval_is_scipys(successes: int, examples: int) -> None:
-    expected = binomtest(successes, examples).proportion_ci(0.95, method="wilson")
-    assert wilson(successes, examples) == pytest.approx(tuple(expected))
-
-
 def test_the_precision_at_a_recall_is_the_best_from_there_on() -> None:
     curve = PrecisionRecall(np.array([1.0, 0.5, 0.75, 0.5]), np.array([0.25, 0.25, 0.75, 1.0]))
     np.testing.assert_allclose(curve.at(np.array([0.0, 0.25, 0.3, 0.75, 1.0])), [1.0, 1.0, 0.75, 0.75, 0.5])
@@ -109,10 +101,11 @@ def test_the_precision_at_a_recall_is_the_best_from_there_on() -> None:
 
 def test_of_equal_probabilities_the_first_classes_are_the_top() -> None:
     batch = predictions(np.arange(20), np.full((20, 20), 0.05))
-    assert top_hits(batch) == 5
+    assert np.flatnonzero(in_top(batch)).tolist() == [0, 1, 2, 3, 4]
     assert measured([batch], 20).metrics()["top_5_accuracy"] == 0.25
-    fewer = predictions(np.arange(19), np.full((19, 19), 1 / 19))
-    assert "top_5_accuracy" not in measured([fewer], 19).metrics()
+    six, five = (predictions(np.arange(n), np.full((n, n), 1 / n)) for n in (6, 5))
+    assert measured([six], 6).metrics()["top_5_accuracy"] == pytest.approx(5 / 6)
+    assert "top_5_accuracy" not in measured([five], 5).metrics()
 
 
 def test_auc_tells_scores_near_one_apart() -> None:
@@ -121,11 +114,11 @@ def test_auc_tells_scores_near_one_apart() -> None:
     scores = 1 / (1 + np.exp(-odds))
     labels = (np.arange(200) >= 100).astype(np.int64)
     batch = Predictions(labels, np.stack([1 - scores, scores], axis=1), np.ones(200, np.int64), scores)
-    assert measured([batch], 2).scores.areas()[1] == pytest.approx(1.0, abs=1e-3)
+    assert measured([batch], 2).histograms.areas()[1] == pytest.approx(1.0, abs=1e-3)
 
 
 def test_the_roc_curve_runs_from_corner_to_corner_with_finite_thresholds() -> None:
-    scores = measured([random_batch(3, 400, 4, 2.0)], 4).scores
+    scores = measured([random_batch(3, 400, 4, 2.0)], 4).histograms
     for curve in (scores.curve(0), scores.average_curve(), scores.average_curve().thinned(20)):
         for rate in (curve.false_positive_rate, curve.true_positive_rate):
             assert rate[0] == 0
@@ -138,7 +131,7 @@ def test_the_roc_curve_runs_from_corner_to_corner_with_finite_thresholds() -> No
 
 def test_the_threshold_of_a_point_gives_its_rates() -> None:
     batch = random_batch(3, 400, 4, 2.0)
-    curve = measured([batch], 4).scores.curve(2)
+    curve = measured([batch], 4).histograms.curve(2)
     middle = len(curve.thresholds) // 2
     found = batch.probabilities[:, 2] >= curve.thresholds[middle]
     assert curve.true_positive_rate[middle] == pytest.approx(found[batch.labels == 2].mean())
@@ -151,14 +144,14 @@ def test_a_class_without_examples_is_left_out_of_the_averages() -> None:
     measures = measured([chosen], 4)
     present = reference.f1_score(chosen.labels, chosen.predicted, labels=[0, 1, 2], average="macro")
     assert measures.metrics()["macro_f1"] == pytest.approx(present)
-    assert measures.scores.areas()[3] is None
+    assert measures.histograms.areas()[3] is None
     assert all(np.isfinite(value) for value in measures.metrics().values())
 
 
 def test_one_class_alone_has_no_roc_curve() -> None:
     batch = random_batch(seed=5, examples=50, classes=3, sharpness=2.0)
     measures = measured([part(batch, np.flatnonzero(batch.labels == 1))], 3)
-    assert measures.scores.average_curve() is None
+    assert measures.histograms.average_curve() is None
     assert "macro_auc" not in measures.metrics()
 
 
@@ -194,16 +187,10 @@ def test_calibration_of_known_bins() -> None:
     assert calibration.expected_error == pytest.approx(expected)
 
 
-def feed_worst(measures: Measures, batch: Predictions, first: int) -> None:
-    chosen = measures.worst.candidates(batch)
-    measures.worst.add(
-        [
-            WrongExample(
-                f"{first + i:05d}", b"", int(batch.labels[i]), int(batch.predicted[i]), float(batch.confidence[i])
-            )
-            for i in chosen
-        ]
-    )
+def feed_worst(measures: ClassificationMeasures, batch: Predictions, first: int) -> None:
+    scores = measures.scores(batch)
+    chosen = measures.worst.candidates(scores).tolist()
+    measures.worst.add([Example(f"{first + i:05d}", *measures.describe(batch, i), float(scores[i])) for i in chosen])
 
 
 @settings(max_examples=40)
@@ -220,7 +207,7 @@ def test_any_split_into_batches_gives_the_same(
     batch = random_batch(seed, examples, 4, 1.5)
     if coarse:  # many equal confidences, so that ties decide
         batch = Predictions(batch.labels, batch.probabilities, batch.predicted, batch.confidence.round(1))
-    whole, split = Measures(4, limit), Measures(4, limit)
+    whole, split = measures_of(4, examples, limit), measures_of(4, examples, limit)
     whole.update(batch)
     feed_worst(whole, batch, 0)
     start = 0
@@ -231,9 +218,11 @@ def test_any_split_into_batches_gives_the_same(
         start = end
     assert split.metrics() == pytest.approx(whole.metrics(), rel=1e-12)
     np.testing.assert_array_equal(split.confusion.counts, whole.confusion.counts)
-    np.testing.assert_array_equal(split.scores.positive, whole.scores.positive)
-    np.testing.assert_array_equal(split.scores.all, whole.scores.all)
+    np.testing.assert_array_equal(split.histograms.positive, whole.histograms.positive)
+    np.testing.assert_array_equal(split.histograms.all, whole.histograms.all)
     np.testing.assert_array_equal(split.calibration.correct, whole.calibration.correct)
+    np.testing.assert_array_equal(split.sums.sums, whole.sums.sums)
+    np.testing.assert_array_equal(split.correct, batch.correct)
     wrong = np.flatnonzero(~batch.correct)
     order = sorted(wrong, key=lambda index: (-batch.confidence[index], index))[:limit]
     assert [int(example.key) for example in split.worst.examples] == order

@@ -1,0 +1,73 @@
+"""Report sections of a multilabel classification: per-label metrics with thresholds, and curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipway.components.evaluate.measures.multilabel import THRESHOLD, MultilabelMeasures
+from slipway.components.evaluate.measures.scores import ratio
+from slipway.components.evaluate.sections.classification import WEAKEST_CLASSES, curves
+from slipway.components.evaluate.served_model import Measured
+from slipway.core.manifest import Manifest
+from slipway.core.values import JsonObject
+
+# Up to this many labels, all are listed in the data set's order.
+LABELS_IN_FULL = 50
+
+
+@dataclass(frozen=True)
+class LabelRow:
+    """A row of the per-label table; `best` is the threshold with the highest F1 on the split, and that F1."""
+
+    name: str
+    examples: int
+    precision: float
+    recall: float
+    f1: float
+    auc: float | None
+    average_precision: float | None
+    best: tuple[float, float] | None
+    champion_f1: float | None
+
+
+def content(manifest: Manifest, model: Measured, champion: Measured | None) -> JsonObject:
+    """Return what the sections show of a model, and of the champion."""
+    measures = _measures(model)
+    rows = _label_rows(manifest.classes, measures, _measures(champion) if champion else None)
+    in_full = len(rows) <= LABELS_IN_FULL
+    if not in_full:
+        rows.sort(key=lambda row: (row.examples == 0, row.f1))
+    metrics = model.metrics
+    return {
+        "headline": f"macro F1 {metrics['macro_f1']:.4f}" if "macro_f1" in metrics else "no label in the split",
+        "wrong": round(measures.examples * (1 - metrics["exact_match"])),
+        "labels": rows if in_full else rows[:WEAKEST_CLASSES],
+        "other_labels": [] if in_full else rows[WEAKEST_CLASSES:],
+        "threshold": THRESHOLD,
+        **curves(measures.histograms),
+    }
+
+
+def _measures(model: Measured) -> MultilabelMeasures:
+    assert isinstance(model.measures, MultilabelMeasures)
+    return model.measures
+
+
+def _label_rows(
+    labels: Sequence[str], model: MultilabelMeasures, champion: MultilabelMeasures | None
+) -> list[LabelRow]:
+    histograms = model.histograms
+    hits, predicted, support = (part[0] for part in model.counts(model.sums.total[np.newaxis]))
+    theirs: list[float | None] = [None] * len(labels)
+    if champion is not None:
+        counts = champion.counts(champion.sums.total[np.newaxis])
+        theirs = ratio(2 * counts[0], counts[1] + counts[2])[0].tolist()
+    columns = (
+        labels, support.astype(int).tolist(), ratio(hits, predicted).tolist(), ratio(hits, support).tolist(),
+        ratio(2 * hits, predicted + support).tolist(), histograms.areas(), histograms.average_precisions(),
+        map(histograms.best_f1, range(len(labels))), theirs,
+    )  # fmt: skip
+    return [LabelRow(*row) for row in zip(*columns, strict=True)]

@@ -1,0 +1,342 @@
+"""The inputs of a network: which features they are, and their statistics over the examples.
+
+The sums behind a mean and a standard deviation are integers, so statistics of shards add up to the same numbers in any
+order, whatever processes counted them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from fractions import Fraction
+from typing import cast
+
+from pydantic import BaseModel
+
+from slipway.components.prepare_data.encoding.features import BOX, Kind
+from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.source import Unusable, readable, stored_name
+from slipway.components.prepare_data.validation.image import Inspector
+from slipway.core.errors import UserError, nearest
+from slipway.core.manifest import Input
+
+MOST_CATEGORIES = 100_000
+LARGEST_INTEGER = 2**31 - 1
+MOST_SHOWN = 40
+# The smallest float32 is 2**-149: every float32 is a multiple of it.
+BITS = 149
+# Kinds of `features.json` that are inputs, by the kind that they are for the network.
+SAME_AS = {
+    "text": "category", "class": "integer", "float64": "number", "float16": "number", "bfloat16": "number",
+    **dict.fromkeys(("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"), "integer"),
+}  # fmt: skip
+ALLOWED = "features of the kinds number, integer, category, text and image, and fixed shapes as in number[3]"
+
+
+class InputStatistics(BaseModel):
+    """Statistics of an input, or of a target, over some examples.
+
+    Attributes:
+        count: The number of examples.
+        sums: The sum of each element; of numbers, in units of 2**-149.
+        squares: The sum of the squares of each element of a number, in units of 2**-298.
+        minimum: The smallest element.
+        maximum: The largest element.
+        categories: The number of examples of each category.
+        sizes: The first two different sizes [height, width] of images.
+        color: Whether any image is not grayscale.
+    """
+
+    count: int = 0
+    sums: list[int] = []
+    squares: list[int] = []
+    minimum: float | None = None
+    maximum: float | None = None
+    categories: dict[str, int] = {}
+    sizes: list[tuple[int, int]] = []
+    color: bool = False
+
+    def add_numbers(self, numbers: list[float]) -> None:
+        """Add an example's numbers, which are finite."""
+        self._add_sums([int(math.ldexp(number, BITS)) for number in numbers], numbers, squares=True)
+
+    def add_integers(self, integers: list[int]) -> None:
+        """Add an example's integers."""
+        self._add_sums(integers, integers, squares=False)
+
+    def _add_sums(self, units: list[int], elements: list[float] | list[int], *, squares: bool) -> None:
+        if not self.count:
+            self.sums, self.squares = [0] * len(units), [0] * len(units) * squares
+        self.count += 1
+        for place, unit in enumerate(units):
+            self.sums[place] += unit
+            if squares:
+                self.squares[place] += unit * unit
+        self._extend(min(elements), max(elements))
+
+    def _extend(self, minimum: float, maximum: float) -> None:
+        self.minimum = minimum if self.minimum is None else min(self.minimum, minimum)
+        self.maximum = maximum if self.maximum is None else max(self.maximum, maximum)
+
+    def add_category(self, text: str) -> None:
+        """Add an example's category."""
+        self.count += 1
+        self.categories[text] = self.categories.get(text, 0) + 1
+
+    def add_image(self, size: tuple[int, int], *, color: bool) -> None:
+        """Add an example's image."""
+        self.count += 1
+        self.color |= color
+        if size not in self.sizes:
+            self.sizes = sorted([*self.sizes, size])[:2]
+
+    def merge(self, other: InputStatistics) -> None:
+        """Add the statistics of other examples."""
+        if not other.count:
+            return
+        if not self.count:
+            self.sums, self.squares = [0] * len(other.sums), [0] * len(other.squares)
+        self.count += other.count
+        self.sums = [one + two for one, two in zip(self.sums, other.sums, strict=True)]
+        self.squares = [one + two for one, two in zip(self.squares, other.squares, strict=True)]
+        if other.minimum is not None and other.maximum is not None:
+            self._extend(other.minimum, other.maximum)
+        for text, count in other.categories.items():
+            self.categories[text] = self.categories.get(text, 0) + count
+        self.sizes = sorted({*self.sizes, *other.sizes})[:2]
+        self.color |= other.color
+
+    @property
+    def means(self) -> list[float]:
+        """The mean of each element of a number."""
+        return [float(Fraction(total, self.count << BITS)) for total in self.sums]
+
+    @property
+    def deviations(self) -> list[float]:
+        """The standard deviation of each element of a number."""
+        count, pairs = self.count, zip(self.sums, self.squares, strict=True)
+        unit = count**2 << 2 * BITS
+        return [math.sqrt(Fraction(count * square - total**2, unit)) for total, square in pairs]
+
+
+Statistics = dict[str, InputStatistics]
+
+
+def combine_statistics(shards: Iterable[Statistics]) -> Statistics:
+    """Combine the statistics of several shards.
+
+    Raises:
+        UserError: An input has too many categories.
+    """
+    result: Statistics = {}
+    for shard in shards:
+        for name, found in shard.items():
+            result.setdefault(name, InputStatistics()).merge(found)
+            check_categories(name, result[name])
+    return result
+
+
+def check_categories(name: str, found: InputStatistics) -> None:
+    """Refuse an input with too many categories.
+
+    Raises:
+        UserError: It has more than `MOST_CATEGORIES`.
+    """
+    if len(found.categories) > MOST_CATEGORIES:
+        raise UserError(
+            f"The input {name} has more than {MOST_CATEGORIES:,} different categories.",
+            setting="data.inputs",
+            fix="name the inputs without it: --set data.inputs=[NAME, …]",
+        )
+
+
+class InputCounter:
+    """Checks and counts the inputs, and the target, of the examples of one shard.
+
+    Args:
+        kinds: The kinds of the inputs and, as `label`, of a target that is not a class.
+    """
+
+    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+        self._kinds = [(name, name.encode(), kind) for name, kind in kinds.items()]
+        self._inspect = Inspector(whole=False).inspect
+        self.statistics: Statistics = {name: InputStatistics() for name in kinds}
+
+    def add(self, features: Iterable[tuple[bytes, bytes]]) -> None:
+        """Count an example with these features: names and serialized Features.
+
+        Raises:
+            Unusable: An input is missing, not of its kind, not finite, or negative although an integer.
+            UserError: An input has too many categories.
+        """
+        found = dict(features)
+        given = [(name, kind, self._values(name, kind, found.get(key))) for name, key, kind in self._kinds]
+        for name, kind, value in given:
+            counted = self.statistics[name]
+            if kind.name in ("number", "bounding_box"):
+                counted.add_numbers(cast("list[float]", value))
+            elif kind.name == "integer":
+                counted.add_integers(cast("list[int]", value))
+            elif kind.name == "category":
+                counted.add_category(cast("list[bytes]", value)[0].decode())
+                check_categories(name, counted)
+            else:
+                seen = self._inspect(cast("list[bytes]", value)[0])
+                counted.add_image((seen.height, seen.width), color=not seen.gray)
+
+    def _values(self, name: str, kind: Kind, feature: bytes | None) -> list[bytes] | list[float] | list[int]:
+        found = values(feature) if feature is not None else []
+        needed = elements(kind)
+        if len(found) != needed:
+            raise Unusable(f"it has {len(found) or 'no'} values of {name}; {kind} has {needed}" if found or needed > 1
+                           else f"it has no {name}")  # fmt: skip
+        for value in found:
+            if problem := _problem(kind, value):
+                raise Unusable(
+                    f"its {name}: {readable(value[:MOST_SHOWN]) if isinstance(value, bytes) else value} {problem}"
+                )
+        return found
+
+
+def _problem(kind: Kind, value: bytes | float | int) -> str | None:
+    """Return why a value is not of its kind, or None."""
+    if kind.name in ("image", "category"):
+        if not isinstance(value, bytes):
+            return f"is not {'an image' if kind.name == 'image' else 'text'}"
+        try:
+            if kind.name == "category":
+                value.decode()
+        except UnicodeDecodeError:
+            return "is not UTF-8"
+    elif kind.name == "integer":
+        if not isinstance(value, int):
+            return "is not an integer"
+        if not 0 <= value <= LARGEST_INTEGER:
+            return f"is not from 0 to {LARGEST_INTEGER:,}, as an input of the kind integer is; declare it as a number"
+    elif not isinstance(value, float) or not math.isfinite(value):
+        return "is not a finite number"
+    return None
+
+
+def elements(kind: Kind) -> int:
+    """Return the number of elements of a value of a fixed shape."""
+    return BOX if kind.name == "bounding_box" else math.prod(kind.shape)
+
+
+def kind_of(text: str) -> Kind | None:
+    """Return the kind of a feature as an input, from its description; None if it cannot be an input."""
+    found = re.fullmatch(r"(\w+)((?:\[.*\])?)", text)
+    try:
+        kind = Kind.parse(SAME_AS.get(found[1], found[1]) + found[2]) if found else None
+    except ValueError:
+        return None
+    return None if kind is None or kind.is_list else kind
+
+
+def choose_inputs(
+    settings: DataSettings, features: Mapping[str, str], *, image: str | None, but: Collection[str] = ()
+) -> dict[str, Kind]:
+    """Return the inputs by the names under which they are stored, without the image.
+
+    Args:
+        settings: The user's settings.
+        features: The kinds of the additional features by their names in the source.
+        image: The name of the image in the source, if it has one.
+        but: Features that are inputs only if data.inputs names them, such as the column of data.group_by.
+
+    Raises:
+        UserError: data.inputs names a feature that does not exist or cannot be an input, or not the image.
+    """
+    names = settings.inputs
+    possible = {name: kind for name, text in features.items() if (kind := kind_of(text))}
+    if names is None:
+        chosen = {} if image else {name: kind for name, kind in possible.items() if name not in but}
+        if not image and not chosen:
+            listed = ", ".join(f"{name}: {text}" for name, text in features.items())
+            raise _mistake(
+                settings,
+                f"The source {settings.source} has neither images nor features for the network; it has "
+                f"{listed or 'only labels'}.",
+                fix="name the image with data.image, or set the kinds of features: --set data.features.NAME=KIND",
+            )
+        return {stored_name(name): kind for name, kind in chosen.items()}
+    own = (image, "image") if image else ()
+    for name in names:
+        if name in own or name in possible:
+            continue
+        if name in features:
+            sized = features[name].replace("[]", "[SIZE]")
+            known_size = re.fullmatch(r"(number|integer)\[\]", features[name])
+            fix = f"--set 'data.features.{name}={sized}', if all have the same SIZE" if known_size else None
+            raise _mistake(settings, f"The feature {name} cannot be an input: its kind is {features[name]}.", fix=fix)
+        known = [*own[:1], *possible]
+        is_label = name == (settings.label or "label")
+        raise _mistake(
+            settings,
+            f"data.inputs names {name!r}, which is the label."
+            if is_label
+            else f"The source {settings.source} has no feature {name!r}.",
+            allowed=", ".join(known),
+            near=None if is_label else nearest(name, known),
+        )
+    if image and not set(own) & set(names):
+        raise _mistake(
+            settings, "The source has images, but data.inputs does not name them.",
+            fix=f"--set 'data.inputs=[{', '.join([image, *names])}]'",
+        )  # fmt: skip
+    return {stored_name(name): possible[name] for name in names if name not in own}
+
+
+def _mistake(
+    settings: DataSettings, message: str, *, allowed: str = ALLOWED, near: str | None = None, fix: str | None = None
+) -> UserError:
+    named = settings.inputs is not None
+    return UserError(
+        message,
+        setting="data.inputs" if named else "data.source",
+        value=settings.inputs if named else settings.source,
+        allowed=allowed,
+        nearest=near,
+        fix=fix,
+    )
+
+
+def as_input(
+    name: str, kind: Kind, train: InputStatistics, everything: InputStatistics, settings: DataSettings
+) -> Input:
+    """Return the manifest's description of an input.
+
+    Args:
+        name: Its name.
+        kind: Its kind.
+        train: Its statistics over the training split.
+        everything: Its statistics over all splits.
+        settings: The user's settings.
+
+    Raises:
+        UserError: Images have several sizes.
+    """
+    if kind.name == "image":
+        if settings.image_size is None and len(everything.sizes) > 1:
+            one, other = (f"{height}x{width}" for height, width in everything.sizes)
+            raise UserError(
+                f"The images of {name} have several sizes: {one} and {other} (height x width).",
+                setting="data.image_size",
+                allowed="the [height, width] to which all images are resized",
+                fix="set data.image_size, for instance to [{}, {}]".format(*everything.sizes[0]),
+            )
+        size = settings.image_size or everything.sizes[0]
+        channels = settings.channels or (3 if everything.color else 1)
+        return Input(kind="image", shape=(*size, channels), resize=everything.sizes != [size])
+    if kind.name == "category":
+        return Input(kind="category", vocabulary=tuple(sorted(train.categories)))
+    if kind.name == "integer":
+        return Input(kind="integer", shape=kind.shape, maximum=int(everything.maximum or 0))
+    return Input(
+        kind="number",
+        shape=(BOX,) if kind.name == "bounding_box" else kind.shape,
+        mean=tuple(train.means),
+        deviation=tuple(found or 1.0 for found in train.deviations),
+    )

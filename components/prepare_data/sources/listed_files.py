@@ -1,0 +1,94 @@
+"""The files that a list of images names: their status, and a reader of images and spooled features."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from slipway.components.prepare_data.encoding.messages import bytes_feature, values
+from slipway.components.prepare_data.remote import RemoteFiles, is_remote
+from slipway.components.prepare_data.sources.images import FileReader, file_reader
+from slipway.components.prepare_data.sources.source import Unusable, readable
+from slipway.components.prepare_data.sources.spool import SpoolReader
+from slipway.components.prepare_data.validation.image import check_bytes
+
+MOST_MISSING_NAMED = 5
+
+
+def file_status(root: Path, key: bytes) -> os.stat_result | str:
+    """Return a file's status, or the reason why it is unavailable."""
+    try:
+        status = os.stat(os.path.join(os.fsencode(root), key))  # noqa: PTH116, PTH118
+    except OSError as error:
+        return error.strerror or "it cannot be read"
+    return status if stat.S_ISREG(status.st_mode) else "it is not a file"
+
+
+class MissingFiles:
+    """Counts listed files that cannot be read."""
+
+    def __init__(self, part: Path) -> None:
+        self._part = part
+        self._named: list[str] = []
+        self.count = 0
+
+    def status(self, root: Path, key: bytes, line: int) -> os.stat_result | None:
+        """Return a file's status, or None after counting it as missing."""
+        status = file_status(root, key)
+        if not isinstance(status, str):
+            return status
+        self.count += 1
+        if len(self._named) < MOST_MISSING_NAMED:
+            self._named.append(f"{readable(key)} (line {line}: {status})")
+        return None
+
+    def __str__(self) -> str:
+        more = f"; and {self.count - len(self._named):,} more" if self.count > len(self._named) else ""
+        return f"{self.count:,} of the images listed in {self._part} cannot be read: {'; '.join(self._named)}{more}."
+
+
+class ManifestReader:
+    """Reads images by absolute or relative paths, and the spooled additional features.
+
+    Args:
+        has_image: Whether the key is the path of an image.
+        root: The folder of relative paths.
+        spool: The spool file of the additional features, if any.
+        images: The features that are image paths; their files are read as well.
+    """
+
+    def __init__(self, has_image: bool, root: Path, spool: Path | None, images: list[bytes]) -> None:
+        self._has_image = has_image
+        self._relative = file_reader(root)
+        self._absolute = FileReader(Path("/"))
+        self._remote = RemoteFiles(Path("/"))
+        self._root = os.fsencode(root)
+        self._spool = SpoolReader(spool) if spool else None
+        self._images = images
+
+    def read(self, key: bytes, place: int, size: int) -> bytes:
+        if not self._has_image:
+            return b""
+        if key.startswith(b"/"):
+            if is_remote(Path(os.fsdecode(key))):
+                return self._remote.read(key[1:], place, size)
+            return self._absolute.read(key[1:], place, size)
+        return self._relative.read(key, place, size)
+
+    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:
+        for name, feature in self._spool.further(place) if self._spool else ():
+            if name in self._images:
+                paths = (os.path.join(self._root, path) for path in values(feature) if isinstance(path, bytes))  # noqa: PTH118
+                feature = bytes_feature(_content(path) for path in paths)
+            yield name, feature
+
+
+def _content(path: bytes) -> bytes:
+    file = Path(os.fsdecode(path))
+    try:
+        check_bytes(file.stat().st_size)
+        return file.read_bytes()
+    except OSError as error:
+        raise Unusable(f"{readable(path)} cannot be read: {error.strerror}") from None

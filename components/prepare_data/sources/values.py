@@ -1,0 +1,191 @@
+"""Labels of each task and other values, from cells of a CSV file and from Python objects of a user's function."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Iterable, Mapping
+
+from slipway.components.prepare_data.encoding.features import Kind
+from slipway.components.prepare_data.encoding.messages import bytes_feature
+from slipway.components.prepare_data.sources.images import is_image
+from slipway.components.prepare_data.sources.source import LABEL_SEPARATOR, SPLIT_FOLDERS, Unusable
+from slipway.core.errors import UserError
+from slipway.core.manifest import TaskName
+
+# Separates the names in a label cell of the task multilabel.
+SEPARATOR = "|"
+# What stands for a missing number, in lower case; pandas writes and reads the same.
+MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+# A column with more different texts than this is a key or free text rather than a category, unless it is declared.
+MOST_INFERRED = 1000
+
+
+class NotANumber(ValueError):
+    """A label of the task regression that is text."""
+
+
+def infer_kinds(
+    rows: Iterable[tuple[int, list[str]]], places: Mapping[str, int], mistake: Callable[..., UserError]
+) -> dict[str, Kind]:
+    """Infer the kinds of columns from all rows: number if every cell is a number or missing, else category.
+
+    Args:
+        rows: The rows, without the header, each with its line.
+        places: The position of each column.
+        mistake: Returns the error with a message, and `fix`.
+
+    Raises:
+        UserError: A column is neither.
+    """
+    numeric = dict.fromkeys(places, True)
+    some = dict.fromkeys(places, False)
+    texts: dict[str, set[str]] = {name: set() for name in places}
+    for _, row in rows:
+        for name, place in places.items():
+            text = row[place].strip()
+            if numeric[name] and not is_missing(text):
+                some[name] = True
+                numeric[name] = is_number(text)
+            if len(texts[name]) <= MOST_INFERRED:
+                texts[name].add(text)
+    found = {}
+    for name in places:
+        if numeric[name] and some[name]:
+            found[name] = Kind("number")
+            continue
+        given = texts[name] - {""}
+        if given and all(is_image(text.encode()) for text in given):
+            raise mistake(
+                f"The column {name} has paths of images.",
+                fix=f"--set data.image={name}, or name the inputs without it: --set 'data.inputs=[COLUMN, …]'",
+            )
+        if len(texts[name]) > MOST_INFERRED:
+            raise mistake(
+                f"The column {name} has more than {MOST_INFERRED:,} different texts; a category has fewer.",
+                fix=f"name the inputs without it, --set 'data.inputs=[COLUMN, …]', or "
+                f"--set data.features.{name}=category",
+            )
+        found[name] = Kind("category")
+    return found
+
+
+def is_missing(text: str) -> bool:
+    """Whether a cell has no number."""
+    return text.lower() in MISSING
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell is a number, finite or not."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text
+
+
+def label_cell(task: TaskName, text: str, name: str) -> tuple[str, bytes | None]:
+    """Return the label of a listed example, and the Feature of a label that is not one class.
+
+    Args:
+        task: What is learned.
+        text: The cell.
+        name: The column.
+
+    Raises:
+        Unusable: A target is missing or not finite, or a name is not printable.
+        NotANumber: A target is text.
+    """
+    if task == "regression":
+        if not is_missing(text) and not is_number(text):
+            raise NotANumber
+        target = math.nan if is_missing(text) else float(text)
+        try:
+            feature = Kind("number").encode(target)
+        except Unusable:
+            target = math.inf
+        if not math.isfinite(target):
+            raise Unusable(f"its target in the column {name} is {text or 'empty'}, not a finite number")
+        return "", feature
+    if task == "multilabel":
+        names = sorted({part.strip() for part in text.split(SEPARATOR)} - {""})
+        return LABEL_SEPARATOR.join(names), bytes_feature(part.encode() for part in names)
+    return text, None
+
+
+def label_value(task: TaskName, value: object) -> tuple[str, bytes | None]:
+    """Return the label of a listed example, and the Feature of a label that is not one class.
+
+    Raises:
+        Unusable: The label is not of the task's form, or a target is not finite.
+    """
+    if task == "regression":
+        target = target_of(value)
+        if target is None or not math.isfinite(target):
+            raise Unusable(f"its target {value!r:.80} is not a finite number")
+        return "", Kind("number").encode(target)
+    if task == "multilabel":
+        found = names_of(value)
+        if found is None:
+            raise Unusable(f"its label {value!r:.80} is not a list of names")
+        names = sorted({label_of(name) for name in found})
+        return LABEL_SEPARATOR.join(names), bytes_feature(name.encode() for name in names)
+    return label_of(value), None
+
+
+def check_label(task: TaskName, label: object, reference: str) -> None:
+    """Check that the first label has the form of the task.
+
+    Raises:
+        UserError: It has the form of another task's labels.
+    """
+    several, target = names_of(label) is not None, target_of(label)
+    fraction = target is not None and not isinstance(label, numbers.Integral)
+    expected = {
+        "classification": not several and not fraction, "multilabel": several, "regression": target is not None
+    }[task]  # fmt: skip
+    if not expected:
+        fitting = "multilabel" if several else "regression" if fraction else "classification"
+        raise UserError(
+            f"The first label of {reference} is {label!r:.80}, which the task {task} cannot learn.",
+            setting="task",
+            value=task,
+            allowed={
+                "classification": "text or an integer",
+                "multilabel": "a list of names",
+                "regression": "a number",
+            }[task],
+            fix=f"--set task={fitting}",
+        )
+
+
+def label_of(value: object) -> str:
+    value = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Unusable("it has no label" if value is None else f"its label {value!r} is neither text nor an integer")
+    text = str(value)
+    if not text or not text.isprintable():
+        raise Unusable(f"its label {text!r} is empty or unprintable")
+    return text
+
+
+def names_of(value: object) -> list[object] | None:
+    """Return the names in a list of labels, or None if the value is no list."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return list(value) if isinstance(value, list | tuple | set | frozenset) else None
+
+
+def target_of(value: object) -> float | None:
+    """Return a number to predict, or None if the value is no number."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+def split_of(value: object) -> str | None:
+    if value is None:
+        return None
+    found = SPLIT_FOLDERS.get(value.lower()) if isinstance(value, str) else None
+    if found is None:
+        raise Unusable(f"its split {value!r} is not train, validation or test")
+    return found

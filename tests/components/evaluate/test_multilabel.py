@@ -1,0 +1,109 @@
+"""The measures of a multilabel classification agree with scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as reference
+
+from slipway.components.evaluate.measures.multilabel import LabelPredictions, MultilabelMeasures
+
+NAMES = ["sky", "water", "tree", "person"]
+
+
+def random_batch(seed: int, examples: int, labels: int = 4) -> LabelPredictions:
+    generator = np.random.default_rng(seed)
+    present = generator.random((examples, labels)) < np.linspace(0.15, 0.6, labels)
+    odds = generator.normal(size=(examples, labels)) * 1.5 + 2 * present - 1
+    return LabelPredictions(present, (1 / (1 + np.exp(-odds))).astype(np.float32).astype(np.float64))
+
+
+def measured(batch: LabelPredictions, cuts: list[int] | None = None, worst: int = 0) -> MultilabelMeasures:
+    measures = MultilabelMeasures(NAMES[: batch.labels.shape[1]], len(batch.labels), worst)
+    for index in np.split(np.arange(len(batch.labels)), cuts or []):
+        measures.update(LabelPredictions(batch.labels[index], batch.probabilities[index]))
+    return measures
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**32 - 1), examples=st.integers(1, 200), cuts=st.lists(st.integers(1, 199), max_size=4))
+def test_figures_are_those_of_scikit_learn(seed: int, examples: int, cuts: list[int]) -> None:
+    batch = random_batch(seed, examples)
+    metrics = measured(batch, sorted({cut for cut in cuts if cut < examples})).metrics()
+    has, predicted = batch.labels.any(axis=0), batch.probabilities >= 0.5
+    if has.any():
+        each = {"y_true": batch.labels[:, has], "y_pred": predicted[:, has], "average": "macro", "zero_division": 0}
+        assert metrics["macro_f1"] == pytest.approx(reference.f1_score(**each))
+        assert metrics["macro_precision"] == pytest.approx(reference.precision_score(**each))
+        assert metrics["macro_recall"] == pytest.approx(reference.recall_score(**each))
+        assert metrics["micro_f1"] == pytest.approx(reference.f1_score(batch.labels, predicted, average="micro"))
+    both = has & ~batch.labels.all(axis=0)
+    if both.any():
+        area = reference.roc_auc_score(batch.labels[:, both], batch.probabilities[:, both], average="macro")
+        assert metrics["macro_auc"] == pytest.approx(area, abs=0.01)
+    assert metrics["exact_match"] == pytest.approx(reference.accuracy_score(batch.labels, predicted))
+    assert metrics["label_accuracy"] == pytest.approx(1 - reference.hamming_loss(batch.labels, predicted))
+    losses = [
+        reference.log_loss(batch.labels[:, index], batch.probabilities[:, index], labels=[False, True])
+        for index in range(4)
+    ]
+    assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+
+
+def test_per_label_auc_and_average_precision_are_those_of_scikit_learn() -> None:
+    batch = random_batch(1, 800)
+    histograms = measured(batch).histograms
+    for index, (area, precision) in enumerate(zip(histograms.areas(), histograms.average_precisions(), strict=True)):
+        truth, scores = batch.labels[:, index], batch.probabilities[:, index]
+        assert abs(area - reference.roc_auc_score(truth, scores)) <= histograms.uncertainty(index) + 1e-12
+        assert precision == pytest.approx(reference.average_precision_score(truth, scores), abs=0.005)
+
+
+def test_the_best_threshold_has_the_highest_f1() -> None:
+    batch = random_batch(2, 800)
+    histograms = measured(batch).histograms
+    for index in range(4):
+        threshold, best = histograms.best_f1(index)
+        truth, scores = batch.labels[:, index], batch.probabilities[:, index]
+        every = [reference.f1_score(truth, scores >= cut) for cut in np.linspace(0.02, 0.98, 49)]
+        assert best >= max(every) - 0.01
+        assert reference.f1_score(truth, scores >= threshold) == pytest.approx(best, abs=0.01)
+
+
+def test_intervals_contain_the_metrics_and_shrink_with_the_examples() -> None:
+    few, many = measured(random_batch(3, 100)), measured(random_batch(3, 3000))
+    narrow, wide = many.intervals(), few.intervals()
+    assert set(narrow) >= {"macro_f1", "micro_f1", "macro_auc", "loss", "exact_match"}
+    for name in ("macro_f1", "micro_f1", "macro_auc", "loss", "exact_match"):
+        low, high = narrow[name]
+        assert low < many.metrics()[name] < high
+        assert high - low < (wide[name][1] - wide[name][0]) / 3
+
+
+def test_a_label_without_examples_is_left_out_of_the_averages() -> None:
+    batch = random_batch(4, 60)
+    labels = batch.labels.copy()
+    labels[:, 2] = False
+    measures = measured(LabelPredictions(labels, batch.probabilities))
+    others = [0, 1, 3]
+    predicted = batch.probabilities >= 0.5
+    expected = reference.f1_score(labels[:, others], predicted[:, others], average="macro")
+    assert measures.metrics()["macro_f1"] == pytest.approx(expected)
+    assert measures.histograms.best_f1(2) is None
+    nothing = measured(LabelPredictions(np.zeros((5, 4), bool), np.full((5, 4), 0.1)))
+    assert set(nothing.metrics()) == {"loss", "label_accuracy", "exact_match", "examples"}
+
+
+def test_labels_of_a_champion_in_another_order_are_matched_and_unknown_ones_are_not_predicted() -> None:
+    measures = MultilabelMeasures(NAMES, 2)
+    values = np.array([[0.9, 0.1, 0.8], [0.2, 0.7, 0.6]])
+    order = np.array([2, 0, 4])  # tree, sky and one that the data set does not have
+    batch = measures.predictions(np.array([[0, 0, 1, 0], [1, 1, 0, 0]]), values, order)
+    np.testing.assert_allclose(batch.probabilities, [[0.1, 0, 0.9, 0], [0.7, 0, 0.2, 0]])
+    assert measures.describe(batch, 1) == ("sky, water", "sky")
+    assert measures.scores(batch)[0] == -np.inf
+    assert measures.scores(batch)[1] > 0
+    none = LabelPredictions(np.zeros((1, 4), bool), np.full((1, 4), 0.9))
+    assert measures.describe(none, 0)[0] == "no label"

@@ -1,0 +1,180 @@
+"""How the features of a record become the inputs of the network: once, for training, evaluation and the exported model.
+
+The inputs of a batch are one array if the image is the only one, and otherwise a dict by name, in the manifest's order.
+`tf.nest`, `jax.tree` and `each` treat both alike. Readers hold images as uint8, which the devices scale (`scaled`);
+other inputs are held as the network receives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from slipway.core.manifest import Input, Manifest, signature_name
+from slipway.trainer.data.images import decode_images, decode_prepared, scale
+
+# A batch's inputs, or those of a whole split: [examples, …].
+Inputs: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
+# int32 [examples] (classification), float32 [examples, labels] of 0 and 1 (multilabel), or float32 [examples], the
+# standardized target (regression).
+Labels: TypeAlias = NDArray[Any]
+# The same as tensors: one, or a dict by name.
+Tensors: TypeAlias = Any
+
+One = TypeVar("One")
+_STORED = {"image": tf.string, "number": tf.float32, "integer": tf.int64, "category": tf.string}
+
+
+def each(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Apply `function` to each input: to the arrays, or to those with the same name."""
+    first = inputs[0]
+    if isinstance(first, dict):
+        return {name: function(*(values[name] for values in inputs)) for name in first}
+    return function(*inputs)
+
+
+def with_image(function: Callable[[One], One], inputs: Any) -> Any:
+    """Apply `function` to the input `image` only."""
+    return {**inputs, "image": function(inputs["image"])} if isinstance(inputs, dict) else function(inputs)
+
+
+def in_order(inputs: Any, manifest: Manifest) -> Any:
+    """Return inputs in the manifest's order; JAX sorts the names of a dict that a function receives."""
+    return {name: inputs[name] for name in manifest.all_inputs} if isinstance(inputs, dict) else inputs
+
+
+def scaled(inputs: Tensors) -> Tensors:
+    """Convert decoded inputs to the network's: uint8 pixels to float32 in [0, 1]."""
+    return each(lambda values: scale(values) if values.dtype == tf.uint8 else values, inputs)
+
+
+def blank(manifest: Manifest, examples: int) -> tuple[Inputs, Labels]:
+    """Return decoded inputs and labels that are all zero."""
+    found = {
+        name: np.zeros((examples, *one.shape), np.uint8 if one.kind == "image" else one.dtype)
+        for name, one in manifest.all_inputs.items()
+    }
+    kind = np.int32 if manifest.task == "classification" else np.float32
+    return _inputs(manifest, found), np.zeros((examples, *_label_shape(manifest)), kind)
+
+
+def specs(manifest: Manifest, examples: int | None, *, decoded: bool) -> tuple[Tensors, tf.TensorSpec]:
+    """Return the tf.TensorSpecs of a batch's inputs and labels: decoded, or as the network receives them."""
+    inputs, labels = blank(manifest, 1)
+
+    def spec(array: NDArray[Any]) -> tf.TensorSpec:
+        kind = np.float32 if array.dtype == np.uint8 and not decoded else array.dtype
+        return tf.TensorSpec([examples, *array.shape[1:]], kind)
+
+    return each(spec, inputs), spec(labels)
+
+
+class Features:
+    """The conversion of a data set's features, with the statistics and vocabularies of its training split.
+
+    `tables` are the lookup tables of categories by name; a tf.Module that is saved must hold them.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        with tf.device("CPU:0"):
+            self.tables = {
+                name: _table(one.vocabulary) for name, one in manifest.all_inputs.items() if one.kind == "category"
+            }
+
+    def parse(self, raw: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
+        """Parse serialized records, string [n] with static n, to decoded inputs and labels."""
+        manifest = self._manifest
+        label = tf.float32 if manifest.task == "regression" else tf.int64
+        features = tf.io.parse_example(
+            raw,
+            {
+                **{name: tf.io.FixedLenFeature(*_stored(one)) for name, one in manifest.all_inputs.items()},
+                "label": tf.io.FixedLenFeature(_label_shape(manifest), label),
+            },
+        )
+        return self._decoded(features, decode_prepared), self._labels(features["label"])
+
+    def requests(self) -> dict[str, tf.TensorSpec]:
+        """Return the serving signature's inputs: raw values, as they are in a record."""
+        found = {}
+        for name, one in self._manifest.all_inputs.items():
+            shape, kind = _stored(one)
+            found[signature_name(name, one)] = tf.TensorSpec([None, *shape], kind, name=signature_name(name, one))
+        return found
+
+    def decode(self, requests: Mapping[str, tf.Tensor], *, standardized: bool = True) -> Tensors:
+        """Convert a request, tensors by their names in `requests`, to decoded inputs.
+
+        Args:
+            requests: Raw values, [batch, …] each. Images may have any size.
+            standardized: Whether to standardize numbers; a model that does so itself receives them as they are.
+        """
+        inputs = self._manifest.all_inputs
+        values = {name: requests[signature_name(name, one)] for name, one in inputs.items()}
+        return self._decoded(values, decode_images, standardized=standardized)
+
+    def _decoded(
+        self, values: Mapping[str, tf.Tensor], decode: Callable[..., tf.Tensor], *, standardized: bool = True
+    ) -> Tensors:
+        found = {}
+        for name, one in self._manifest.all_inputs.items():
+            raw = values[name]
+            if one.kind == "image":
+                found[name] = decode(raw, _as_image(self._manifest, name))
+            elif one.kind == "category":
+                found[name] = self.tables[name].lookup(raw)
+            elif one.kind == "integer":
+                found[name] = tf.cast(raw, tf.int32)
+            else:
+                found[name] = standardize(raw, one) if standardized else raw
+        return _inputs(self._manifest, found)
+
+    def _labels(self, stored: tf.Tensor) -> tf.Tensor:
+        if self._manifest.target is not None:
+            return standardize(stored, self._manifest.target)
+        return tf.cast(stored, tf.int32 if self._manifest.task == "classification" else tf.float32)
+
+
+def standardize(values: Any, one: Input) -> Any:
+    """Return (value - mean) / deviation of each element of a number's `values`, [batch, *shape]."""
+    mean, deviation = statistics(one)
+    return (values - mean) / deviation
+
+
+def statistics(one: Input) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the mean and the standard deviation of a number's elements, float32 [*shape]."""
+    mean, deviation = (np.array(values, np.float32).reshape(one.shape) for values in (one.mean, one.deviation))
+    return mean, deviation
+
+
+def _stored(one: Input) -> tuple[tuple[int, ...], tf.DType]:
+    return (() if one.kind == "image" else one.shape), _STORED[one.kind]
+
+
+def _label_shape(manifest: Manifest) -> tuple[int, ...]:
+    return (manifest.outputs,) if manifest.task == "multilabel" else ()
+
+
+def _inputs(manifest: Manifest, found: dict[str, Any]) -> Any:
+    return found["image"] if manifest.is_image_only else found
+
+
+def _as_image(manifest: Manifest, name: str) -> Manifest:
+    """Return the manifest with the image input `name` as its image."""
+    if name == "image":
+        return manifest
+    one = manifest.inputs[name]
+    height, width, channels = one.shape
+    return manifest.model_copy(update={"image_size": (height, width), "channels": channels, "resize": one.resize})
+
+
+def _table(vocabulary: tuple[str, ...]) -> tf.lookup.StaticHashTable:
+    """Return the table from a category to its position plus 1; 0 for all others."""
+    positions = tf.range(1, len(vocabulary) + 1, dtype=tf.int32)
+    rows = tf.lookup.KeyValueTensorInitializer(tf.constant(vocabulary, tf.string), positions)
+    return tf.lookup.StaticHashTable(rows, default_value=0)

@@ -1,0 +1,182 @@
+"""The table of tasks: what a network learns, and the metrics that a training run and an evaluation report.
+
+This module imports no framework, so that the configuration and the gate can read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest, TaskName, signature_name
+
+if TYPE_CHECKING:
+    from slipway.trainer.config import TrainSettings
+
+Direction = Literal["maximize", "minimize"]
+FigureName = Literal["accuracy", "label_accuracy", "mae"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the evaluation: its name in sentences, which values are better, and its definition."""
+
+    title: str
+    direction: Direction
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a network learns.
+
+    Attributes:
+        head: What the network returns, [batch, outputs].
+        figure: The metric that training steps and validations report beside the loss.
+        direction: Which values of the figure are better.
+        squashing: Activations that the last layer must not have, since the loss or the target's scale has no place
+            for them.
+        metrics: The metrics of the evaluation by name; the first is the gate's default.
+    """
+
+    head: str
+    figure: FigureName
+    direction: Direction
+    squashing: tuple[str, ...]
+    metrics: Mapping[str, Metric]
+
+
+def _averaged(each: str) -> dict[str, Metric]:
+    """Return the metrics of each class or label that are averaged over them."""
+    return {
+        "macro_f1": Metric("macro F1", "maximize", "harmonic mean of precision and recall, averaged"),
+        "macro_precision": Metric(
+            "macro precision", "maximize", f"fraction of the examples predicted as a {each} that have it, averaged"
+        ),
+        "macro_recall": Metric(
+            "macro recall", "maximize", f"fraction of the examples of a {each} that are predicted as it, averaged"
+        ),
+        "macro_auc": Metric("macro AUC", "maximize", f"area under each {each}'s ROC curve, averaged"),
+        "macro_average_precision": Metric(
+            "mean average precision", "maximize", f"area under each {each}'s precision-recall curve, averaged"
+        ),
+    }
+
+
+TASKS: dict[TaskName, Task] = {
+    "classification": Task(
+        head="one logit per class",
+        figure="accuracy",
+        direction="maximize",
+        squashing=("softmax",),
+        metrics={
+            "accuracy": Metric(
+                "accuracy", "maximize", "fraction of examples whose most probable class is the true class"
+            ),
+            "top_5_accuracy": Metric(
+                "top-5 accuracy", "maximize", "fraction of examples whose true class is among the five most probable"
+            ),
+            "loss": Metric("loss", "minimize", "mean cross-entropy in nats"),
+            **_averaged("class"),
+            "expected_calibration_error": Metric(
+                "expected calibration error", "minimize", "mean gap between confidence and accuracy (ECE)"
+            ),
+        },
+    ),
+    "multilabel": Task(
+        head="one logit per label",
+        figure="label_accuracy",
+        direction="maximize",
+        squashing=("softmax", "sigmoid"),
+        metrics={
+            **_averaged("label"),
+            "micro_f1": Metric(
+                "micro F1", "maximize", "harmonic mean of precision and recall over all labels together"
+            ),
+            "loss": Metric("loss", "minimize", "mean cross-entropy of a label in nats"),
+            "label_accuracy": Metric("label accuracy", "maximize", "fraction of labels that are predicted correctly"),
+            "exact_match": Metric(
+                "exact match", "maximize", "fraction of examples of which all labels are predicted correctly"
+            ),
+        },
+    ),
+    "regression": Task(
+        head="one number",
+        figure="mae",
+        direction="minimize",
+        squashing=("softmax", "sigmoid", "relu"),
+        metrics={
+            "rmse": Metric("RMSE", "minimize", "root of the mean squared error, in the target's unit"),
+            "mae": Metric("MAE", "minimize", "mean absolute error, in the target's unit"),
+            "mse": Metric("MSE", "minimize", "mean squared error"),
+            "r2": Metric("R²", "maximize", "fraction of the target's variance that the predictions explain"),
+            "loss": Metric("loss", "minimize", "mean squared error of the standardized target"),
+        },
+    ),
+}
+
+# What `train.monitor` can be, and which values are better.
+MONITORS: dict[str, Direction] = {"loss": "minimize", **{task.figure: task.direction for task in TASKS.values()}}
+
+
+def in_words(figure: str) -> str:
+    """Return a figure's name as in a sentence."""
+    return "MAE" if figure == "mae" else figure.replace("_", " ")
+
+
+def check_settings(train: TrainSettings, task: TaskName) -> None:
+    """Check that the settings apply to the task.
+
+    Raises:
+        UserError: The monitored metric is another task's, or there are class weights and no classes.
+    """
+    figure = TASKS[task].figure
+    if train.monitor not in ("loss", figure):
+        raise UserError(
+            f"The task {task} has no metric {train.monitor} to monitor.",
+            setting="train.monitor",
+            value=train.monitor,
+            allowed=f"loss, {figure}",
+            nearest=figure,
+            fix=f"--set train.monitor={figure}",
+        )
+    if train.class_weights is not None and task != "classification":
+        raise UserError(
+            f"Class weights apply to classes, and the task {task} has none.",
+            setting="train.class_weights",
+            value=train.class_weights,
+            allowed="only with the task classification",
+            fix="--set train.class_weights=null",
+        )
+
+
+def check_inputs(train: TrainSettings, manifest: Manifest) -> None:
+    """Check that the settings apply to the data set's task and inputs.
+
+    Raises:
+        UserError: As `check_settings`, or images are to be augmented and there are none, or two inputs would have one
+            name.
+    """
+    check_settings(train, manifest.task)
+    named: dict[str, str] = {}
+    for name, each in manifest.all_inputs.items():
+        served = signature_name(name, each)
+        other = named.setdefault(served, name)
+        if other != name:
+            raise UserError(
+                f"The inputs {other!r} and {name!r} would both be {served} in the serving signature.",
+                setting="data.inputs",
+                value=name,
+                allowed="names that differ in their letters and digits",
+                fix="rename one of them in the source, or list the others in data.inputs",
+            )
+    if train.augment.is_on and not manifest.has_image:
+        raise UserError(
+            f"Augmentation changes images, and the inputs of {manifest.name} have no image.",
+            setting="train.augment",
+            value=train.augment.model_dump(exclude_defaults=True),
+            allowed="only with an input image",
+            fix="--set train.augment='{}'",
+        )
