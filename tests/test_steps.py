@@ -75,6 +75,16 @@ def test_a_custom_job_of_ones_own_gets_the_planned_worker_pools(tmp_path: Path) 
     assert pools == {"taskOutputParameter": {"producerTask": "plan-training", "outputParameterKey": "Output"}}
 
 
+def test_the_task_is_an_input_of_prepare_data(tmp_path: Path) -> None:
+    @dsl.pipeline
+    def pipeline():  # type: ignore[no-untyped-def]
+        steps.prepare_data({"source": "csv:prices.csv"}, task="regression")
+
+    compiler.Compiler().compile(pipeline, str(tmp_path / "spec.yaml"))
+    (task,) = yaml.safe_load((tmp_path / "spec.yaml").read_text())["root"]["dag"]["tasks"].values()
+    assert task["inputs"]["parameters"]["task"]["runtimeValue"]["constant"] == "regression"
+
+
 def test_unknown_settings_are_refused_when_the_pipeline_is_defined() -> None:
     with pytest.raises(ValidationError, match="sauce"):
 

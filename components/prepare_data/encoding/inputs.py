@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import cast
-
-from pydantic import BaseModel
 
 from slipway.components.prepare_data.encoding.features import BOX, Kind
 from slipway.components.prepare_data.encoding.messages import values
@@ -35,7 +34,8 @@ SAME_AS = {
 ALLOWED = "features of the kinds number, integer, category, text and image, and fixed shapes as in number[3]"
 
 
-class InputStatistics(BaseModel):
+@dataclass
+class InputStatistics:
     """Statistics of an input, or of a target, over some examples.
 
     Attributes:
@@ -50,12 +50,12 @@ class InputStatistics(BaseModel):
     """
 
     count: int = 0
-    sums: list[int] = []
-    squares: list[int] = []
+    sums: list[int] = field(default_factory=list)
+    squares: list[int] = field(default_factory=list)
     minimum: float | None = None
     maximum: float | None = None
-    categories: dict[str, int] = {}
-    sizes: list[tuple[int, int]] = []
+    categories: dict[str, int] = field(default_factory=dict)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
     color: bool = False
 
     def add_numbers(self, numbers: list[float]) -> None:

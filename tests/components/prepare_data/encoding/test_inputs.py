@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import (
@@ -22,6 +23,7 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Unusable
 from slipway.core.errors import UserError
 
+STORED: TypeAdapter[Statistics] = TypeAdapter(Statistics)
 SETTINGS = DataSettings(source="csv:x.csv")
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**99), max_value=2.0**99)
 
@@ -42,7 +44,7 @@ def test_means_and_deviations_equal_numpys_and_do_not_depend_on_the_order(
     shuffled = random.Random(seed).sample(rows, len(rows))
     cut = seed % len(rows)
     parts = [counted(kind, list(part)) for part in (shuffled[:cut], shuffled[cut:])]
-    stored = [{"x": type(whole).model_validate_json(part["x"].model_dump_json())} for part in parts]
+    stored = [STORED.validate_json(STORED.dump_json(part)) for part in parts]
     assert combine_statistics(stored)["x"] == whole, "bit-equal, however the examples are divided"
     found = as_input("x", kind, whole, whole, SETTINGS)
     values = np.asarray(rows, np.longdouble)

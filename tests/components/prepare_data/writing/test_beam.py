@@ -62,6 +62,18 @@ def test_the_set_is_the_same(folder: Path, make_settings: MakeSettings, tmp_path
 
 
 @pytest.mark.slow
+def test_a_table_and_its_statistics_are_the_same(make_settings: MakeSettings, tmp_path: Path) -> None:
+    rows = [f"{n / 7},{'xyz'[n % 3]},{n / 3}" for n in range(200)]
+    (tmp_path / "table.csv").write_text("\n".join(["size,kind,label", *rows]))
+    source = f"csv:{tmp_path / 'table.csv'}"
+    one = prepare(make_settings(source), 3, task="regression")
+    other = prepare(make_settings(source, beam=HERE, store=str(tmp_path / "beam")), 3, task="regression")
+    assert same(one, other)
+    assert other.manifest.written_by.startswith("Apache Beam")
+    assert (other.manifest.inputs, other.manifest.target) == (one.manifest.inputs, one.manifest.target)
+
+
+@pytest.mark.slow
 def test_small_sets_are_left_to_processes(make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path) -> None:
     root = make_folder({"a": 20, "b": 20})
     size = sum(path.stat().st_size + 120 for path in root.rglob("*.png"))
