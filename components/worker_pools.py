@@ -10,9 +10,6 @@ from typing import TypedDict
 
 from slipway.trainer.distributed.cluster import POOL_TASK_TYPES, pool_name, slice_hosts
 
-# Environment variable with the path of a custom program's data: a prepared data set (a folder or URI), or data.uri.
-DATA_VARIABLE = "SLIPWAY_DATA"
-
 
 class Container(TypedDict, total=False):
     """What the replicas of a pool run."""

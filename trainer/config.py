@@ -251,7 +251,8 @@ _IMAGE_ALONE: JsonValue = {
 class TrainSettings(Settings):
     """How to train. Exactly one of `epochs`, `steps` and `examples` sets the length.
 
-    With a custom program (`module`, `command`, `image`), only these, `arguments` and `restarts` may be set.
+    With a custom program (`module`, `command`, `image`), only these, `arguments`, `processes` and `restarts` may be
+    set.
     """
 
     model_config = ConfigDict(
@@ -341,6 +342,11 @@ class TrainSettings(Settings):
         "`command` or `module`, or without these its entry point. null: Slipway's image.",
     )
     arguments: tuple[str, ...] = Field(default=(), description="Command-line arguments of the custom program.")
+    processes: PositiveInt | Literal["per_device"] = Field(
+        default=1,
+        description="Processes of `module` per replica, or per_device: one per GPU. Each has torchrun's variables for "
+        "torch.distributed. Requires `module`.",
+    )
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -353,6 +359,11 @@ class TrainSettings(Settings):
                 "train.arguments requires a custom program, and none is set.",
                 "arguments", " ".join(self.arguments), "with train.module, train.command or train.image", nearest=None,
                 fix="--set train.module=MODULE, or set model.arguments if they are for the network",
+            )  # fmt: skip
+        if self.processes != 1:
+            raise _contradiction(
+                "train.processes requires a custom training module; Slipway's engines choose their own processes.",
+                "processes", self.processes, "together with train.module", nearest=None, fix="remove train.processes",
             )  # fmt: skip
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
             name = "momentum" if self.momentum else "nesterov"
@@ -387,12 +398,18 @@ class TrainSettings(Settings):
                 "command", shlex.join(self.command), "train.module or train.command, not both", nearest=None,
                 fix="remove train.module or train.command",
             )  # fmt: skip
+        if self.processes != 1 and (self.module is None or self.image is not None):
+            raise _contradiction(
+                "train.processes requires train.module in Slipway's image, whose launcher starts the processes.",
+                "processes", self.processes, "1 with train.command and train.image", nearest="1",
+                fix="remove train.processes, and start the processes in the program, such as with torchrun",
+            )  # fmt: skip
         for name, field in TrainSettings.model_fields.items():
-            if name not in (*PROGRAM, "arguments", "restarts") and getattr(self, name) != field.default:
+            if name not in (*PROGRAM, "arguments", "processes", "restarts") and getattr(self, name) != field.default:
                 raise _contradiction(
                     f"train.{name} applies only to Slipway's training loop; {self.program} receives train.arguments.",
-                    name, getattr(self, name), "train.module, train.command, train.image, train.arguments and "
-                    "train.restarts only", nearest=None,
+                    name, getattr(self, name), "train.module, train.command, train.image, arguments, "
+                    "processes and restarts only", nearest=None,
                     fix=f"remove train.{name}; if {self.program} has an option for it, add that to train.arguments",
                 )  # fmt: skip
 

@@ -19,6 +19,7 @@ from slipway.components.evaluate.measures.scores import ScoreHistograms
 from slipway.components.evaluate.measures.significance import Counts, Floats
 from slipway.core.atomic import json_lines
 from slipway.core.values import JsonObject
+from slipway.trainer.tasks import TASKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,6 +103,16 @@ def read_history(path: Path) -> History:
     """Return the history in a file, empty if the file does not exist."""
     records = json_lines(path.read_bytes()) if path.is_file() else []
     return History([record for record in records if {"step", "kind"} <= record.keys()])
+
+
+def curve_names(history: History, description: JsonObject) -> list[str]:
+    """Return the metrics with a learning curve: all of a custom program, which has no builder in its model.json.
+
+    Slipway's trainer also records its speed.
+    """
+    if "builder" not in description:
+        return history.names()
+    return ["loss", TASKS[description.get("task", "classification")].figure]
 
 
 def learning_curve(history: History, figure: str) -> str | None:

@@ -29,14 +29,13 @@ from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.table import model_files
+from slipway.trainer.metrics.history import METRICS_FILE
 
 # The prepared data set's folder, data.uri as it is, or None if a custom program has its own data.
 Data: TypeAlias = Path | str | None
 Function: TypeAlias = Callable[[Path, Data], object]
 
 TEMPLATE = Path(__file__).with_name("custom.html")
-# What a custom program writes to its model's folder.
-METRICS_FILE = "metrics.json"
 CONTRACT = "a function of (model: Path, data: Path | str | None) that returns its metrics, such as {'rmse': 0.4}"
 METRICS, PLOTS, TABLES = "metrics", "plots", "tables"
 PLOT_FILES = (".png", ".jpg", ".jpeg", ".svg", ".html", ".htm")
@@ -320,8 +319,7 @@ def render(evaluation: CustomEvaluation) -> str:
 
     model, gate, module = evaluation.model, evaluation.settings.gate, evaluation.settings.module
     history = charts.read_history(model.folder / "metrics.jsonl")
-    # Slipway's trainer also records its speed.
-    names = ["loss", "accuracy"] if model.description else history.names()
+    names = charts.curve_names(history, model.description)
     sizes = [path.stat().st_size for path in sorted(model.folder.rglob("*")) if path.is_file()]
     provenance = {
         "Metrics": module or METRICS_FILE,

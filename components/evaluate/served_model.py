@@ -329,7 +329,7 @@ def _program(engine: str, folder: Path, data: Manifest) -> Serve:
     names = [str(name) for name in description["classes"]]
     inputs = {name: Input.model_validate(each) for name, each in description.get("inputs", {}).items()}
     shape = {"image_size": tuple(description["image_size"]), "channels": description["channels"]}
-    own = data.model_copy(update={**shape, "inputs": inputs})
+    own = data.model_copy(update={**shape, "inputs": inputs, "resize_mode": description.get("resize_mode", "stretch")})
     _check_inputs({signature_name(name, each): TYPES[each.kind] for name, each in own.all_inputs.items()}, data)
     decoder = preparation.Features(own)
     predictions = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)

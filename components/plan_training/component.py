@@ -54,5 +54,6 @@ def plan_training(
         )
         container = result.worker_pool_specs[0]["container_spec"]
         program = shlex.join(container.get("command", ())) or f"the entry point of {how.image}"
+        program = f"python -m {how.module}" if how.module else program
         outcome.outputs = result.plan.model_dump() if result.plan else {"program": program}
     return result.worker_pool_specs

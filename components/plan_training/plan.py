@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipway.components.worker_pools import DATA_VARIABLE, Container, WorkerPool, count_replicas
+from slipway.components.worker_pools import Container, WorkerPool, count_replicas
 from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.core.paths import DATA_VARIABLE
+from slipway.trainer import launch
 from slipway.trainer.checkpoint.best import no_validation
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.data.assignment import check_shared_evenly
@@ -17,6 +19,7 @@ from slipway.trainer.engines import table
 from slipway.trainer.engines.builder import example_elements
 from slipway.trainer.engines.quick_import import PLUGGABLE_VARIABLE
 from slipway.trainer.hyperparameters import class_weights, warmup_steps
+from slipway.trainer.tasks import check_inputs
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
 # Bytes of a training step per element of a layer's output: the float, its gradient and about as much workspace.
@@ -68,6 +71,7 @@ def plan_training(
         return TrainingPlan(_with_container(pools, _own_container(train, data), image, train, hosts), None)
     assert model is not None and manifest is not None  # a run's configuration has these, or a program
     table.refuse(train)
+    check_inputs(train, manifest)
     class_weights(train, manifest)  # raises for an unknown class
     validation = manifest.splits.get("validation")
     if train.needs_validation and not (validation and validation.examples):
@@ -90,8 +94,10 @@ def plan_training(
 def _own_container(train: TrainSettings, data: str) -> Container:
     """Return the container specification of a custom program; without a command, its image's entry point runs."""
     container: Container = {"args": list(train.arguments)}
-    if train.module is not None:
-        container["command"] = ["python", "-m", train.module]
+    if train.module is not None and train.image is not None:
+        container["command"] = ["python", "-m", train.module]  # Slipway is not in the image
+    elif train.module is not None:
+        container["command"] = launch.command(train.module, train.processes)
     elif train.command is not None:
         container["command"] = list(train.command)
     if data:

@@ -16,16 +16,10 @@ from typing import TextIO
 
 from slipway.components.step import WorkFailed, raise_if_terminated, termination_deferred, termination_requested
 from slipway.components.train.restarts import Restart, Restarts
-from slipway.components.worker_pools import (
-    DATA_VARIABLE,
-    Replica,
-    WorkerPool,
-    cluster_environment,
-    count_processes,
-    replicas_of,
-)
+from slipway.components.worker_pools import Replica, WorkerPool, cluster_environment, count_processes, replicas_of
 from slipway.core import events
 from slipway.core.exit_codes import LOCAL_CLUSTER_VARIABLE
+from slipway.core.paths import DATA_VARIABLE
 from slipway.core.supervision import POLL_SECONDS, Child, Children, Ports
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE

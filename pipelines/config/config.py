@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from pydantic.config import JsonDict
 
 from slipway.components.build_image.reference import check_pinned
-from slipway.components.build_image.settings import BuildSettings, ContainerSettings
+from slipway.components.build_image.settings import BuildSettings, ContainerSettings, ContentSettings
 from slipway.components.cloud.connection import SERVICES, Connection, check_endpoints
 from slipway.components.evaluate.gate import EvaluateSettings
 from slipway.components.notify.settings import NotifySettings
@@ -28,6 +28,7 @@ from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
 from slipway.pipelines.config.values import read_values
 from slipway.trainer.config import ModelSettings, Settings, TrainSettings
+from slipway.trainer.tasks import check_settings
 
 if TYPE_CHECKING:
     from slipway.pipelines.hardware import Hardware
@@ -212,6 +213,7 @@ class RunConfig(Settings):
     kubeflow: KubeflowSettings | None = Field(
         default=None, description="A Kubeflow cluster; required for `--target kubeflow`."
     )
+    build: ContentSettings = Field(default=ContentSettings(), description="What your project adds to the images.")
     containers: ContainerSettings = Field(
         default=ContainerSettings(), description="Images for local runs with `--runner docker`."
     )
@@ -229,6 +231,8 @@ class RunConfig(Settings):
     def _one_program(self) -> RunConfig:
         check_program(self)
         check_evaluation(self)
+        if self.model is not None:
+            check_settings(self.train, self.task)
         return self
 
     @property

@@ -7,6 +7,7 @@ from pathlib import Path
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor.check import Context, NotApplicableError
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
@@ -102,8 +103,7 @@ def model_memory(context: Context) -> str:
         raise NotApplicableError("the hardware has no accelerators")
     if config.model is None or config.prepared is None:
         raise NotApplicableError(f"{config.train.program} builds its own network")
-    data = config.prepared
-    prepared = _prepared(Path(data.store), data.source)
+    data, prepared = config.prepared, prepared_data(config)
     if prepared is None:
         raise NotApplicableError(f"the image size is unknown until {data.source} is prepared in {data.store}")
     engine = config.train.engine
@@ -118,15 +118,18 @@ def model_memory(context: Context) -> str:
     return f"{need} per device of {hardware.accelerator_row.title}, not counting activations"
 
 
-def _prepared(store: Path, source: str) -> Manifest | None:
-    """Return the manifest of the newest prepared data set of a source, or None."""
-    paths = sorted(store.glob(f"*/*/{manifest.FILE_NAME}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in paths:
+def prepared_data(config: RunConfig) -> Manifest | None:
+    """Return the manifest of the newest prepared data set of the run's source, with its task and inputs, or None."""
+    data = config.prepared
+    if data is None:
+        return None
+    paths = Path(data.store).glob(f"*/*/{manifest.FILE_NAME}")
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             found = manifest.read(path.parent)
         except UserError:
             continue
-        if found.source == source:
+        if (found.source, found.task, found.settings.get("inputs")) == (data.source, config.task, data.inputs):
             return found
     return None
 

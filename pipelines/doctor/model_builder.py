@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.doctor.check import Context, NotApplicableError
+from slipway.pipelines.doctor.configuration import prepared_data
 from slipway.trainer.engines.builder import check_signature, module_spec
 
 
@@ -21,7 +22,7 @@ def model_builder(context: Context) -> str:
         return _program(context)
     source, signature = _function(model.builder, "model.builder", context.folder)
     if signature is not None:
-        check_signature(signature, model, None)
+        check_signature(signature, model, prepared_data(context.config))
     return f"{model.builder} in {source}"
 
 

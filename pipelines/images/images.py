@@ -19,8 +19,9 @@ from slipway.components.build_image.build import (
     request_of,
 )
 from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
-from slipway.components.build_image.context import Context, make_context
+from slipway.components.build_image.context import Context, is_checkout, make_context
 from slipway.components.build_image.images import ANY_USER, image_kind
+from slipway.components.build_image.project import ProjectContent, project_content
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.cloud.retries import is_transient
 from slipway.components.prepare_data.sources import source_kind
@@ -32,6 +33,8 @@ from slipway.trainer.engines.table import ENGINES
 
 SOURCE_TREE = Path(slipway.__file__).parents[1]
 Say = Callable[[str], None]
+# Most untracked files that a build warns about by name.
+MOST_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -124,9 +127,12 @@ def wanted_image(
     `run_as` is the image's user; `with_engine` says whether the image contains the training engine.
     """
     kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine if with_engine else "tensorflow", run_as)
-    context = make_context(SOURCE_TREE, kind, base, own_code(config))
-    for name in context.left_out:
+    own, project = own_content(config)
+    context = make_context(SOURCE_TREE, kind, base, own, project)
+    for name in context.left_out[:MOST_NAMED]:
         say(f"excluded from the image {kind.name} because git does not track it: {name}")
+    if len(context.left_out) > MOST_NAMED:
+        say(f"excluded from the image {kind.name} for the same reason: {len(context.left_out) - MOST_NAMED} more files")
     return Wanted(context, request_of(context, repository))
 
 
@@ -187,6 +193,24 @@ def known_images(config: RunConfig, say: Say) -> Images:
 
 def _images(config: RunConfig, uris: Mapping[str, str], build: VerifiedBuild | None) -> Images:
     return Images.of({**uris, "trainer": config.train.image or uris["trainer"]}, build)
+
+
+def own_content(config: RunConfig) -> tuple[dict[str, Path], ProjectContent | None]:
+    """Return the user's own content of a run's images.
+
+    Returns:
+        The packages and modules outside of the project's folder that the run imports, by name (a folder or a .py file),
+        and the content of the project: None if the run needs nothing of it, or if it is Slipway's own checkout, where
+        only what the run imports is included.
+    """
+    own, folder = own_code(config), Path.cwd()
+    if is_checkout(SOURCE_TREE) and folder.is_relative_to(SOURCE_TREE):
+        return own, None
+    inside = [name for name, path in own.items() if path.parent == folder]
+    if not inside and not config.build.include and not config.build.requirements:
+        return own, None
+    content = project_content(folder, config.build, inside)
+    return {name: path for name, path in own.items() if name not in inside}, content
 
 
 def own_code(config: RunConfig) -> dict[str, Path]:

@@ -3,9 +3,9 @@
 `prepare_data` writes `manifest.json` last, so a folder that contains it is complete. The folder also holds the TFRecord
 shards, and `features.json` and `dataset_info.json` for `tensorflow_datasets.builder_from_directory`.
 Each record is a tf.train.Example with `key` (the example's name in its source), `label`, and the inputs of the network
-as they are in the source, such as `image` (the encoded bytes). The label is, by task: an index into `classes`
-(classification, int64), 0 or 1 for each of `classes` (multilabel, int64 [classes]), or the target (regression,
-float32). Other features that a record has are ignored by training.
+as they are in the source, such as `image` (the encoded bytes, unchanged unless data.resize is set). The label is, by
+task: an index into `classes` (classification, int64), 0 or 1 for each of `classes` (multilabel, int64 [classes]), or
+the target (regression, float32). Other features that a record has are ignored by training.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from slipway.core.errors import UserError
 
 FILE_NAME = "manifest.json"
 TaskName = Literal["classification", "multilabel", "regression"]
+ResizeMode = Literal["stretch", "crop", "pad"]
 
 
 class Shard(BaseModel):
@@ -122,8 +123,8 @@ class Manifest(BaseModel):
     network by feature name, in order, beside the image.
 
     `image_size` is the image input's [height, width] in pixels: the size of all images, or the requested one, to which
-    a reader then resizes (`resize`); (0, 0) without an image. `encodings` are the image formats in the data set: png,
-    jpeg.
+    a reader then resizes (`resize`), with or without the aspect ratio (`resize_mode`, see data.resize_mode); (0, 0)
+    without an image. `encodings` are the image formats in the data set: png, jpeg.
     `features` maps additional features to their descriptions. `written_by` names the writer; the shards' bytes do not
     depend on it. `checked` is the image validation, None if it was not recorded.
     `notes` are sentences for the user, such as a warning about nearly equal class names.
@@ -143,6 +144,7 @@ class Manifest(BaseModel):
     image_size: tuple[int, int]
     channels: Literal[1, 3]
     resize: bool
+    resize_mode: ResizeMode = "stretch"
     encodings: list[str]
     splits: dict[str, Split]
     features: dict[str, str] = {}

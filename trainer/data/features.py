@@ -42,6 +42,11 @@ def with_image(function: Callable[[One], One], inputs: Any) -> Any:
     return {**inputs, "image": function(inputs["image"])} if isinstance(inputs, dict) else function(inputs)
 
 
+def in_order(inputs: Any, manifest: Manifest) -> Any:
+    """Return inputs in the manifest's order; JAX sorts the names of a dict that a function receives."""
+    return {name: inputs[name] for name in manifest.all_inputs} if isinstance(inputs, dict) else inputs
+
+
 def scaled(inputs: Tensors) -> Tensors:
     """Convert decoded inputs to the network's: uint8 pixels to float32 in [0, 1]."""
     return each(lambda values: scale(values) if values.dtype == tf.uint8 else values, inputs)

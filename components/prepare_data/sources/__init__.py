@@ -203,10 +203,11 @@ def _function(reference: str) -> Callable[..., object]:
 
 def _refuse_image_settings(settings: DataSettings, source: Source) -> None:
     """Reject settings of images for sources without images."""
-    unused = {"data.image_size": settings.image_size, "data.channels": settings.channels}
-    images = any(kind.name == "image" for kind in source.inputs.values())
+    unused: dict[str, object] = {"data.resize": settings.resize, "data.resize_mode": settings.resize_mode}
+    if not any(kind.name == "image" for kind in source.inputs.values()):
+        unused |= {"data.image_size": settings.image_size, "data.channels": settings.channels}
     for name, value in unused.items():
-        if value is not None and not images:
+        if value is not None:
             raise UserError(
                 f"The source {settings.source} has no images.", setting=name, value=value, fix=f"remove {name}"
             )

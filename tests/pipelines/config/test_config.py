@@ -123,6 +123,22 @@ def test_a_typo_is_refused_with_the_option_that_fixes_it(write, override, settin
         ("model.arguments.deep=[{x: .nan}]", "model.arguments.deep.0.x", "finite"),
         ("data.beam.options.x=1.0e+400", "data.beam.options.x", "finite"),
         ("train.arguments=[.inf]", "train.arguments.0", "string"),
+        ("data.resize.size=100000", "data.resize.size", "less than or equal to 4096"),
+        ("data.resize={size: 256, quality: 101}", "data.resize.quality", "less than or equal to 100"),
+        ("data.resize={size: 256, mode: crap}", "data.resize.mode", "'crap' is not an allowed value"),
+        ("data.resize.mode=crop", "data.resize.size", "does not set data.resize.size"),
+        (
+            "data={source: digits, image_size: [9, 8], resize: {size: 256, mode: pad}}",
+            "data.resize",
+            "must be a square",
+        ),
+        (
+            "data={source: digits, resize_mode: pad, resize: {size: 9, mode: crop}}",
+            "data.resize",
+            "with crop; data.resize",
+        ),
+        ("data={source: digits, image_size: [300, 299], resize: {size: 256}}", "data.resize", "at least 299"),
+        ("data.resize_mode=letterbox", "data.resize_mode", "'letterbox' is not an allowed value"),
     ],
 )
 def test_wrong_values_are_refused_by_name(write, override, setting, words):

@@ -20,6 +20,7 @@ from slipway.pipelines.doctor.model_builder import model_builder
 from slipway.pipelines.images.build import build_images
 from slipway.pipelines.images.images import accelerator_of, ensure_images, known_images, own_code, wanted_images
 from slipway.trainer.engines import builder
+from tests.components.build_image.conftest import git
 from tests.fakes.google import COMPUTE_ACCOUNT, PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import let_build
 
@@ -228,6 +229,35 @@ def test_the_users_own_modules_are_found(project: FakeGoogle, tmp_path: Path, mo
     values["model"]["builder"] = "slipway.trainer.models.digits:build"
     values["data"]["source"] = "digits"
     assert own_code(RunConfig.model_validate(values)) == {}
+
+
+def test_a_build_lists_what_the_images_contain_of_the_project(
+    project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = configuration(project, tmp_path)
+    values = yaml.safe_load(path.read_text()) | {"build": {"include": ["*.h5"]}}
+    values["model"]["builder"] = "nets:build"
+    path.write_text(yaml.safe_dump(values))
+    for name, size in {"nets.py": 0, "layers.py": 20, "backbone.h5": 2_000_000, "forgotten.py": 0}.items():
+        (tmp_path / name).write_bytes(b"#" * size)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "nets.py", "layers.py")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["build", "-c", str(path), "--target", "vertex", "--list"])
+    assert result.exit_code == 0, result.output
+    steps, trainer = result.stdout.split("\n\n")
+    for image, text in (("steps-cpu", steps), ("trainer-cpu", trainer)):
+        first, *lines = text.splitlines()
+        assert first.startswith(f"{PREFIX}/{image}:")
+        listed = {line.split("bytes")[1].strip(): line.split()[0] for line in lines}
+        assert listed.pop("backbone.h5") == "2,000,000"
+        assert set(listed) >= {"nets.py", "layers.py", "in 3 files of the project"}
+    assert "does not track it: forgotten.py" in result.stderr
+    assert project.world.writes.total() == 0
+    (contents, _) = json.loads(
+        CliRunner().invoke(app, ["build", "-c", str(path), "--target", "vertex", "--list", "--json"]).stdout
+    )
+    assert contents["project"] == {"backbone.h5": 2_000_000, "layers.py": 20, "nets.py": 0}
 
 
 def test_a_projects_package_wins_over_an_installed_one_of_its_name(

@@ -10,7 +10,7 @@ from keras import layers
 
 def mixed(inputs: dict[str, Any], outputs: int, width: int = 16) -> keras.Model:
     """A functional network of inputs of any kind."""
-    entries = {name: keras.Input(each.shape, dtype=each.dtype, name=name) for name, each in inputs.items()}
+    entries = {name: keras.Input(each.shape, dtype=each.dtype) for name, each in inputs.items()}
     parts = []
     for name, each in inputs.items():
         part = entries[name]

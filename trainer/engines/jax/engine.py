@@ -13,14 +13,11 @@ from pathlib import Path
 import jax
 import keras
 import numpy as np
-import tensorflow as tf
-from jax.experimental import jax2tf
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import check_shared_evenly
-from slipway.trainer.data.features import Tensors, each, specs
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import builder
@@ -31,7 +28,7 @@ from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Step, Varia
 from slipway.trainer.engines.keras import augment, optimizer
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras.objective import objective
-from slipway.trainer.export import saved_model
+from slipway.trainer.export import network, saved_model
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 
 
@@ -46,7 +43,6 @@ class JaxEngine:
     # Set by `open`.
     _devices: Devices
     # Set by `build`.
-    _manifest: Manifest
     _model: keras.Model
     _optimizer: keras.optimizers.Optimizer
     _step: Step
@@ -69,7 +65,7 @@ class JaxEngine:
         check_shared_evenly(job.train, job.plan.replicas, len(self._devices.local))
         augment.verify(job.train.augment, manifest.image_shape)
         self._precision = choose_precision(job.train, self._devices.kind, self._devices.capability)
-        self._most, self._manifest = job.train.steps_per_call, manifest
+        self._most = job.train.steps_per_call
         keras.backend.clear_session()
         keras.utils.set_random_seed(job.train.seed)
         keras.config.set_dtype_policy(self._precision)
@@ -84,7 +80,7 @@ class JaxEngine:
             model=self._model,
             optimizer=self._optimizer,
             objective=objective(manifest, CLASSIFICATION),
-            names=[] if manifest.is_image_only else list(manifest.all_inputs),
+            manifest=manifest,
             rate=_index(inner._learning_rate, self._optimizer.variables),
             loss_scale=_index(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
             batch=job.train.batch_size,
@@ -162,7 +158,7 @@ class JaxEngine:
         self._variables = (first, second, third)
 
     def work(self) -> Work:
-        flops = self._step.gradient_flops(self._variables, self._manifest)
+        flops = self._step.gradient_flops(self._variables)
         return Work(self._devices.local[0].device_kind, len(self._devices.all), self._precision, flops)
 
     def graph(self) -> bytes | None:
@@ -183,24 +179,8 @@ class JaxEngine:
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:  # noqa: ARG002
         self._into_model()
         model = self._model
-        trained = [variable.value for variable in model.trainable_variables]
-        others = [variable.value for variable in model.non_trainable_variables]
-        inputs, _ = specs(manifest, None, decoded=False)
-        shapes = each(lambda spec: f"({', '.join(['batch', *map(str, spec.shape[1:])])})", inputs)
-
-        def network(trained: Arrays, inputs: Tensors) -> jax.Array:
-            return model.stateless_call(trained, others, self._step.ordered(inputs), training=False)[0]
-
-        outputs = jax2tf.convert(
-            network,
-            polymorphic_shapes=[None, shapes],
-            with_gradient=False,
-            native_serialization_platforms=("cpu", "cuda", "tpu"),
-        )
-        variables = [tf.Variable(np.asarray(array)) for array in trained]
-        # Otherwise AutoGraph would convert all of JAX's Python code, which takes most of a minute to no effect.
-        as_it_is = tf.autograph.experimental.do_not_convert(lambda inputs: outputs(variables, inputs))
-        saved_model.write(folder, as_it_is, variables, manifest)
+        outputs, variables = network.on_jax(model, manifest)
+        saved_model.write(folder, outputs, variables, manifest)
         keras_model.save(model, folder)
 
     def close(self, wait_for_others: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import AugmentSettings
-from slipway.trainer.data.features import Tensors, blank, each, with_image
+from slipway.trainer.data.features import Tensors, blank, each, in_order, with_image
 from slipway.trainer.engines.jax.devices import AXIS, Devices
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras.objective import Objective
@@ -46,7 +46,7 @@ class Step:
         model: The keras.Model.
         optimizer: Its Keras optimizer, possibly a LossScaleOptimizer.
         objective: The loss and the figure.
-        names: The names of its inputs in order; none if it receives an image without a name.
+        manifest: The data set's manifest.
         rate: The index of the learning rate among the optimizer's variables.
         loss_scale: The index of the loss scale among them; None without loss scaling.
         batch: The global batch size.
@@ -61,7 +61,7 @@ class Step:
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
     objective: Objective
-    names: Sequence[str]
+    manifest: Manifest
     rate: int
     loss_scale: int | None
     batch: int
@@ -109,9 +109,9 @@ class Step:
 
         return jax.jit(measure, out_shardings=self.devices.whole_layout)
 
-    def gradient_flops(self, variables: Variables, manifest: Manifest) -> float | None:
+    def gradient_flops(self, variables: Variables) -> float | None:
         """Return the FLOPs of one step's forward and backward pass over all devices; None if XLA has no estimate."""
-        inputs, labels = jax.eval_shape(lambda inputs, labels: (self._scaled(inputs), labels), *blank(manifest, 1))
+        inputs, labels = jax.eval_shape(lambda inputs, labels: (self._scaled(inputs), labels), *blank(self.manifest, 1))
         inputs, labels = jax.tree.map(
             lambda array: jax.ShapeDtypeStruct((self.batch, *array.shape[1:]), array.dtype), (inputs, labels)
         )
@@ -224,7 +224,7 @@ class Step:
     ) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
         """Return a micro-batch's part of the global mean loss, times `scale`, and (other variables, figures)."""
         outputs, others, extra = self.model.stateless_call(
-            trained, others, self.ordered(inputs), training=True, return_losses=True
+            trained, others, in_order(inputs, self.manifest), training=True, return_losses=True
         )
         losses, figures = self._measured(outputs, labels)
         if self.class_weights is not None:
@@ -239,16 +239,11 @@ class Step:
 
     def _scaled(self, decoded: Tensors) -> Tensors:
         """Convert decoded inputs to the network's: uint8 pixels to float32 in [0, 1]."""
-        return self.ordered(
-            each(
-                lambda one: one.astype(jnp.float32) * np.float32(1.0 / 255.0) if one.dtype == jnp.uint8 else one,
-                decoded,
-            )
-        )
 
-    def ordered(self, inputs: Tensors) -> Tensors:
-        """Return inputs in the manifest's order; JAX sorts the names of a dict that a function receives."""
-        return {name: inputs[name] for name in self.names} if self.names else inputs
+        def scaled(one: jax.Array) -> jax.Array:
+            return one.astype(jnp.float32) * np.float32(1.0 / 255.0) if one.dtype == jnp.uint8 else one
+
+        return in_order(each(scaled, decoded), self.manifest)
 
 
 def has_convolutions(model: keras.Model) -> bool:

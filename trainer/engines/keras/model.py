@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ FILE_NAME = "model.keras"
 _NAMED = 5  # layers, in the message
 
 logger = logging.getLogger(__name__)
+
+# Keras matches a dict of inputs by its keys; names of features need not be valid names of its tensors.
+warnings.filterwarnings("ignore", "When providing `inputs` as a dict, all keys in the dict must match the names")
 
 
 def build_network(settings: ModelSettings, manifest: Manifest) -> keras.Model:
@@ -61,7 +65,7 @@ def check_network(model: keras.Model, settings: ModelSettings, manifest: Manifes
             error,
             allowed=f"a network with the input shape [batch, {', '.join(map(str, manifest.image_shape))}]",
             fix="use image_shape in the builder: keras.Input(image_shape)",
-            named_fix="use keras.Input(each.shape, dtype=each.dtype, name=name) for name, each in inputs.items()",
+            named_fix="use {name: keras.Input(each.shape, dtype=each.dtype) for name, each in inputs.items()}",
         ) from error
     shape = getattr(outputs, "shape", None)
     _refuse_built_in_batch(model, settings, shape)

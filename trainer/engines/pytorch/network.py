@@ -75,6 +75,18 @@ class Network(torch.nn.Module):
         return list({id(each): each for each in found}.values())
 
 
+class Adapted(Network):
+    """A custom program's network, whose images are multiplied by `factor`, and which may return probabilities."""
+
+    def __init__(self, inner: torch.nn.Module, manifest: Manifest, factor: float, *, from_logits: bool) -> None:
+        super().__init__(inner, manifest)
+        self._factor, self._from_logits = factor, from_logits
+
+    def forward(self, inputs: Tensors) -> torch.Tensor:
+        found = super().forward(inputs * self._factor)
+        return found if self._from_logits else found.log()
+
+
 def build_network(settings: ModelSettings, manifest: Manifest) -> Network:
     """Return the builder's network, from the data set's inputs to what its task needs, [batch, outputs].
 
