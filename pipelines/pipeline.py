@@ -35,9 +35,8 @@ def training_steps(
     dataset = uri = None  # of a custom program that has its own data
     if config.prepared is not None:
         data = section("data", platform.data(config.prepared), config, parameters)
-        prepared = platform.add(
-            steps.prepare_data, data, task=config.task, readers=platform.readers(config), output=output
-        )
+        readers = platform.readers(config)
+        prepared = platform.add(steps.prepare_data, data, task=config.task, readers=readers, output=output)
         if platform.preparing_starts_machines(config):  # as training does
             first = (access, None if isinstance(image, str) else image.task)
             prepared.after(*(task for task in first if task is not None))

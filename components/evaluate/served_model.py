@@ -1,7 +1,7 @@
 """Evaluation of a model through its serving interface: an example's raw values in, predictions out.
 
 The code that built the model is not needed. A SavedModel decodes images and prepares values itself. For a model in an
-engine's own format, this is done as in the SavedModel.
+engine's own format, this is done as in the SavedModel, with the size, resize mode and channels in its model.json.
 """
 
 from __future__ import annotations
@@ -329,7 +329,8 @@ def _program(engine: str, folder: Path, data: Manifest) -> Serve:
     names = [str(name) for name in description["classes"]]
     inputs = {name: Input.model_validate(each) for name, each in description.get("inputs", {}).items()}
     shape = {"image_size": tuple(description["image_size"]), "channels": description["channels"]}
-    own = data.model_copy(update={**shape, "inputs": inputs, "resize_mode": description.get("resize_mode", "stretch")})
+    shape |= {"resize_mode": description.get("resize_mode", "stretch")}
+    own = data.model_copy(update={**shape, "inputs": inputs})
     _check_inputs({signature_name(name, each): TYPES[each.kind] for name, each in own.all_inputs.items()}, data)
     decoder = preparation.Features(own)
     predictions = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
