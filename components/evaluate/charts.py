@@ -19,6 +19,7 @@ from slipway.components.evaluate.measures.scores import ScoreHistograms
 from slipway.components.evaluate.measures.significance import Counts, Floats
 from slipway.core.atomic import json_lines
 from slipway.core.values import JsonObject
+from slipway.trainer.tasks import TASKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,7 +110,9 @@ def curve_names(history: History, description: JsonObject) -> list[str]:
 
     Slipway's trainer also records its speed.
     """
-    return ["loss", "accuracy"] if "builder" in description else history.names()
+    if "builder" not in description:
+        return history.names()
+    return ["loss", TASKS[description.get("task", "classification")].figure]
 
 
 def learning_curve(history: History, figure: str) -> str | None:

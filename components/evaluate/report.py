@@ -59,7 +59,7 @@ def render(evaluation: Evaluation) -> str:
 def _content(evaluation: Evaluation) -> JsonObject:
     model, champion, manifest = evaluation.model, evaluation.champion, evaluation.manifest
     history, recorded = read_history(model.folder / "metrics.jsonl"), ("loss", TASKS[manifest.task].figure)
-    curves = [charts.learning_curve(history, each) for each in recorded]
+    curves = [charts.learning_curve(history, name) for name in charts.curve_names(history, model.description)]
     validation = history.last("validation") or {}
     return {
         "verdict": evaluation.verdict,
