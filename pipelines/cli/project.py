@@ -23,6 +23,7 @@ class Template(StrEnum):
     """The templates: folders of slipway/pipelines/templates."""
 
     images = "images"
+    tabular = "tabular"
     program = "program"
 
 
@@ -34,7 +35,8 @@ def init(
     template: Annotated[
         Template,
         typer.Option(
-            metavar="NAME", help="images: train a network of your own on images; program: run a training program."
+            metavar="NAME",
+            help="images, tabular: train a network of your own on images or a table; program: run a training program.",
         ),
     ] = Template.images,
 ) -> None:

@@ -62,7 +62,7 @@ def test_the_wheel_has_one_import_name_and_what_images_are_built_from(wheel: Pat
     assert {f"slipway/{name}" for name in wanted} <= set(names)
 
 
-@pytest.mark.parametrize("template", ["images", "program"])
+@pytest.mark.parametrize("template", ["images", "tabular", "program"])
 def test_a_new_project_trains_at_once(installed: Path, tmp_path: Path, template: str):
     where = run(installed, tmp_path, "python", "-c", "import slipway; print(slipway.__file__)").strip()
     assert Path(where).is_relative_to(installed.parent)
@@ -70,5 +70,12 @@ def test_a_new_project_trains_at_once(installed: Path, tmp_path: Path, template:
     project = tmp_path / "flowers"
     assert "models/flowers/1, the champion" in run(installed, project, "make", "run-pipeline")
     assert "OK" in run(installed, project, "make", "test")
-    if template == "images":
+    if template != "program":  # which repeats its run in tests/end_to_end/test_training_examples.py
         assert "reused" in run(installed, project, "slipway", "run")
+        assert "succeeded" in run(installed, project, "slipway", "rehearse", "--hardware", "cpu*2")
+    for command in (["init", "--quiet"], ["add", "."]):
+        run(installed, project, "git", *command)
+    place = {"project": "my-project", "region": "europe-west4", "bucket": "gs://my-bucket", "serving_image": "e.g/i:1"}
+    settings = [part for name, value in place.items() for part in ("--set", f"vertex.{name}={value}")]
+    run(installed, project, "slipway", "compile", "--target", "vertex", *settings)
+    assert "trainer-cpu:" in (project / "spec.yaml").read_text()

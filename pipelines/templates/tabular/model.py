@@ -1,0 +1,30 @@
+"""The network that `slipway run` trains: `model.builder` in slipway.yaml names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import layers
+
+
+def build(inputs: dict[str, Any], outputs: int, *, width: int = 32) -> keras.Model:
+    """Return a network for the columns of a table.
+
+    Args:
+        inputs: The columns by name: the kind of each, its shape, and the number of values of a category.
+        outputs: Number of outputs; 1 for regression.
+        width: Units of the hidden layers.
+    """
+    columns = {name: keras.Input(column.shape, dtype=column.dtype, name=name) for name, column in inputs.items()}
+    parts = []
+    for name, column in inputs.items():
+        if column.kind == "category":
+            encoding = layers.CategoryEncoding(column.values, output_mode="one_hot")
+            parts.append(encoding(layers.Reshape((1,))(columns[name])))
+        else:  # a number, standardized
+            parts.append(layers.Reshape((-1,))(columns[name]))
+    x = layers.Concatenate()(parts)
+    for _ in range(2):
+        x = layers.Dense(width, activation="relu")(x)
+    return keras.Model(columns, layers.Dense(outputs)(x))
