@@ -31,7 +31,7 @@ IMAGES = {"a": 30, "b": 30}
 def keys_of(root: Path, *, decoded: bool) -> list[str]:
     """Return the keys inside or outside the sample."""
     keys = sorted(str(path.relative_to(root)) for path in root.rglob("*.png"))
-    below = decoded_below(DataSettings.model_validate({"source": "", **SAMPLE}), len(keys))
+    below = decoded_below(DataSettings.model_validate({"source": "digits", **SAMPLE}), len(keys))
     return [key for key in keys if is_decoded(key.encode(), below) == decoded]
 
 
