@@ -5,7 +5,7 @@ with the variables that torchrun sets. This process waits for the other replicas
 to the program. Its exit status says whether another attempt may succeed:
 
 - The program's own, as translated by `slipway.core.exit_codes` for Vertex AI.
-- 138 if the program failed because another replica was lost, which it cannot know itself.
+- 138 if the program failed, or its framework aborted it, because another replica was lost, which it cannot know itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from slipway.core import events
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, report
-from slipway.core.exit_codes import FAILED, PEER_LOST, UNAVAILABLE, can_restart, leave, reported
+from slipway.core.exit_codes import FAILED, PEER_LOST, TRY_AGAIN, UNAVAILABLE, can_restart, leave, reported
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed import processes, rendezvous
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, StopRequest
@@ -83,7 +83,7 @@ def _run(program: Sequence[str], count: str, stop: StopRequest) -> int:
             logger.info("%s: so was the program, which ended with exit code %d", ASKED_TO_STOP, status)
         if not status:
             watch.close()
-        elif not can_restart(status) and _another_is_lost(watch):
+        elif not stop.requested and (status == TRY_AGAIN or not can_restart(status)) and _another_is_lost(watch):
             logger.error("the program failed because %s is lost", watch.lost)
             return PEER_LOST
     return status

@@ -123,14 +123,22 @@ sys.exit("the connection was closed by the peer")
 
 
 @pytest.mark.parametrize(
-    ("culprit", "status"), [("os.kill(os.getpid(), 9)", 137), ("raise ValueError('mine')", 1)], ids=["killed", "failed"]
+    ("culprit", "status", "consequence"),
+    [
+        ("os.kill(os.getpid(), 9)", 137, FAIL_LATER),
+        ("raise ValueError('mine')", 1, FAIL_LATER),
+        ("sys.exit(143)", 143, FAIL_LATER.replace("sys.exit", "os.abort() or ")),
+    ],
+    ids=["killed", "failed", "stopped, and the other is aborted by its framework"],
 )
-def test_a_program_that_fails_because_another_replica_is_lost_can_be_restarted(launch, two, culprit, status):
-    replicas = [launch(FAIL_LATER, **two[0]), launch(culprit, **two[1])]
+def test_a_program_that_fails_because_another_replica_is_lost_can_be_restarted(
+    launch, two, culprit, status, consequence
+):
+    replicas = [launch(consequence, **two[0]), launch(culprit, **two[1])]
     outputs = [replica.communicate(timeout=60) for replica in replicas]
     assert [replica.returncode for replica in replicas] == [138, status], outputs
     assert "the program failed because worker 0 at" in outputs[0][0]
-    assert "ValueError: mine" in outputs[1][1] or status == 137
+    assert ("ValueError: mine" in outputs[1][1]) == (status == 1)
 
 
 @pytest.mark.parametrize(
