@@ -21,6 +21,7 @@ FILES = {
     "slipway/__init__.py": "",
     "slipway/core/errors.py": "ERRORS = 1\n",
     "slipway/steps.py": "from kfp import dsl\n",
+    "slipway/training.py": "PROGRESS = 1\n",
     "trainer/__init__.py": "",
     "trainer/loop.py": "STEPS = 1\n",
     "tests/test_loop.py": "def test(): ...\n",

@@ -34,7 +34,7 @@ def members(context: Context) -> dict[str, bytes]:
 
 def test_each_image_holds_what_it_needs_and_no_more(tree: Path) -> None:
     files = set(members(context_of(tree)))
-    names = ("__init__.py", "core/errors.py", "trainer/__init__.py", "trainer/loop.py")
+    names = ("__init__.py", "core/errors.py", "trainer/__init__.py", "trainer/loop.py", "training.py")
     code = {f"code/slipway/{name}" for name in names}
     always = {"Dockerfile", "project/requirements.txt", "requirements/build-tools.txt"}
     assert files == code | always | {"requirements/trainer-cpu.txt"}

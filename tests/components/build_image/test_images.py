@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from slipway.components.build_image.images import image_kind
+from slipway.components.build_image.images import CODE, image_kind
 from slipway.components.build_image.settings import ROOT_USER
 from slipway.core.errors import UserError
 
@@ -39,3 +42,12 @@ def test_tpus_need_root() -> None:
     with pytest.raises(UserError, match="only root can open the chips") as caught:
         image_kind(SOURCE, "trainer", "tpu", "jax", "65534:65534")
     assert caught.value.fix == "--set vertex.build.run_as=0:0"
+
+
+def test_a_custom_program_finds_its_launcher_and_functions_in_the_trainers_image(tmp_path: Path) -> None:
+    for name in CODE["trainer"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (shutil.copytree if (SOURCE / name).is_dir() else shutil.copy)(SOURCE / name, tmp_path / name)
+    code = "from slipway import training; from slipway.trainer import launch; print(training.__file__)"
+    output = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(output.stdout.strip()).is_relative_to(tmp_path)
