@@ -46,7 +46,7 @@ def training_steps(
         steps.plan_training,
         dataset,
         uri=uri,
-        train=section("train", config.train, config, parameters),
+        train=section("train", platform.training(config), config, parameters),
         model=config.model,
         worker_pools=config.parsed_hardware.worker_pools(),
         devices=config.parsed_hardware.accelerators_per_replica,

@@ -184,17 +184,22 @@ def next_command(record: RunRecord) -> str | None:
 
 
 def run_table(records: list[RunRecord]) -> Table:
-    """Return the table of runs. Their ids contain the start time."""
+    """Return the table of runs. Their ids contain the start time. A metric that all runs share is the column's name."""
+    measured = [
+        record.step("evaluate").outputs.get("metric", "accuracy") if record.metrics else "" for record in records
+    ]
+    shared = {name for name in measured if name}
+    result = shared.pop() if len(shared) == 1 else "metric"
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    for column in ("run", "status", "hardware", "metric", "verdict", "seconds"):
-        table.add_column(column, justify="right" if column in ("metric", "seconds") else "left", no_wrap=True)
-    for record in records:
-        metric = record.step("evaluate").outputs.get("metric", "accuracy") if record.metrics else ""
+    for column in ("run", "status", "hardware", result, "verdict", "seconds"):
+        table.add_column(column, justify="right" if column in (result, "seconds") else "left", no_wrap=True)
+    for record, metric in zip(records, measured, strict=True):
+        value = f"{record.metrics[metric]:.4f}" if metric in record.metrics else ""
         table.add_row(
             record.run_id,
             record.status,
             record.hardware,
-            f"{metric} {record.metrics[metric]:.4f}" if metric in record.metrics else "",
+            value if metric in ("", result) else f"{metric} {value}",
             "rehearsal" if record.rehearsal else (record.verdict or {}).get("decision", ""),
             "" if record.seconds is None else f"{record.seconds:.1f}",
         )

@@ -83,6 +83,14 @@ def _passed_on(uri: str, context: Context) -> str:
                 allowed="an existing path, or a URI",
                 fix=f"correct the path, or {fix}",
             )
+        if context.runner == "docker" and context.config.train.image is not None and not uri.startswith("/"):
+            raise UserError(
+                f"The relative path {uri} would be another one in a container of train.image.",
+                setting="data.uri",
+                value=uri,
+                allowed="an absolute path, or a URI",
+                fix=f"--set data.uri={(context.folder / uri).resolve()}",
+            )
         if context.target == "vertex" and not uri.startswith("/gcs/"):
             raise UserError(
                 f"The machines of Vertex AI do not have {uri}, which is on this machine.",

@@ -215,7 +215,8 @@ def own_content(config: RunConfig) -> tuple[dict[str, Path], ProjectContent | No
 
 def own_code(config: RunConfig) -> dict[str, Path]:
     """Return the user's packages and modules that a run imports, by name: a folder or a .py file."""
-    programs = (config.model and config.model.builder, config.train.module, config.evaluate.module)
+    trained = None if config.train.image else config.train.module  # an image of one's own contains it
+    programs = (config.model and config.model.builder, trained, config.evaluate.module)
     names = [name for name in programs if name]
     if config.prepared and not source_kind(config.prepared.source).prefix:
         names.append(config.prepared.source)

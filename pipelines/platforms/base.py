@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.register_model.registry import RegisterSettings
     from slipway.pipelines.config.config import RunConfig
+    from slipway.trainer.config import TrainSettings
 
     # A value that is known when the pipeline is compiled, or only when it runs.
     Text: TypeAlias = str | PipelineParameterChannel
@@ -121,6 +122,10 @@ class Platform(ABC):
     def readers(self, config: RunConfig) -> int:
         """Return the number of processes that read the data set."""
         return config.readers
+
+    def training(self, config: RunConfig) -> TrainSettings:
+        """Return the settings of the training with the program to run on this platform."""
+        return config.train
 
     def virtual_devices(self, config: RunConfig) -> int:  # noqa: ARG002
         """Return the number of virtual devices per replica in place of accelerators."""

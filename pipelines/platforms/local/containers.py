@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from slipway.pipelines.runs.record import RunFolder
 
 if TYPE_CHECKING:
     from docker import DockerClient
+    from docker.models.containers import Container
 
     # Arguments of DockerClient.containers.create.
     ContainerArguments: TypeAlias = JsonObject
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 RUN_LABEL = "slipway.run"
 GPU_DEVICE = Path("/dev/nvidiactl")
 STOP_SECONDS = 15
+# The "image" of a task that runs as a process beside the containers: it starts containers itself.
+HOST = "host"
 # The workers of Keras and TensorFlow pass batches through shared memory; Docker's default is 64 MB.
 SHARED_MEMORY = "1g"
 
@@ -97,8 +101,12 @@ def run_container(
     """Run a container, copy its output to stdout, and return its exit code.
 
     Replaces kfp's function of this name, which lets the server remove a finished container and treats a missing one as
-    successful: a short step's container is often removed before its output is read.
+    successful: a short step's container is often removed before its output is read. A task with the image `HOST` runs
+    as a process.
     """
+    if image == HOST:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return subprocess.run(command, env={**os.environ, "PATH": path}, check=False).returncode
     from docker import errors
 
     try:
@@ -106,7 +114,11 @@ def run_container(
     except errors.ImageNotFound:
         print(f"pulling {image}", flush=True)
         client.images.pull(image)
-    container = client.containers.create(image=image, command=command, volumes=volumes, **arguments)
+    return run_to_end(client.containers.create(image=image, command=command, volumes=volumes, **arguments))
+
+
+def run_to_end(container: Container) -> int:
+    """Start a container, copy its output to stdout, remove it, and return its exit code."""
     try:
         container.start()
         for chunk in container.logs(stream=True, follow=True):
@@ -119,12 +131,12 @@ def run_container(
 
 def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
     """Return the folders that the steps read and write: `here`, and those outside it that the settings name."""
-    data, named = config.data, [Path(config.register_.registry)]
+    data, prepared = config.data, config.prepared
+    named = [*([Path(prepared.store)] if prepared else []), Path(config.register_.registry)]
     place = data.uri if data else None
-    if data and data.uri is None:
-        named.append(Path(data.store))
-        kind = source_kind(data.source)
-        place = kind.place_of(data.source) if kind.mounted else None
+    if prepared is not None:
+        kind = source_kind(prepared.source)
+        place = kind.place_of(prepared.source) if kind.mounted else None
     if place is not None and not is_remote(place) and "://" not in place:
         source = local_path(place).expanduser()
         # The folder of a pattern is the part before its first wildcard.

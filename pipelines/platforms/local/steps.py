@@ -9,11 +9,15 @@ import psutil
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
+from slipway import steps
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
+from slipway.pipelines.platforms.local.containers import HOST
+from slipway.pipelines.platforms.local.replica import in_container
 from slipway.pipelines.table import Role, Task
+from slipway.trainer.config import TrainSettings
 from slipway.trainer.distributed.accelerators import find
 from slipway.trainer.engines import table
 
@@ -24,17 +28,25 @@ MEMORY_SHARE = 0.5
 class LocalPlatform(Platform):
     """Processes on this machine, or containers of `image` if it is set, which is built before the pipeline runs.
 
-    No permissions are checked. A rehearsal registers no model.
+    No permissions are checked. A rehearsal registers no model. In containers, a program with an image of its own
+    (`own_image`) is started from a process, which runs a container for each replica.
     """
 
-    def __init__(self, *, rehearsal: bool = False, image: str = "") -> None:
+    def __init__(self, *, rehearsal: bool = False, image: str = "", own_image: bool = False) -> None:
         self.rehearsal = rehearsal
         self.registers = not rehearsal
         self.memory = int(psutil.virtual_memory().available * MEMORY_SHARE) if rehearsal else 0
         self._image = image
+        self._hosts_training = bool(image) and own_image
 
     def image(self, role: Role) -> str:  # noqa: ARG002
         return self._image
+
+    def place(self, row: Task) -> steps.Place:
+        return HOST if self._hosts_training and row.name == "train" else super().place(row)
+
+    def training(self, config: RunConfig) -> TrainSettings:
+        return in_container(config.train) if self._hosts_training else config.train
 
     def configure(self, task: dsl.PipelineTask, row: Task) -> dsl.PipelineTask:
         return super().configure(task, row).set_caching_options(row.cached)
@@ -54,7 +66,7 @@ def pipeline(config: RunConfig, *, rehearsal: bool = False, image: str = "") -> 
 
     Its parameters are the run's id, its training output, the champion's folder and those of the configuration.
     """
-    platform = LocalPlatform(rehearsal=rehearsal, image=image)
+    platform = LocalPlatform(rehearsal=rehearsal, image=image, own_image=config.train.image is not None)
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     @with_parameters(config)

@@ -53,6 +53,14 @@ def test_data_that_are_passed_on_exist_where_the_program_runs(
     assert error.value.setting == "data.uri"
 
 
+def test_data_for_a_container_of_another_image_have_an_absolute_path(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    own = {"train": {"image": IMAGE}, "data": {"uri": "rows"}}
+    with pytest.raises(UserError, match="relative path rows") as error:
+        configuration.data_source(subject(tmp_path, "local", "docker", **own))
+    assert error.value.fix == f"--set data.uri={tmp_path / 'rows'}"
+
+
 @pytest.mark.parametrize(
     ("train", "target", "runner", "found"),
     [

@@ -229,6 +229,9 @@ def test_the_users_own_modules_are_found(project: FakeGoogle, tmp_path: Path, mo
     values["model"]["builder"] = "slipway.trainer.models.digits:build"
     values["data"]["source"] = "digits"
     assert own_code(RunConfig.model_validate(values)) == {}
+    own = {"module": "only.in_the_image", "image": "registry/own:1"}
+    program = {**values, "model": None, "train": own, "evaluate": {"module": "samples:score"}}
+    assert own_code(RunConfig.model_validate(program)) == {"samples": tmp_path / "samples.py"}
 
 
 def test_a_build_lists_what_the_images_contain_of_the_project(

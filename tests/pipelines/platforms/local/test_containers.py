@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from kfp import compiler
 from typer.testing import CliRunner
 
 from slipway.pipelines.cli.app import app
-from slipway.pipelines.config.config import RunConfig, load
-from slipway.pipelines.platforms.local import containers
+from slipway.pipelines.config.config import RunConfig, load, validate
+from slipway.pipelines.platforms.local import containers, replica
+from slipway.pipelines.platforms.local.containers import HOST
+from slipway.pipelines.platforms.local.steps import pipeline
 
 DIGITS = Path(__file__).parents[4] / "configs/digits.yaml"
 
@@ -97,3 +102,26 @@ def test_a_step_that_vanished_has_not_succeeded(tmp_path: Path) -> None:
     assert record.status == "failed"
     assert record.error is not None
     assert (record.error.step, "killed" in record.error.message) == ("register_model", True)
+
+
+def test_an_image_of_ones_own_is_started_by_a_process_beside_the_containers(tmp_path: Path) -> None:
+    own, steps = f"registry/own@sha256:{'1' * 64}", f"registry/steps@sha256:{'2' * 64}"
+    train = {"image": own, "module": "trainer.task", "arguments": ["--lr", "0.1"]}
+    config = validate({"name": "own", "train": train}, "the test")
+    compiler.Compiler().compile(pipeline(config, image=steps), str(tmp_path / "spec.yaml"))
+    specification = yaml.safe_load((tmp_path / "spec.yaml").read_text())
+    executors = specification["deploymentSpec"]["executors"]
+    images = {name: executor["container"]["image"] for name, executor in executors.items()}
+    assert images == {
+        "exec-plan-training": steps, "exec-train": HOST, "exec-evaluate": steps, "exec-register-model": steps
+    }  # fmt: skip
+    plan = specification["root"]["dag"]["tasks"]["plan-training"]["inputs"]["parameters"]
+    settings = json.loads(plan["train"]["runtimeValue"]["constant"])
+    assert settings["command"] == ["python", "-m", replica.MODULE, replica.COMMAND, own, "python", "-m", "trainer.task"]
+    assert (settings["module"], settings["image"], settings["arguments"][0]) == (None, None, "--lr")
+
+
+def test_a_task_beside_the_containers_uses_this_python(capfd: pytest.CaptureFixture[str]) -> None:
+    code = "import sys; print(sys.executable); sys.exit(5)"
+    assert containers.run_container(None, HOST, ["sh", "-c", f'python3 -c "{code}"'], {}) == 5
+    assert Path(capfd.readouterr().out.strip()).parent == Path(sys.executable).parent
