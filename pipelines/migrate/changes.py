@@ -83,7 +83,7 @@ def _python2(file: SourceFile, root: Path) -> Iterator[Change]:
 
 
 def _applies(row: LegacyAPI, occurring: set[str]) -> bool:
-    return (not row.beside or row.beside in occurring) and (not row.unless or row.unless not in occurring)
+    return (not row.beside or row.beside in occurring) and occurring.isdisjoint(row.unless)
 
 
 def _matching(use: _Use, rows: Iterable[LegacyAPI]) -> list[LegacyAPI]:

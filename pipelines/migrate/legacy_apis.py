@@ -36,7 +36,7 @@ class LegacyAPI:
         valid: Endings of the first argument (or of `keyword`) with which a call is still right.
         keyword: The first argument's name.
         beside: Only in a program in which this text or name occurs as well.
-        unless: Not in a program in which this text or name occurs.
+        unless: Not in a program in which one of these texts or names occurs.
     """
 
     kind: Kind
@@ -47,18 +47,19 @@ class LegacyAPI:
     valid: tuple[str, ...] = ()
     keyword: str = ""
     beside: str = ""
-    unless: str = ""
+    unless: tuple[str, ...] = ()
 
 
 def _rows(
-    kind: Kind, why: str, source: str, replacements: Mapping[str, str], *, unless: str = ""
+    kind: Kind, why: str, source: str, replacements: Mapping[str, str], *, unless: tuple[str, ...] = ()
 ) -> tuple[LegacyAPI, ...]:
     """Return the rows of patterns with the same reason."""
     return tuple(LegacyAPI(kind, name, why, use, source, unless=unless) for name, use in replacements.items())
 
 
 ELSEWHERE = "writes outside AIP_MODEL_DIR, from where the model is registered"
-REGISTERED = "let the chief write the model to os.environ['AIP_MODEL_DIR']"
+REGISTERED = "let the chief write the model to slipway.training.model_dir()"
+NOT_WRITTEN = ("AIP_MODEL_DIR", "slipway.training")
 NO_SAVED_MODEL = "writes .keras and .h5 files only in Keras 3"
 NO_RUN_FUNCTIONS = "was removed with TensorFlow 1's sessions"
 
@@ -112,7 +113,7 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
         "use a loop with strategy.run, or Keras 2: pip install tf-keras and TF_USE_LEGACY_KERAS=1",
         WORKERS,
         beside="MultiWorkerMirroredStrategy",
-        unless="TF_USE_LEGACY_KERAS",
+        unless=("TF_USE_LEGACY_KERAS",),
     ),
     # --- the model
     *_rows(
@@ -120,7 +121,7 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
         ELSEWHERE,
         VERTEX,
         dict.fromkeys(("save", "export", "export_savedmodel", "export_saved_model"), REGISTERED),
-        unless="AIP_MODEL_DIR",
+        unless=NOT_WRITTEN,
     ),
     *_rows(
         "name",
@@ -129,7 +130,7 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
         dict.fromkeys(
             ("tf.saved_model.save", "keras.models.save_model", "torch.save", "joblib.dump", "pickle.dump"), REGISTERED
         ),
-        unless="AIP_MODEL_DIR",
+        unless=NOT_WRITTEN,
     ),
     LegacyAPI(
         "method",
@@ -182,7 +183,7 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
         keyword="filepath",
     ),
     LegacyAPI(
-        "absent", "AIP_MODEL_DIR", "saves no model to AIP_MODEL_DIR", REGISTERED, VERTEX, unless="slipway.training"
+        "absent", "AIP_MODEL_DIR", "saves no model to AIP_MODEL_DIR", REGISTERED, VERTEX, unless=("slipway.training",)
     ),
     LegacyAPI(
         "absent",
@@ -190,7 +191,7 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
         "writes no metrics.json to AIP_MODEL_DIR, by which a model is promoted",
         'let the chief write it, such as {"accuracy": 0.97} (slipway.training.finish), or set evaluate.module',
         "docs/your-own-training-loop.md",
-        unless="slipway.training",
+        unless=("slipway.training",),
     ),
     # --- Keras 2
     *_rows(
@@ -242,7 +243,7 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
             "keras.layers.CuDNNLSTM": "use keras.layers.LSTM",
             "keras.layers.CuDNNGRU": "use keras.layers.GRU",
             "keras.layers.DenseFeatures": "use keras.utils.FeatureSpace",
-            "keras.experimental.export_saved_model": "use model.export(os.environ['AIP_MODEL_DIR'])",
+            "keras.experimental.export_saved_model": "use model.export(slipway.training.model_dir())",
             "keras.backend.set_session": "remove it",
             "keras.backend.get_session": "remove it",
         },

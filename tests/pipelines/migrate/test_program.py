@@ -167,7 +167,7 @@ def test_where_the_model_and_its_metrics_are_written(tmp_path):
     model, metrics = sorted(listed(tmp_path), reverse=True)
     assert model == (
         "task.py:2: .export() writes outside AIP_MODEL_DIR, from where the model is registered; "
-        "let the chief write the model to os.environ['AIP_MODEL_DIR']"
+        "let the chief write the model to slipway.training.model_dir()"
     )
     assert metrics.startswith("task.py:1: the program writes no metrics.json")
     write(tmp_path, task="x = 1\n")
