@@ -232,7 +232,7 @@ def test_the_exported_model_is_the_network(bench: Bench, tmp_path: Path) -> None
     square = np.random.default_rng(0).integers(0, 256, (8, 8, 1), np.uint8)
     wide = np.pad(square, ((0, 0), (4, 4), (0, 0)), constant_values=255)
     images = tf.stack([tf.io.encode_png(pixels) for pixels in (square, wide)])
-    np.testing.assert_allclose(*serve(images)[1], atol=1e-6)
+    np.testing.assert_allclose(*serve({"image_bytes": images})[1], atol=1e-6)
 
 
 def check_agreement(bench: Bench, serve: Any, share: Share, split: str) -> None:
