@@ -136,6 +136,24 @@ def test_a_model_that_does_not_fit_in_memory_is_refused_with_its_size(tmp_path, 
     assert "state of adam" in finding.found
 
 
+def test_the_builder_is_called_with_the_inputs_of_the_prepared_data(tmp_path, monkeypatch):
+    manifest = {
+        "name": "d", "fingerprint": "f", "source": "csv:d.csv", "settings": {}, "task": "regression", "classes": [],
+        "target": {"kind": "number", "mean": [0], "deviation": [1]},
+        "inputs": {"age": {"kind": "number", "mean": [0], "deviation": [1]}},
+        "image_size": [0, 0], "channels": 1, "resize": False, "encodings": [], "splits": {},
+    }  # fmt: skip
+    (tmp_path / "d" / "f").mkdir(parents=True)
+    (tmp_path / "d" / "f" / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "forms.py").write_text("def images(image_shape, classes): ...\ndef named(inputs, outputs): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    common = {"task": "regression", "data": {"source": "csv:d.csv", "store": str(tmp_path)}}
+    common["evaluate"] = {"gate": {"metric": "rmse"}}
+    assert finding_of("model builder", subject(tmp_path, model={"builder": "forms:named"}, **common)).status == "pass"
+    refused = finding_of("model builder", subject(tmp_path, model={"builder": "forms:images"}, **common))
+    assert "accepts image_shape, but is called with (inputs, outputs), because the inputs are age" in refused.found
+
+
 @pytest.mark.parametrize(
     ("answer", "status", "found"),
     [
