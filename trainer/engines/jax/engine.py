@@ -27,7 +27,7 @@ from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, Ste
 from slipway.trainer.engines.jax.devices import Devices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
 from slipway.trainer.engines.jax.step import Arrays, Step, Variables, has_convolutions
-from slipway.trainer.engines.keras import augment, optimizer
+from slipway.trainer.engines.keras import augment, normalization, optimizer
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.export import saved_model
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
@@ -73,6 +73,7 @@ class JaxEngine:
         keras.config.set_dtype_policy(self._precision)
         builder.load(job.model.builder)
         self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+        normalization.synchronize(self._model, None)  # XLA computes the global batch's statistics
         scaled = self._precision == "mixed_float16"
         variables = self._model.trainable_variables
         inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)

@@ -26,8 +26,7 @@ from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.keras import augment
-from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.engines.pytorch import export
+from slipway.trainer.engines.pytorch import export, normalization
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
 from slipway.trainer.engines.pytorch.network import Network
@@ -76,9 +75,7 @@ class PyTorchEngine:
         keras.config.set_dtype_policy(chosen)
         builder.load(job.model.builder)
         self._network = pytorch_network.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
-        keras_model.refuse_batch_normalization(
-            pytorch_network.batch_normalization(self._network), job.model, devices.cluster.world_size
-        )
+        normalization.synchronize(self._network, devices)
         self._network.to(devices.device)
         weights = class_weights(job.train, manifest)
         self._image_shape = manifest.image_shape

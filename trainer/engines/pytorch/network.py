@@ -10,14 +10,13 @@ import math
 
 import keras
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from slipway.core.errors import UserError
 from slipway.trainer.config import ModelSettings
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
 from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.engines.keras.model import BatchNormalization
+from slipway.trainer.engines.pytorch import normalization
 
 
 class Network(torch.nn.Module):
@@ -27,6 +26,15 @@ class Network(torch.nn.Module):
         super().__init__()
         self.inner = inner
         self.is_keras = isinstance(inner, keras.Model)
+
+    def train(self, mode: bool = True) -> Network:
+        """Set training mode, except for BatchNorm modules whose parameters are frozen, as Keras does."""
+        super().train(mode)
+        for module in normalization.modules(self.inner):
+            parameters = list(module.parameters())
+            if parameters and not any(each.requires_grad for each in parameters):
+                module.eval()
+        return self
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if self.is_keras:
@@ -105,18 +113,6 @@ def checked(model: object, settings: ModelSettings) -> torch.nn.Module:
     if not isinstance(model, torch.nn.Module):  # includes keras.Model on the torch backend
         raise _wrong(settings, f"returned {type(model).__name__}", "return a keras.Model or a torch.nn.Module")
     return model
-
-
-def batch_normalization(network: Network) -> BatchNormalization:
-    """Return the modules whose moving statistics cover only one device's part of the batches."""
-    if network.is_keras:
-        return keras_model.batch_normalization(network.inner)
-    names = [
-        name
-        for name, module in network.inner.named_modules()
-        if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm)
-    ]
-    return BatchNormalization("BatchNorm", names, "torch.nn.GroupNorm or torch.nn.LayerNorm")
 
 
 def size(model: torch.nn.Module) -> ModelSize:

@@ -37,7 +37,7 @@ from slipway.trainer.engines.base import (
     Work,
     verify_state,
 )
-from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras import augment, normalization
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.tensorflow import devices as tensorflow_devices
 from slipway.trainer.engines.tensorflow import network, optimizer, tpu
@@ -122,7 +122,8 @@ class TensorFlowEngine:
         builder.load(job.model.builder)
         with _peers(), self._strategy.scope():  # the first values of variables are sent to all processes
             self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
-            keras_model.refuse_batch_normalization(keras_model.batch_normalization(self._model), job.model, devices)
+            if devices > 1:
+                normalization.synchronize(self._model, tensorflow_devices.gather)
             self._refuse_foreign_variables(job.model)
             self._optimizer = optimizer.make(train, self._model.trainable_variables)
             compiled = network.compiles(train, self._model, kind, devices)

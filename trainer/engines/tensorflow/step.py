@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.images import traced
-from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras import augment, normalization
 
 # Initial loss scale of mixed_float16, and the number of steps without overflow after which it doubles.
 FIRST_SCALE = 2.0**15
@@ -92,6 +92,8 @@ class TrainingStep:
         images = tf.reshape(images, [parts, -1, *images.shape[1:]])
         labels = tf.reshape(labels, [parts, -1])
         # Sequentially, so that only one micro-batch's activations are in memory at a time.
+        if self._devices > 1 and normalization.layers(self._model):
+            return self._unrolled(images, labels)
         zeros = [tf.zeros_like(variable.value) for variable in self._variables]
 
         def add(
@@ -104,6 +106,15 @@ class TrainingStep:
         _, figures, sums = tf.while_loop(
             lambda number, *_: number < parts, add, first, parallel_iterations=1, maximum_iterations=parts
         )
+        return figures, sums
+
+    def _unrolled(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Return the result of `gradients` without a loop, in which devices could not exchange statistics."""
+        figures, sums = self.part(images[0], labels[0])
+        for number in range(1, self._train.accumulation):
+            with tf.control_dependencies(sums):
+                more, gradients = self.part(images[number], labels[number])
+            figures, sums = figures + more, [one + other for one, other in zip(sums, gradients, strict=True)]
         return figures, sums
 
     def update(self, gradients: list[tf.Tensor]) -> None:
