@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     JsonValue,
@@ -23,6 +20,8 @@ from pydantic import (
 
 from slipway.core.errors import UserError
 from slipway.trainer.engines.table import ENGINES
+from slipway.trainer.settings import Settings, Untyped
+from slipway.trainer.weights import WeightsSettings
 
 if TYPE_CHECKING:
     EngineName = str
@@ -38,24 +37,6 @@ STEPS = Field(default=None, description="Length in steps.")
 EXAMPLES = Field(default=None, description="Length in training examples; rounded up to whole steps.")
 
 
-class Settings(BaseModel):
-    """Base class of all settings: immutable; rejects unknown keys, infinities and NaN.
-
-    Untyped values are declared as `Untyped`, which applies the same rule. A number that is not finite is serialized as
-    `Infinity`, which the reader rejects, rather than as null, which would turn the setting off.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
-
-
-def _strict(value: JsonValue) -> JsonValue:
-    json.dumps(value, allow_nan=False)  # a JsonValue read from JSON can contain NaN
-    return value
-
-
-Untyped = Annotated[JsonValue, AfterValidator(_strict)]
-
-
 class ModelSettings(Settings):
     """The network that Slipway's trainer trains.
 
@@ -69,6 +50,9 @@ class ModelSettings(Settings):
         json_schema_extra={"pattern": f"^{BUILDER_PATTERN}$"},
     )
     arguments: dict[str, Untyped] = Field(default={}, description="Keyword arguments of the builder.")
+    weights: WeightsSettings | None = Field(
+        default=None, description="Initial weights from a file; null: those that the builder's network has."
+    )
 
     @field_validator("builder")
     @classmethod

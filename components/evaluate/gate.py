@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from slipway.core.values import JsonObject
-from slipway.trainer.config import Settings
+from slipway.trainer.settings import Settings
 
 Decision = Literal["promote", "reject"]
 

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
 from slipway.components.prepare_data.sources import COLUMN
-from slipway.trainer.config import Settings, Untyped
+from slipway.trainer.settings import Settings, Untyped
 
 Check = Literal["sample", "decode", "header"]
 

@@ -25,7 +25,8 @@ from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
 from slipway.pipelines.config.values import read_values
-from slipway.trainer.config import ModelSettings, Settings, TrainSettings
+from slipway.trainer.config import ModelSettings, TrainSettings
+from slipway.trainer.settings import Settings
 
 if TYPE_CHECKING:
     from slipway.pipelines.hardware import Hardware

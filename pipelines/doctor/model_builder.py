@@ -10,12 +10,14 @@ import pkgutil
 from pathlib import Path
 
 from slipway.core.errors import UserError, nearest
+from slipway.core.paths import is_remote
 from slipway.pipelines.doctor.check import Context
 from slipway.trainer.engines.builder import check_signature
+from slipway.trainer.weights import find
 
 
 def model_builder(context: Context) -> str:
-    """The model's builder exists. It is not imported, because that takes seconds."""
+    """The model's builder and its initial weights exist. It is not imported, because that takes seconds."""
     if context.config.model is None:
         return _training_module(str(context.config.train.module), context.folder)
     builder = context.config.model.builder
@@ -45,6 +47,9 @@ def model_builder(context: Context) -> str:
     signature = _signature(source, function)
     if signature is not None:
         check_signature(signature, context.config.model)
+    weights = context.config.model.weights
+    if weights is not None and not is_remote(weights.file):
+        return f"{builder} in {source}, weights in {find(weights)}"
     return f"{builder} in {source}"
 
 

@@ -18,6 +18,7 @@ from jax.experimental import jax2tf
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.core.manifest import Manifest
+from slipway.trainer import weights
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
@@ -73,6 +74,8 @@ class JaxEngine:
         keras.config.set_dtype_policy(self._precision)
         builder.load(job.model.builder)
         self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+        if job.model.weights:
+            weights.load_keras(self._model, job.model.weights)
         normalization.synchronize(self._model, None)  # XLA computes the global batch's statistics
         scaled = self._precision == "mixed_float16"
         variables = self._model.trainable_variables

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from slipway.core.manifest import Manifest
+from slipway.trainer import weights
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
@@ -75,9 +76,12 @@ class PyTorchEngine:
         keras.config.set_dtype_policy(chosen)
         builder.load(job.model.builder)
         self._network = pytorch_network.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
+        if job.model.weights:
+            load = weights.load_keras if self._network.is_keras else weights.load_torch
+            load(self._network.inner, job.model.weights)
         normalization.synchronize(self._network, devices)
         self._network.to(devices.device)
-        weights = class_weights(job.train, manifest)
+        of_classes = class_weights(job.train, manifest)
         self._image_shape = manifest.image_shape
         self._step = Step(
             network=self._network,
@@ -86,7 +90,7 @@ class PyTorchEngine:
             scaler=torch.amp.GradScaler(devices.device.type, enabled=chosen == "mixed_float16"),
             train=job.train,
             precision=chosen,
-            class_weights=None if weights is None else torch.from_numpy(weights).to(devices.device),
+            class_weights=None if of_classes is None else torch.from_numpy(of_classes).to(devices.device),
             batch=job.plan.batch_per_process,
             devices=devices,
         )

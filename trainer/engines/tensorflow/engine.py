@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.trainer import weights
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.images import scale, traced
@@ -112,7 +113,7 @@ class TensorFlowEngine:
         self._image_shape = manifest.image_shape
         kind = tensorflow_devices.kind(self._names)
         self._precision = choose_precision(train, kind, tensorflow_devices.capability(self._names))
-        weights = class_weights(train, manifest)
+        of_classes = class_weights(train, manifest)
         devices = int(self._strategy.num_replicas_in_sync)
         keras.backend.clear_session()
         keras.utils.set_random_seed(train.seed)
@@ -124,11 +125,13 @@ class TensorFlowEngine:
             self._model = keras_model.build_classifier(job.model, manifest.image_shape, len(manifest.classes))
             if devices > 1:
                 normalization.synchronize(self._model, tensorflow_devices.gather)
+            if job.model.weights:
+                weights.load_keras(self._model, job.model.weights)
             self._refuse_foreign_variables(job.model)
             self._optimizer = optimizer.make(train, self._model.trainable_variables)
             compiled = network.compiles(train, self._model, kind, devices)
             self._step = TrainingStep(
-                self._model, self._optimizer, train, weights, devices, compiled=compiled and devices > 1
+                self._model, self._optimizer, train, of_classes, devices, compiled=compiled and devices > 1
             )
         layout = Layout(self._strategy, self._local_devices, devices, self._batch // self._local_devices)
         self._loop = StepLoop(
