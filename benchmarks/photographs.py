@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 SIDE = 256
@@ -10,6 +11,10 @@ VARIOUS = ((200, 281), (270, 371))
 # CIFAR-10's image size and classes, and the sides of the squares that are scaled down to that size.
 CIFAR_SIDE, CIFAR_CLASSES = 32, 10
 CIFAR_SQUARES = (40, 161)
+# Width and height of a photograph of 12 megapixels (every third is turned), and the standard deviation of its grain,
+# with which a file has about three megabytes.
+CAMERA_SIZE = (4000, 3000)
+GRAIN = 5
 
 
 def make_jpegs(folder: Path, count: int) -> None:
@@ -75,3 +80,34 @@ def make_cifar(folder: Path, train: int = 50_000, test: int = 10_000) -> None:
             drawn.add(cut)
             image = photograph.resize((CIFAR_SIDE, CIFAR_SIDE), box=(left, top, left + side, top + side))
             image.save(folder / split / f"class_{label}" / f"{number:05d}.jpg", quality=95)
+
+
+def make_large(folder: Path, count: int) -> None:
+    """Write `count` photographs of 12 megapixels below `folder/train`, one class per sample photograph.
+
+    Each is a crop, drawn with its number as the seed, that is enlarged and covered with the grain of a camera's sensor.
+    """
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(_enlarge, [folder] * count, range(count), chunksize=8))
+
+
+def _enlarge(folder: Path, number: int) -> None:
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    photographs = load_sample_images().images
+    label = number % len(photographs)
+    photograph, draws = Image.fromarray(photographs[label]), np.random.default_rng(number)
+    size = CAMERA_SIZE if number % 3 else CAMERA_SIZE[::-1]
+    width = draws.uniform(0.4, 0.6) * photograph.width
+    height = width * size[1] / size[0]
+    scale = min(1, photograph.height / height)
+    width, height = width * scale, height * scale
+    left, top = draws.uniform(0, photograph.width - width), draws.uniform(0, photograph.height - height)
+    enlarged = photograph.resize(size, Image.Resampling.BICUBIC, box=(left, top, left + width, top + height))
+    grain = np.rint(draws.normal(0, GRAIN, (*size[::-1], 1)).astype(np.float32)).astype(np.int16)
+    pixels = np.clip(np.asarray(enlarged) + grain, 0, 255).astype(np.uint8)
+    path = folder / "train" / f"photograph_{label}" / f"{number:05d}.jpg"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, quality=90)

@@ -92,9 +92,9 @@ def prepared(images: Path, folder: str, kind: str) -> Path:
     return prepare(DataSettings.model_validate(settings), replicas=1).folder
 
 
-def in_a_process(name: str, place: Path) -> dict[str, float]:
+def in_a_process(name: str, place: Path, module: str = "benchmarks.read_rate") -> dict[str, float]:
     """Measure one variant in a new process and return its last line of output, parsed."""
-    command = [sys.executable, "-m", "benchmarks.read_rate", "--images", str(place), "--variant", name]
+    command = [sys.executable, "-m", module, "--images", str(place), "--variant", name]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -167,7 +167,7 @@ def map_rate(share: Any, batch: int) -> dict[str, float]:
     return clock.rates(consume(dataset.prefetch(tf.data.AUTOTUNE), batch))
 
 
-def directory_rates(images: Path, size: int, batch: int) -> dict[str, float]:
+def directory_rates(images: Path, size: int, batch: int, epochs: int = SEVERAL_EPOCHS) -> dict[str, float]:
     """Measure image_dataset_from_directory: first epoch, first epoch with file listing, several epochs."""
     import keras
 
@@ -178,13 +178,16 @@ def directory_rates(images: Path, size: int, batch: int) -> dict[str, float]:
     started = Clock()
     examples = consume(dataset, batch)
     rates = {**started.rates(examples), "whole": opened.rates(examples)["first"]}
-    for _ in range(SEVERAL_EPOCHS - 1):
+    for _ in range(epochs - 1):
         examples += consume(dataset, batch)
     return {**rates, "several": opened.rates(examples)["first"]}
 
 
-def memory_rates(share: Any, batch: int) -> dict[str, float]:
-    """Measure Slipway with decoded images in memory; later epochs alternate with tf.data over the same array."""
+def memory_rates(share: Any, batch: int, epochs: int = SEVERAL_EPOCHS) -> dict[str, float]:
+    """Measure Slipway with decoded images in memory; later epochs alternate with tf.data over the same array.
+
+    With one epoch, only that one is measured.
+    """
     import tensorflow as tf
 
     from slipway.trainer.data import inputs
@@ -211,11 +214,13 @@ def memory_rates(share: Any, batch: int) -> dict[str, float]:
 
     epoch(0)
     rates = {**clock.rates(steps * batch), "later": 0.0, "array": 0.0}
-    for number in range(1, SEVERAL_EPOCHS):
+    if epochs == 1:
+        return rates
+    for number in range(1, epochs):
         epoch(number)
-    rates["several"] = clock.rates(SEVERAL_EPOCHS * steps * batch)["first"]
+    rates["several"] = clock.rates(epochs * steps * batch)["first"]
     array = tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch, drop_remainder=True).prefetch(2)
-    for number in range(SEVERAL_EPOCHS, SEVERAL_EPOCHS + LATER_EPOCHS):
+    for number in range(epochs, epochs + LATER_EPOCHS):
         clock = Clock()
         epoch(number)
         rates["later"] = max(rates["later"], clock.rates(steps * batch)["first"])

@@ -21,6 +21,7 @@ Value: TypeAlias = str | int | float
 # A parameter's name and its setting. A setting of null is no parameter: KFP's parameters have values.
 SETTINGS: Mapping[str, str] = {
     "data_source": "data.source",
+    "data_uri": "data.uri",
     "epochs": "train.epochs",
     "steps": "train.steps",
     "examples": "train.examples",
@@ -28,6 +29,7 @@ SETTINGS: Mapping[str, str] = {
     "learning_rate": "train.learning_rate",
     "seed": "train.seed",
     "gate_minimum": "evaluate.gate.minimum",
+    "gate_maximum": "evaluate.gate.maximum",
 }
 ARGUMENTS = "train.arguments"
 ARGUMENT_PREFIX = "argument_"
@@ -55,7 +57,7 @@ class Parameter:
 
 
 def parameters_of(config: RunConfig) -> list[Parameter]:
-    """Return the parameters of a configuration: those of its settings that are not null, and its module's arguments."""
+    """Return the parameters of a configuration: its settings that are not null, and its program's arguments."""
     return [*_settings(config), *_arguments(config)]
 
 
@@ -65,7 +67,7 @@ def values_of(config: RunConfig) -> dict[str, Value]:
 
 
 def is_parameter(setting: str) -> bool:
-    """Return whether a setting, or the arguments of a custom module, are pipeline parameters."""
+    """Return whether a setting, or the arguments of a custom program, are pipeline parameters."""
     return setting in (*SETTINGS.values(), ARGUMENTS)
 
 
@@ -132,12 +134,12 @@ def section(name: str, settings: Settings, config: RunConfig, channels: Channels
 
 def _settings(config: RunConfig) -> Iterator[Parameter]:
     for name, setting in SETTINGS.items():
-        if config.train.module is not None and setting.startswith("train."):
-            continue  # a custom module receives its arguments only
+        if config.train.program is not None and setting.startswith("train."):
+            continue  # a custom program receives its arguments only
         value: object = config
         for part in setting.split("."):
-            section, value = value, getattr(value, part)
-        if value is not None:
+            section, value = value, getattr(value, part, None)
+        if value not in (None, ""):  # "": the source of data that are not prepared
             assert isinstance(value, Value)
             text = type(section).model_fields[part].description.partition("\n")[0]  # type: ignore[attr-defined]
             yield Parameter(name, setting, value, f"{setting}. {text.rstrip(':.')}.")
@@ -148,7 +150,7 @@ def _numbered(stem: str) -> Iterator[str]:
 
 
 def _arguments(config: RunConfig) -> Iterator[Parameter]:
-    """Yield the values among a custom module's arguments, named after the option before them or by their number."""
+    """Yield the values among a custom program's arguments, named after the option before them or by their number."""
     names: set[str] = set()
     last = ""
     for number, argument in enumerate(config.train.arguments):
@@ -162,5 +164,5 @@ def _arguments(config: RunConfig) -> Iterator[Parameter]:
         name = next(name for name in itertools.chain([stem], _numbered(stem)) if name not in names)
         names.add(name)
         place = f"after {option}" if option else f"number {number + 1}"
-        description = f"{ARGUMENTS}. Argument {place} of {config.train.module}."
+        description = f"{ARGUMENTS}. Argument {place} of {config.train.program}."
         yield Parameter(name, ARGUMENTS, value, description, number, before)

@@ -32,14 +32,20 @@ def training_steps(
     """
     image = platform.build_image()
     access = platform.setup_access(config)
-    data = section("data", platform.data(config), config, parameters)
-    prepared = platform.add(steps.prepare_data, data, readers=platform.readers(config), output=output)
-    if platform.preparing_starts_machines(config):  # as training does
-        prepared.after(*(task for task in (access, None if isinstance(image, str) else image.task) if task is not None))
-    dataset = prepared.outputs["dataset"]
+    dataset = uri = None  # of a custom program that has its own data
+    if config.prepared is not None:
+        data = section("data", platform.data(config.prepared), config, parameters)
+        prepared = platform.add(steps.prepare_data, data, readers=platform.readers(config), output=output)
+        if platform.preparing_starts_machines(config):  # as training does
+            first = (access, None if isinstance(image, str) else image.task)
+            prepared.after(*(task for task in first if task is not None))
+        dataset = prepared.outputs["dataset"]
+    elif config.data is not None:
+        uri = section("data", config.data, config, parameters)["uri"]
     planned = platform.add(
         steps.plan_training,
         dataset,
+        uri=uri,
         train=section("train", config.train, config, parameters),
         model=config.model,
         worker_pools=config.parsed_hardware.worker_pools(),
@@ -51,7 +57,7 @@ def training_steps(
     trained = platform.train(config, planned.output, dataset, output, access)
     model = trained.outputs["model"]
     gate = section("evaluate", config.evaluate, config, parameters)
-    evaluation = platform.add(steps.evaluate, model, dataset, settings=gate, champion=champion.uri)
+    evaluation = platform.add(steps.evaluate, model, dataset, uri=uri, settings=gate, champion=champion.uri)
     if platform.registers:
         with dsl.If(evaluation.outputs["Output"] == PROMOTE):
             platform.register_model(config, model, evaluation, run_id, champion)

@@ -101,8 +101,9 @@ def prepare_data(
 
 
 def plan_training(
-    dataset: Artifact,
+    dataset: Artifact | None = None,
     *,
+    uri: Text | None = None,
     train: TrainSettings | Fields,
     model: ModelSettings | Fields | None = None,
     worker_pools: Sequence[Mapping[str, object]] = ONE_REPLICA,
@@ -115,9 +116,10 @@ def plan_training(
     """Divide the training among the replicas. Output: `Output`, the worker_pool_specs of a Vertex AI custom job.
 
     Args:
-        dataset: A prepared data set.
+        dataset: A prepared data set; None for a custom program that has its own data.
+        uri: The data that such a program receives, as they are; None for none.
         train: The `train` section of a run's configuration.
-        model: The `model` section; None for a custom training module.
+        model: The `model` section; None for a custom program.
         worker_pools: Vertex AI worker pools without containers.
         devices: Number of accelerators per replica.
         memory: Memory in bytes to which the batch size is reduced; 0 for no limit.
@@ -138,13 +140,14 @@ def plan_training(
         image=trainer_image,
         memory=memory,
         hosts=hosts,
+        uri=uri or "",
         dataset=dataset,
     )
 
 
 def train(
     worker_pool_specs: PipelineParameterChannel,
-    dataset: Artifact,
+    dataset: Artifact | None = None,
     *,
     output: Text = "",
     restarts: RestartSettings | Fields | None = None,
@@ -157,7 +160,7 @@ def train(
 
     Args:
         worker_pool_specs: The output of `plan_training`.
-        dataset: The data set that was planned for.
+        dataset: The data set that was planned for; None if there is none.
         output: Folder or URI for model, checkpoints and logs; "" for the task's artifacts.
         restarts: Limit and backoff of restarts; None for the defaults.
         virtual_devices: Number of virtual devices per replica in place of accelerators.
@@ -189,19 +192,21 @@ def collect_model(job: Text, output: Text, *, image: Place = "") -> PipelineTask
 
 def evaluate(
     model: Artifact,
-    dataset: Artifact,
+    dataset: Artifact | None = None,
     *,
+    uri: Text | None = None,
     settings: EvaluateSettings | Fields | None = None,
     champion: Text = "none",
     image: Place = "",
 ) -> PipelineTask:
-    """Measure a model on the test split and apply the gate.
+    """Measure a model, by default on the test split, and apply the gate.
 
     Outputs: `Output` ("promote" or "reject"), `metrics`, `classification`, `report` (an HTML page).
 
     Args:
         model: A trained model.
-        dataset: The prepared data set.
+        dataset: The prepared data set; None for a custom program that has its own data.
+        uri: The data of such a program, for `evaluate.module`; None for none.
         settings: The `evaluate` section of a run's configuration; None for the defaults.
         champion: Folder or gs:// URI of the registered model to beat; "" or "none" for none.
         image: The container image of the task.
@@ -212,6 +217,7 @@ def evaluate(
         _evaluate.evaluate,
         image,
         settings=_section(EvaluateSettings, settings),
+        uri=uri or "",
         model=model,
         dataset=dataset,
         champion=champion,
@@ -383,7 +389,8 @@ def _task(component: BaseComponent, image: Place, /, **arguments: object) -> Pip
     sections = {name: argument for name, argument in arguments.items() if isinstance(argument, _Section)}
     inputs = {name: channel for section in sections.values() for name, channel in section.inputs.items()}
     texts = {name: section.text for name, section in sections.items()}
-    return on_image(_with_inputs(component, inputs), image)(**{**arguments, **texts, **inputs})
+    given = {name: value for name, value in arguments.items() if value is not None}  # kfp has no constant for None
+    return on_image(_with_inputs(component, inputs), image)(**{**given, **texts, **inputs})
 
 
 def _with_inputs(component: BaseComponent, inputs: Mapping[str, PipelineParameterChannel]) -> BaseComponent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import (
@@ -32,6 +33,8 @@ else:  # at run time, the names in the table: for validation, the JSON Schema an
 ADAMW_WEIGHT_DECAY = 0.004
 BUILDER_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 DURATIONS = ("epochs", "steps", "examples")
+# The settings that name a custom program.
+PROGRAM = ("module", "command", "image")
 EPOCHS = Field(default=None, description="Length in passes over the training split; may be a fraction.")
 STEPS = Field(default=None, description="Length in steps.")
 EXAMPLES = Field(default=None, description="Length in training examples; rounded up to whole steps.")
@@ -219,13 +222,23 @@ class EarlyStopSettings(Settings):
     )
 
 
+# The JSON Schema of a custom program that is an image's entry point.
+_IMAGE_ALONE: JsonValue = {
+    "required": ["image"],
+    "properties": {"image": {"not": {"type": "null"}}, "module": {"type": "null"}, "command": {"type": "null"}},
+}
+
+
 class TrainSettings(Settings):
     """How to train. Exactly one of `epochs`, `steps` and `examples` sets the length.
 
-    With a custom training module, only `module`, `arguments` and `restarts` may be set.
+    With a custom program (`module`, `command`, `image`), only these, `arguments`, `processes` and `restarts` may be
+    set.
     """
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [_with(name) for name in (*DURATIONS, "module")]})
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [*map(_with, (*DURATIONS, "module", "command")), _IMAGE_ALONE]}
+    )
 
     engine: EngineName = Field(default="tensorflow", description="Framework that executes the training step.")
     epochs: PositiveFloat | None = EPOCHS
@@ -296,19 +309,40 @@ class TrainSettings(Settings):
         description="Custom training module, run as `python -m MODULE ARGUMENTS` in every replica instead of Slipway's "
         "trainer; null: Slipway's trainer.",
     )
-    arguments: tuple[str, ...] = Field(default=(), description="Command-line arguments of `module`; requires `module`.")
+    command: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="Custom program in any language, run as `COMMAND ARGUMENTS` in every replica instead of Slipway's "
+        "trainer; null: `module`, or Slipway's trainer.",
+    )
+    image: str | None = Field(
+        default=None,
+        description="Container image of one's own, by digest or by an immutable tag, in which the replicas run "
+        "`command` or `module`, or without these its entry point. null: Slipway's image.",
+    )
+    arguments: tuple[str, ...] = Field(default=(), description="Command-line arguments of the custom program.")
+    processes: PositiveInt | Literal["per_device"] = Field(
+        default=1,
+        description="Processes of `module` per replica, or per_device: one per GPU. Each has torchrun's variables for "
+        "torch.distributed. Requires `module`.",
+    )
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
-        if self.module is not None:
+        if self.program is not None:
             self._check_nothing_else()
             return self
         _check_one_duration(self)
         if self.arguments:
             raise _contradiction(
-                "train.arguments requires a custom training module, and none is set.",
-                "arguments", " ".join(self.arguments), "together with train.module", nearest=None,
+                "train.arguments requires a custom program, and none is set.",
+                "arguments", " ".join(self.arguments), "with train.module, train.command or train.image", nearest=None,
                 fix="--set train.module=MODULE, or set model.arguments if they are for the network",
+            )  # fmt: skip
+        if self.processes != 1:
+            raise _contradiction(
+                "train.processes requires a custom training module; Slipway's engines choose their own processes.",
+                "processes", self.processes, "together with train.module", nearest=None, fix="remove train.processes",
             )  # fmt: skip
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
             name = "momentum" if self.momentum else "nesterov"
@@ -336,18 +370,36 @@ class TrainSettings(Settings):
         return self
 
     def _check_nothing_else(self) -> None:
-        """Raise UserError for a setting that a custom training module would never receive."""
+        """Raise UserError for a setting that a custom program would never receive."""
+        if self.module is not None and self.command is not None:
+            raise _contradiction(
+                "train.module and train.command are both set, but the replicas run one program.",
+                "command", shlex.join(self.command), "train.module or train.command, not both", nearest=None,
+                fix="remove train.module or train.command",
+            )  # fmt: skip
+        if self.processes != 1 and (self.module is None or self.image is not None):
+            raise _contradiction(
+                "train.processes requires train.module in Slipway's image, whose launcher starts the processes.",
+                "processes", self.processes, "1 with train.command and train.image", nearest="1",
+                fix="remove train.processes, and start the processes in the program, such as with torchrun",
+            )  # fmt: skip
         for name, field in TrainSettings.model_fields.items():
-            if name not in ("module", "arguments", "restarts") and getattr(self, name) != field.default:
+            if name not in (*PROGRAM, "arguments", "processes", "restarts") and getattr(self, name) != field.default:
                 raise _contradiction(
-                    f"train.{name} applies only to Slipway's training loop; {self.module} receives train.arguments.",
-                    name, getattr(self, name), "train.module, train.arguments and train.restarts only", nearest=None,
-                    fix=f"remove train.{name}; if {self.module} has an option for it, add that to train.arguments",
+                    f"train.{name} applies only to Slipway's training loop; {self.program} receives train.arguments.",
+                    name, getattr(self, name), "train.module, train.command, train.image, arguments, "
+                    "processes and restarts only", nearest=None,
+                    fix=f"remove train.{name}; if {self.program} has an option for it, add that to train.arguments",
                 )  # fmt: skip
 
     @property
+    def program(self) -> str | None:
+        """The custom program: its module, its command, or the image whose entry point it is; None for Slipway's."""
+        return self.module or (shlex.join(self.command) if self.command else self.image)
+
+    @property
     def duration(self) -> Duration:
-        """The length of the training; not valid with `module`."""
+        """The length of the training; not valid with a custom program."""
         return Duration(epochs=self.epochs, steps=self.steps, examples=self.examples)
 
     @property

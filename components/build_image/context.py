@@ -5,41 +5,42 @@ The fingerprint of the content is the image's tag, so nothing is built twice and
 
 from __future__ import annotations
 
-import fnmatch
 import gzip
 import hashlib
 import importlib.metadata
 import io
-import subprocess
+import os
 import tarfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from slipway.components.build_image.images import REQUIREMENTS, ImageKind
+from slipway.components.build_image.project import (
+    ContextFile,
+    ProjectContent,
+    check_requirements,
+    git,
+    git_files,
+)
 from slipway.core.errors import UserError
 from slipway.trainer.engines.installed import DISTRIBUTION
 
 DOCKERFILE = "slipway/containers/Dockerfile"
 BUILD_TOOLS = f"{REQUIREMENTS}/build-tools.txt"
+# The project's requirements file in the archive; empty without one, because Docker's COPY needs a file.
+PROJECT_REQUIREMENTS = "project/requirements.txt"
+EMPTY = ContextFile(Path(os.devnull), False)
+CODE = "code"
 TAG_LENGTH = 24
-# Never included in an image, even if git tracks them.
-SECRET_NAMES = (".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", "*credentials*.json", ".netrc")
-
-
-@dataclass(frozen=True)
-class ContextFile:
-    """A file of the context: its path, and whether it is executable."""
-
-    source: Path
-    executable: bool
 
 
 @dataclass(frozen=True)
 class Context:
     """An image's content: files by their path in the archive, and build arguments.
 
-    `left_out` lists untracked files that .gitignore does not ignore: they may have been forgotten.
+    `project` are the paths in the archive of the project's own files. `left_out` lists untracked files that .gitignore
+    does not ignore: they may have been forgotten.
     """
 
     kind: ImageKind
@@ -47,6 +48,7 @@ class Context:
     arguments: Mapping[str, str]
     revision: str
     left_out: tuple[str, ...]
+    project: frozenset[str] = field(default=frozenset())
 
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of the files' paths, modes and bytes and of the build arguments."""
@@ -66,7 +68,7 @@ class Context:
     def archive(self) -> bytes:
         """Return the context as a reproducible .tar.gz: no timestamps, owners or file name."""
         plain = io.BytesIO()
-        with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
             for place, file in sorted(self.files.items()):
                 content = file.source.read_bytes()
                 entry = tarfile.TarInfo(place)
@@ -76,22 +78,35 @@ class Context:
         return gzip.compress(plain.getvalue(), mtime=0)
 
 
-def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Path] | None = None) -> Context:
+def make_context(
+    source: Path,
+    kind: ImageKind,
+    base: str,
+    own: Mapping[str, Path] | None = None,
+    project: ProjectContent | None = None,
+) -> Context:
     """Return the build context of an image.
 
     Args:
         source: The folder that contains the package slipway: a git checkout, or where Slipway is installed.
         kind: The kind of image.
         base: The base image.
-        own: The user's packages or modules to include, by name: the folder or .py file of each.
+        own: The user's packages or modules outside of the project to include, by name: the folder or .py file of each.
+        project: The content of the user's project.
 
     Raises:
-        UserError: A file that the image needs is not tracked by git.
+        UserError: A file that the image needs is not tracked by git, or a requirement contradicts the image.
     """
+    project = project or ProjectContent({})
     code = {name: source / name for name in kind.code} | dict(own or {})
-    files = {"Dockerfile": _needed(source, DOCKERFILE)}
+    files = {"Dockerfile": _needed(source, DOCKERFILE), PROJECT_REQUIREMENTS: EMPTY}
     files |= {name.removeprefix("slipway/"): _needed(source, name) for name in (BUILD_TOOLS, kind.requirements)}
-    left_out: list[str] = []
+    added = {f"{CODE}/{name}": file for name, file in project.files.items()}
+    if project.requirements is not None:
+        check_requirements(project.requirements, files[kind.requirements.removeprefix("slipway/")].source)
+        added[PROJECT_REQUIREMENTS] = ContextFile(project.requirements, False)
+    files |= added
+    left_out = list(project.untracked)
     for name, path in code.items():
         installed = name not in (own or {}) and not is_checkout(source)
         found = _installed_files(path) if installed else _git_files(path, "--cached")
@@ -103,7 +118,7 @@ def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Pat
                 fix=f"git add {path}",
             )
         base_folder = path if path.is_dir() else path.parent
-        folder = PurePosixPath("code", name if path.is_dir() else PurePosixPath(name).parent)
+        folder = PurePosixPath(CODE, name if path.is_dir() else PurePosixPath(name).parent)
         files |= {str(folder / file.source.relative_to(base_folder).as_posix()): file for file in found}
         forgotten = [] if installed else _git_files(path, "--others", "--exclude-standard")
         left_out += [str(file.source.resolve()) for file in forgotten]
@@ -113,6 +128,7 @@ def make_context(source: Path, kind: ImageKind, base: str, own: Mapping[str, Pat
         arguments={**kind.arguments, "BASE": base},
         revision=revision(source),
         left_out=tuple(left_out),
+        project=frozenset(added),
     )
 
 
@@ -125,7 +141,7 @@ def revision(source: Path) -> str:
     """Return the installed version; in a checkout, the commit, with the suffix -dirty if files have changed."""
     if not is_checkout(source):
         return importlib.metadata.version(DISTRIBUTION)
-    return _git(source, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*").strip()
+    return git(source, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*").strip()
 
 
 def _needed(source: Path, name: str) -> ContextFile:
@@ -138,31 +154,10 @@ def _needed(source: Path, name: str) -> ContextFile:
 def _git_files(path: Path, *options: str) -> list[ContextFile]:
     """Return the existing regular files at or below `path` that `git ls-files` lists with `options`."""
     folder, pattern = (path, ".") if path.is_dir() else (path.parent, path.name)
-    names = _git(folder, "ls-files", "-z", *options, "--", pattern).split("\0")
-    paths = [folder / name for name in names if name]
-    # Symlinks are skipped: they may point to files outside the tree or untracked ones.
-    regular = [found for found in paths if found.is_file() and not found.is_symlink()]
-    return [ContextFile(found, bool(found.stat().st_mode & 0o100)) for found in regular if not _is_secret(found.name)]
+    return [ContextFile.of(folder / name) for name in git_files(folder, *options, pattern=pattern)]
 
 
 def _installed_files(path: Path) -> list[ContextFile]:
     """Return the files at or below `path` but compiled ones; modes are not kept by an installation."""
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [ContextFile(one, False) for one in found if one.is_file() and "__pycache__" not in one.parts]
-
-
-def _is_secret(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in SECRET_NAMES)
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    try:
-        answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise UserError("git is not installed; images contain the files that it tracks.", fix="install git") from None
-    if answer.returncode:
-        raise UserError(
-            f"{folder} is not in a git checkout; images contain the files that git tracks.",
-            fix=f"git -C {folder} init && git -C {folder} add . && git -C {folder} commit",
-        )
-    return answer.stdout

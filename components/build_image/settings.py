@@ -15,8 +15,30 @@ ROOT_USER = "0:0"
 REPOSITORY_PATTERN = r"^[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*$"
 
 
+class ContentSettings(Settings):
+    """What your project adds to the images: the files that git tracks in the folder where `slipway` runs.
+
+    In a pattern, `*` stands for any text. A pattern without a slash matches the name of a file or folder at any depth;
+    with a slash, it matches a path from the project's folder. A folder stands for everything in it.
+    """
+
+    include: tuple[str, ...] = Field(
+        default=(),
+        description="Patterns of files that are added although git does not track them, such as weights/*.h5.",
+    )
+    exclude: tuple[str, ...] = Field(
+        default=(".*", "*.md", "*.ipynb", "Makefile", "schema.json", "slipway.yaml", "tests"),
+        description="Patterns of tracked files that no image needs; a change of them builds no new image.",
+    )
+    requirements: str | None = Field(
+        default=None,
+        description="Requirements file with further packages, each pinned as NAME==VERSION together with what it "
+        "depends on; installed without dependencies. null: none.",
+    )
+
+
 class BuildSettings(Settings):
-    """Images for Vertex AI."""
+    """How images are built for Vertex AI, and where they are stored."""
 
     builder: Literal["cloud-build", "docker", "podman", "buildah"] = Field(
         default="cloud-build", description="Tool that builds the images: Cloud Build, or a local builder."

@@ -124,7 +124,8 @@ def evaluation(task: PipelineTaskDetail) -> JsonObject:
         "reasons": [said.get("reasons", "")],
         "checked": bool(said.get("checked", True)),
     }
-    return {"metrics": figures(metadata.get("metrics", {})), "verdict": verdict, "report": artifacts["report"].uri}
+    found = {"metrics": figures(metadata.get("metrics", {})), "metric": said.get("metric", "accuracy")}
+    return {**found, "verdict": verdict, "report": artifacts["report"].uri}
 
 
 def results(job: PipelineJob) -> JsonObject:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +81,14 @@ class History:
         means = [group.mean(axis=0) for group in groups if len(group)]
         return Series([float(step) for step, _ in means], [float(value) for _, value in means])
 
+    def names(self) -> list[str]:
+        """Return the names of the metrics, in the order of their first record."""
+        known = [record for record in self.records if record["kind"] in ("train", "validation")]
+        found = dict.fromkeys(
+            name for record in known for name in record if name not in ("kind", "step", "epoch", "time")
+        )
+        return [name for name in found if any(isinstance(record.get(name), int | float) for record in known)]
+
     def last(self, kind: str) -> JsonObject | None:
         """The last record of a kind."""
         return next((record for record in reversed(self.records) if record["kind"] == kind), None)
@@ -89,6 +98,14 @@ def read_history(path: Path) -> History:
     """Return the history in a file, empty if the file does not exist."""
     records = json_lines(path.read_bytes()) if path.is_file() else []
     return History([record for record in records if {"step", "kind"} <= record.keys()])
+
+
+def curve_names(history: History, description: JsonObject) -> list[str]:
+    """Return the metrics with a learning curve: all of a custom program, which has no builder in its model.json.
+
+    Slipway's trainer also records its speed.
+    """
+    return ["loss", "accuracy"] if "builder" in description else history.names()
 
 
 def learning_curve(history: History, figure: str) -> str | None:
@@ -111,7 +128,7 @@ def learning_curve(history: History, figure: str) -> str | None:
         axes.set_xlabel("step")
         axes.locator_params(axis="x", nbins=6, integer=True)
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.set_title(figure, loc="left", fontsize=10.5, color=INK)
+        axes.set_title(figure.replace("$", r"\$"), loc="left", fontsize=10.5, color=INK)
         axes.margins(x=0.02)
         axes.legend(loc="best")
         return _svg(page, f"{figure} by step, in training and in validation")
@@ -219,4 +236,4 @@ def _svg(figure: Figure, description: str) -> str:
     body = text[start:].replace("*{stroke-linejoin: round; stroke-linecap: butt}", "")
     for colour, variable in _VARIABLES.items():
         body = body.replace(colour, f"var({variable})")
-    return f'<svg class="chart" viewBox="{box}" role="img" aria-label="{description}">{body}'
+    return f'<svg class="chart" viewBox="{box}" role="img" aria-label="{escape(description)}">{body}'

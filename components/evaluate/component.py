@@ -8,27 +8,32 @@ from kfp.dsl import HTML, ClassificationMetrics, Dataset, Input, Metrics, Model,
 def evaluate(
     settings: str,
     model: Input[Model],
-    dataset: Input[Dataset],
     champion: str,
     metrics: Output[Metrics],
     classification: Output[ClassificationMetrics],
     report: Output[HTML],
+    uri: str = "",
+    dataset: Input[Dataset] = None,
 ) -> str:
     """Return the gate's decision: "promote" or "reject".
 
     Args:
         settings: EvaluateSettings as JSON.
         model: The trained model.
-        dataset: The prepared data set; its test split is used.
         champion: The folder or gs:// URI of the registered version to beat, "" (or "none") for none.
         metrics: The model's figures.
         classification: Its confusion matrix and ROC curve.
         report: The HTML report.
+        uri: The data of a custom program, for evaluate.module, if no data set is prepared; "" for none.
+        dataset: The prepared data set, whose test split Slipway's evaluation uses; None if there is none.
     """
     from pathlib import Path
+    from typing import cast
 
+    from slipway.components.evaluate import custom
+    from slipway.components.evaluate.custom import CustomEvaluation
+    from slipway.components.evaluate.evaluation import Evaluation, log_classification
     from slipway.components.evaluate.evaluation import evaluate as work
-    from slipway.components.evaluate.evaluation import log_classification
     from slipway.components.evaluate.gate import UNCHECKED, EvaluateSettings
     from slipway.components.inputs import read
     from slipway.components.step import step
@@ -37,22 +42,30 @@ def evaluate(
     from slipway.core.values import write_metadata
 
     with step("evaluate") as outcome:
-        evaluation = work(
-            read(EvaluateSettings, "evaluate", settings),
-            model=Path(model.path),
-            data=Path(dataset.path),
-            champion=None if champion in ("", "none") else local_path(champion),
-        )
-        events.phase("writing the report")
-        from slipway.components.evaluate.report import render
+        how, folder = read(EvaluateSettings, "evaluate", settings), Path(model.path)
+        opponent = None if champion in ("", "none") else local_path(champion)
+        if dataset is None or custom.is_custom(how, folder):
+            judged = custom.evaluate(how, folder, Path(dataset.path) if dataset else uri or None, opponent)
+            events.phase("writing the report")
+            page, evaluation = custom.render(judged), cast("CustomEvaluation | Evaluation", judged)
+        else:
+            evaluation = work(how, model=folder, data=Path(dataset.path), champion=opponent)
+            log_classification(evaluation, classification)
+            events.phase("writing the report")
+            from slipway.components.evaluate.report import render
 
+            page = render(evaluation)
         Path(report.path).parent.mkdir(parents=True, exist_ok=True)
-        Path(report.path).write_text(render(evaluation), encoding="utf-8")
+        Path(report.path).write_text(page, encoding="utf-8")
         for name, value in evaluation.model.metrics.items():
             metrics.log_metric(name, value)
-        log_classification(evaluation, classification)
         verdict = evaluation.verdict
-        report.metadata.update(decision=verdict.decision, reasons=" ".join(verdict.reasons), checked=verdict.checked)
+        report.metadata.update(
+            decision=verdict.decision,
+            reasons=" ".join(verdict.reasons),
+            checked=verdict.checked,
+            metric=how.gate.metric,
+        )
         if not verdict.checked:  # the registry stores it with the metrics
             metrics.metadata[UNCHECKED] = " ".join(verdict.reasons)
         write_metadata(metrics, classification)

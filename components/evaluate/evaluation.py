@@ -52,6 +52,7 @@ class Evaluation:
         """Return what a run's record stores: both models' metrics and the verdict."""
         return {
             "metrics": self.model.metrics,
+            "metric": self.settings.gate.metric,
             "champion_metrics": self.champion.metrics if self.champion else None,
             "verdict": self.verdict.as_dict(),
         }

@@ -24,7 +24,7 @@ from slipway.components.evaluate.accumulators import (
 )  # fmt: skip
 from slipway.components.evaluate.charts import read_history
 from slipway.components.evaluate.evaluation import Evaluation
-from slipway.components.evaluate.gate import NAMES
+from slipway.components.evaluate.gate import GateSettings
 from slipway.components.evaluate.served_model import Measured
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject
@@ -126,10 +126,10 @@ def _content(evaluation: Evaluation) -> JsonObject:
     in_full = classes <= CLASSES_IN_FULL
     if not in_full:
         rows.sort(key=lambda row: (row.examples == 0, row.f1))
-    curves = [charts.learning_curve(history, figure) for figure in ("loss", "accuracy")]
+    curves = [charts.learning_curve(history, name) for name in charts.curve_names(history, model.description)]
     return {
         "verdict": evaluation.verdict,
-        "gate": _gate(evaluation),
+        "gate": gate_text(evaluation.settings.gate),
         "manifest": manifest,
         "metrics": model.metrics,
         "wrong": confusion.examples - confusion.correct,
@@ -193,11 +193,11 @@ def _intervals(measures: Measures) -> dict[str, tuple[float, float]]:
     return {name: wilson(hit, measures.confusion.examples) for name, hit in hits.items() if hit is not None}
 
 
-def _gate(evaluation: Evaluation) -> str:
-    gate = evaluation.settings.gate
-    name = NAMES[gate.metric]
-    limit = "at most" if gate.metric == "loss" else "at least"
-    minimum = ", no minimum set," if gate.minimum is None else f" {limit} {gate.minimum:g},"
+def gate_text(gate: GateSettings) -> str:
+    """Return the gate's condition in words."""
+    name = gate.label
+    limit = "at most" if gate.minimized else "at least"
+    minimum = f", no {gate.limit_name} set," if gate.limit is None else f" {limit} {gate.limit:g},"
     if gate.margin > 0:
         return f"{name}{minimum} better than the champion’s by at least {gate.margin:g}"
     if gate.margin < 0:

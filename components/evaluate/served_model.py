@@ -1,7 +1,8 @@
 """Evaluation of a model through its serving interface: encoded images in, class probabilities out.
 
 The code that built the model is not needed. A SavedModel decodes the images itself. A model in an engine's own
-format accepts pixels; images are decoded for it as in the SavedModel, to the size and channels in its model.json.
+format accepts pixels; images are decoded for it as in the SavedModel, with the size, resize mode and
+channels in its model.json.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ class ServedModel:
         ours, theirs = set(self._classes), set(self._data.classes)
         return Measured(
             folder=self._folder,
-            description=_read_json(self._folder / "model.json"),
-            registration=_read_json(self._folder / "metadata.json"),
+            description=read_json(self._folder / "model.json"),
+            registration=read_json(self._folder / "metadata.json"),
             measures=self._measures,
             unknown=tuple(name for name in self._data.classes if name not in ours),
             foreign=tuple(name for name in self._classes if name not in theirs),
@@ -224,7 +225,7 @@ def _sentence(error: Exception) -> str:
     return lines[0].strip().rstrip(".")[:200]
 
 
-def _read_json(path: Path) -> JsonObject:
+def read_json(path: Path) -> JsonObject:
     """Return the JSON object in a file, {} if it is missing or invalid."""
     try:
         content = json.loads(path.read_bytes())
@@ -276,7 +277,7 @@ def _program(engine: str, folder: Path, data: Manifest) -> Serve:
     description = json.loads((folder / "model.json").read_bytes())
     classes = [str(name) for name in description["classes"]]
     shape = {"image_size": tuple(description["image_size"]), "channels": description["channels"]}
-    own = data.model_copy(update=shape)
+    own = data.model_copy(update={**shape, "resize_mode": description.get("resize_mode", "stretch")})
     probabilities = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
 
     def serve(images: Images) -> tuple[list[str], NDArray[np.float32]]:

@@ -13,20 +13,23 @@ def plan_training(
     image: str,
     memory: int,
     hosts: int,
-    dataset: Input[Dataset],
+    uri: str = "",
+    dataset: Input[Dataset] = None,
 ) -> list:  # type: ignore[type-arg]
     """Return the complete worker_pool_specs of a custom job.
 
     Args:
         pools: The hardware's worker pools, without containers.
         devices: Number of accelerators per replica.
-        model: ModelSettings as JSON; "" for a custom training module.
+        model: ModelSettings as JSON; "" for a custom program.
         train: TrainSettings as JSON.
         image: The image that the workers run, "" for the current Python environment.
         memory: In a rehearsal, the memory in bytes for all replicas on this machine; 0 disables fitting.
         hosts: Number of machines per replica: 1, except for TPU slices.
-        dataset: The prepared data set.
+        uri: The data that a custom program receives as they are, if no data set is prepared; "" for none.
+        dataset: The prepared data set; None if there is none.
     """
+    import shlex
     from pathlib import Path
 
     from slipway.components.inputs import read
@@ -41,13 +44,16 @@ def plan_training(
         result = work(
             pools=whole_numbers(pools),
             devices=devices,
-            manifest=manifest.read(Path(dataset.path)),
-            data=dataset.uri,
+            manifest=manifest.read(Path(dataset.path)) if dataset else None,
+            data=dataset.uri if dataset else uri,
             model=read(ModelSettings, "model", model) if model else None,
             train=how,
             image=image,
             memory=memory,
             hosts=hosts,
         )
-        outcome.outputs = result.plan.model_dump() if result.plan else {"module": how.module}
+        container = result.worker_pool_specs[0]["container_spec"]
+        program = shlex.join(container.get("command", ())) or f"the entry point of {how.image}"
+        program = f"python -m {how.module}" if how.module else program
+        outcome.outputs = result.plan.model_dump() if result.plan else {"program": program}
     return result.worker_pool_specs

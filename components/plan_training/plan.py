@@ -8,6 +8,8 @@ from slipway.components.worker_pools import Container, WorkerPool, count_replica
 from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.core.paths import DATA_VARIABLE
+from slipway.trainer import launch
 from slipway.trainer.checkpoint.best import no_validation
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.data.assignment import check_shared_evenly
@@ -19,8 +21,6 @@ from slipway.trainer.engines.quick_import import PLUGGABLE_VARIABLE
 from slipway.trainer.hyperparameters import class_weights, warmup_steps
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
-# Environment variable with the data set's path (a folder or gs:// URI) for custom training modules.
-DATA_VARIABLE = "SLIPWAY_DATA"
 # Bytes of a training step per element of a layer's output: the float, its gradient and about as much workspace.
 ELEMENT_BYTES = 3 * 4
 
@@ -29,7 +29,7 @@ ELEMENT_BYTES = 3 * 4
 class TrainingPlan:
     """The worker pools of a job with their containers, and the plan they implement.
 
-    `plan` is None for a custom training module.
+    `plan` is None for a custom program.
     """
 
     worker_pool_specs: list[WorkerPool]
@@ -39,7 +39,7 @@ class TrainingPlan:
 def plan_training(
     pools: list[WorkerPool],
     devices: int,
-    manifest: Manifest,
+    manifest: Manifest | None,
     data: str,
     model: ModelSettings | None,
     train: TrainSettings,
@@ -52,9 +52,9 @@ def plan_training(
     Args:
         pools: Vertex worker pools without a container: replica_count, machine_spec, optionally disk_spec.
         devices: Number of accelerators per replica, 0 for CPUs only.
-        manifest: The manifest of the prepared data set.
-        data: The data set's path for the workers: a folder or a gs:// URI.
-        model: The network; None for a custom training module.
+        manifest: The manifest of the prepared data set; None if there is none, with a custom program.
+        data: The data set's path for the workers: a folder or a gs:// URI; "" if a custom program has its own data.
+        model: The network; None for a custom program.
         train: How to train it.
         image: The image that the workers run, "" for the current Python environment.
         memory: In a rehearsal, the memory in bytes for all replicas: a batch that does not fit is reduced, with a
@@ -66,9 +66,9 @@ def plan_training(
         UserError: The engine does not support the settings, or the batch, shards or examples cannot be divided among
             the replicas.
     """
-    if train.module is not None:
-        return TrainingPlan(_with_container(pools, _own_container(train, data), image, train.engine, hosts), None)
-    assert model is not None  # a run's configuration has one of the two
+    if train.program is not None:
+        return TrainingPlan(_with_container(pools, _own_container(train, data), image, train, hosts), None)
+    assert model is not None and manifest is not None  # a run's configuration has these, or a program
     table.refuse(train)
     class_weights(train, manifest)  # raises for an unknown class
     validation = manifest.splits.get("validation")
@@ -86,29 +86,36 @@ def plan_training(
         )
     job = JobConfig(data=data, model=model, train=train, plan=plan)
     container: Container = {"command": TRAINER_COMMAND, "args": ["--config", job.model_dump_json()]}
-    return TrainingPlan(_with_container(pools, container, image, train.engine, hosts), plan)
+    return TrainingPlan(_with_container(pools, container, image, train, hosts), plan)
 
 
 def _own_container(train: TrainSettings, data: str) -> Container:
-    """Return the container specification of a custom training module."""
-    return {
-        "command": ["python", "-m", str(train.module)],
-        "args": list(train.arguments),
-        "env": [{"name": DATA_VARIABLE, "value": data}],
-    }
+    """Return the container specification of a custom program; without a command, its image's entry point runs."""
+    container: Container = {"args": list(train.arguments)}
+    if train.module is not None and train.image is not None:
+        container["command"] = ["python", "-m", train.module]  # Slipway is not in the image
+    elif train.module is not None:
+        container["command"] = launch.command(train.module, train.processes)
+    elif train.command is not None:
+        container["command"] = list(train.command)
+    if data:
+        container["env"] = [{"name": DATA_VARIABLE, "value": data}]
+    return container
 
 
 def _with_container(
-    pools: list[WorkerPool], container: Container, image: str, engine: str, hosts: int
+    pools: list[WorkerPool], container: Container, image: str, train: TrainSettings, hosts: int
 ) -> list[WorkerPool]:
-    if image:
+    if image := train.image or image:
         container = {**container, "image_uri": image}
     variables = {HOSTS_VARIABLE: str(hosts)} if hosts > 1 else {}
-    if engine == "tensorflow" and any("tpu_topology" in pool.get("machine_spec", {}) for pool in pools):
+    if train.engine == "tensorflow" and any("tpu_topology" in pool.get("machine_spec", {}) for pool in pools):
         variables[PLUGGABLE_VARIABLE] = "true"
     if variables:
         more = [{"name": name, "value": value} for name, value in variables.items()]
         container = {**container, "env": [*container.get("env", []), *more]}
+    if train.image is not None:  # an image of one's own does not contain Slipway
+        return [{**pool, "container_spec": container} if pool else {} for pool in pools]
     return [{**pool, "container_spec": _on_machine(pool, container)} if pool else {} for pool in pools]
 
 

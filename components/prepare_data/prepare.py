@@ -73,7 +73,7 @@ def prepare(settings: DataSettings, replicas: int, earlier: str | None = None) -
         store.remove_leftovers(but=target.identity)
         if prepared := reusable(store, target):
             return prepared
-        beam = beam_for(settings, source, target.plan.bytes)
+        beam = beam_for(settings, source, target.plan.source_bytes)
         beside = beam is not None and is_elsewhere(beam)
         with store_errors_named(store, target.plan.bytes), store.work_folder(target.identity, beside=beside) as work:
             if prepared := reusable(store, target):  # another run finished it while this one waited for the lock

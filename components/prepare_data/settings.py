@@ -5,9 +5,21 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from slipway.components.prepare_data.sources import COLUMN
+from slipway.core.errors import UserError
+from slipway.core.manifest import ResizeMode
 from slipway.trainer.settings import Settings, Untyped
 
 Check = Literal["sample", "decode", "header"]
@@ -72,22 +84,46 @@ class BeamSettings(Settings):
         "project, region, bucket and account.",
     )
     from_gigabytes: NonNegativeFloat = Field(
-        default=100.0, description="Smallest data set that Beam writes, in gigabytes; 0: all data sets."
+        default=100.0, description="Smallest source from which Beam writes the data set, in gigabytes; 0: any source."
+    )
+
+
+class ResizeSettings(Settings):
+    """Storing images at training size instead of their original bytes."""
+
+    size: int = Field(ge=1, le=4096, description="Size in pixels; see `mode`.")
+    mode: Literal["shorter_side", "crop", "pad"] = Field(
+        default="shorter_side",
+        description="How images are stored. shorter_side: the shorter side has `size` pixels and the aspect ratio is "
+        "kept; smaller images are stored unchanged. crop: the middle of the image, a square of `size` pixels. pad: the "
+        "whole image in such a square, with black bars at both ends of the shorter side.",
+    )
+    quality: int = Field(
+        default=95, ge=1, le=100, description="Quality of the stored JPEG images. PNG images are stored as PNG."
     )
 
 
 class DataSettings(Settings):
-    """The source of the examples and how they are stored."""
+    """The source of the examples and how they are stored; or `uri` alone, for a custom program that reads it itself."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["source"]}, {"required": ["uri"]}]})
 
     source: str = Field(
-        description="Source of the examples:\n\n"
+        default="",
+        description="Source of the examples; required, except with `uri`:\n\n"
         "- `digits`: scikit-learn's handwritten digits\n"
         "- `images:FOLDER`: a folder laid out as `split/class/*.png|jpg|jpeg` or `class/*.png|jpg|jpeg`\n"
         "- `images:ARCHIVE`: a tar, tar.gz or zip file of such a folder\n"
         "- `csv:FILE`: a list of images with the columns image (or path, file), label (or class), optionally split\n"
         "- `tfds:NAME[/CONFIG][:VERSION]`: a data set of TensorFlow Datasets; see `tfds`\n"
         "- `tfrecord:PATTERN`: TFRecord files of tf.train.Example\n"
-        "- `MODULE:FUNCTION`: a Python function that yields examples; see `module`"
+        "- `MODULE:FUNCTION`: a Python function that yields examples; see `module`",
+    )
+    uri: str | None = Field(
+        default=None,
+        min_length=1,
+        description="URI or folder that a custom program receives as it is, in `SLIPWAY_DATA`: nothing is prepared. No "
+        "other setting of this section applies. null: the data are prepared from `source`.",
     )
     name: str | None = Field(
         default=None,
@@ -121,6 +157,18 @@ class DataSettings(Settings):
         description="[height, width] in pixels to which images are resized when they are read; null: all images must "
         "have the same size.",
     )
+    resize_mode: ResizeMode | None = Field(
+        default=None,
+        description="How images of another aspect ratio are resized to `image_size`, in training, evaluation and the "
+        "exported model: stretch distorts them; crop keeps the aspect ratio and cuts off both ends of the longer side; "
+        "pad keeps it and adds black bars at both ends of the shorter side. null: the mode of `resize` if that is crop "
+        "or pad, else stretch.",
+    )
+    resize: ResizeSettings | None = Field(
+        default=None,
+        description="Store images at training size, so that large photographs are decoded only once, when the data set "
+        "is prepared; null: the images' original bytes are stored.",
+    )
     channels: Literal[1, 3] | None = Field(
         default=None, description="1: grayscale, 3: RGB; null: detected from the images."
     )
@@ -134,7 +182,8 @@ class DataSettings(Settings):
     check: Check = Field(
         default="sample",
         description="Image validation: decode decodes every image, header checks only the headers, sample checks every "
-        "header and decodes about `check_sample` images, chosen by a hash of their keys.",
+        "header and decodes about `check_sample` images, chosen by a hash of their keys. With `resize`, every image is "
+        "decoded.",
     )
     check_sample: PositiveInt = Field(
         default=1_000_000,
@@ -157,6 +206,36 @@ class DataSettings(Settings):
     )
     store: str = Field(default="datasets", description="Folder or gs:// URI of the prepared data sets.")
 
+    @property
+    def reading_mode(self) -> ResizeMode:
+        """How images are resized when they are read."""
+        if self.resize_mode is None and self.resize is not None and self.resize.mode != "shorter_side":
+            return self.resize.mode
+        return self.resize_mode or "stretch"
+
+    @field_validator("resize")
+    @classmethod
+    def _same_when_read(cls, value: ResizeSettings | None, others: ValidationInfo) -> ResizeSettings | None:
+        """Refuse stored images that training would enlarge, or see otherwise than the exported model sees originals."""
+        size, mode = others.data.get("image_size"), others.data.get("resize_mode")
+        if value is None:
+            return None
+        if size and min(size) > value.size:
+            raise ValueError(
+                f"images stored with size {value.size} would be enlarged again to data.image_size {list(size)}; "
+                f"data.resize.size must be at least {min(size)}"
+            )
+        if value.mode == "shorter_side":
+            return value
+        if size and size[0] != size[1]:
+            raise ValueError(f"{value.mode} stores squares; data.image_size {list(size)} must be a square or null")
+        if mode not in (None, value.mode):
+            raise ValueError(
+                f"the exported model must resize images like the stored ones, with {value.mode}; data.resize_mode is "
+                f"{mode}; remove it, or use shorter_side"
+            )
+        return value
+
     @field_validator("group_by")
     @classmethod
     def _one_group(cls, value: str | None) -> str | None:
@@ -169,3 +248,33 @@ class DataSettings(Settings):
         if groups != 1:
             raise ValueError(f"the regular expression must have exactly one capturing group; it has {groups}")
         return value
+
+    @model_validator(mode="after")
+    def _one_place(self) -> DataSettings:
+        if not self.source and self.uri is None:
+            raise UserError(
+                "The section data has neither source nor uri.",
+                setting="data.source",
+                value=None,
+                allowed="source, from which Slipway prepares the data; or uri, for a custom program that reads it",
+                fix="--set data.source=digits",
+            )
+        for name, field in DataSettings.model_fields.items():
+            if (
+                self.uri is not None
+                and name != "uri"
+                and getattr(self, name) != field.get_default(call_default_factory=True)
+            ):
+                raise UserError(
+                    f"data.{name} applies only to data that Slipway prepares; with data.uri, the program reads them.",
+                    setting=f"data.{name}",
+                    value=getattr(self, name),
+                    allowed="data.uri alone, or data.source and the other settings",
+                    fix=f"remove data.{name}; or, to prepare the data, replace data.uri by data.source",
+                )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _uri_alone(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        values: dict[str, object] = serialize(self)
+        return values if self.uri is None else {"uri": self.uri}

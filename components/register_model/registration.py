@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.evaluate.gate import UNCHECKED
 from slipway.components.register_model.model_registry import Candidate, ModelRegistry, RegisteredVersion
 from slipway.components.register_model.registry import PromoteOver, RegisterSettings, Registration, Registry, git_commit
+from slipway.components.train.result import trainer_record
 from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
@@ -122,17 +122,17 @@ def _measured_against(registry: Registry, model_name: str, champion: str) -> Pro
 
 
 def _description(source: Path) -> JsonObject:
-    try:
-        description = json.loads((source / "model.json").read_bytes())
-    except FileNotFoundError:
-        description = {}  # custom training modules do not write it
-    except (OSError, ValueError):
-        description = None
-    serves = any((source / name).is_file() for name in model_files())
-    if not isinstance(description, dict) or not serves:
-        raise UserError(
-            f"There is no trained model in {source} to register: {' or '.join(model_files())}, or model.json, "
-            "is missing or damaged.",
-            fix="train it again: slipway run, without --resume",
-        )
+    """Return the record of Slipway's trainer, {} for another program's model, whose format does not matter."""
+    if not any(path.is_file() for path in source.rglob("*")):
+        raise _no_model(source, "the folder is missing or empty")
+    description = trainer_record(source)
+    if description and not any((source / name).is_file() for name in model_files()):
+        raise _no_model(source, f"{' or '.join(model_files())} is missing")
     return description
+
+
+def _no_model(source: Path, why: str) -> UserError:
+    return UserError(
+        f"There is no trained model in {source} to register: {why}.",
+        fix="train it again: slipway run, without --resume",
+    )

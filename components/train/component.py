@@ -10,9 +10,9 @@ def train(
     output: str,
     virtual_devices: int,
     restarts: str,
-    dataset: Input[Dataset],
     model: Output[Model],
     metrics: Output[Metrics],
+    dataset: Input[Dataset] = None,
 ) -> None:
     """Run the worker pools as processes on this machine, or in this container.
 
@@ -22,10 +22,10 @@ def train(
             artifact `model`.
         virtual_devices: Number of virtual devices per replica in place of accelerators; 0 for none.
         restarts: RestartSettings as JSON.
-        dataset: The prepared data set that the pools' commands refer to; declared as an input so that the platform
-            mounts it if it is in an object store.
         model: The trained model.
         metrics: Its metrics on the validation split.
+        dataset: The prepared data set that the pools' commands refer to; declared as an input so that the platform
+            mounts it if it is in an object store. None if there is none.
     """
     from dataclasses import asdict
 
@@ -45,7 +45,7 @@ def train(
             virtual_devices=virtual_devices,
             restarts=read(RestartSettings, "train.restarts", restarts),
         )
-        outcome.outputs = {"data": dataset.uri, **publish(output, model, metrics)}
+        outcome.outputs = {"data": dataset.uri if dataset else None, **publish(output, model, metrics)}
         outcome.outputs["restarts"] = [asdict(restart) for restart in restarted]
         write_metadata(metrics)
 

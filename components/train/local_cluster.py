@@ -19,6 +19,7 @@ from slipway.components.train.restarts import Restart, Restarts
 from slipway.components.worker_pools import Replica, WorkerPool, cluster_environment, count_processes, replicas_of
 from slipway.core import events
 from slipway.core.exit_codes import LOCAL_CLUSTER_VARIABLE
+from slipway.core.paths import DATA_VARIABLE
 from slipway.core.supervision import POLL_SECONDS, Child, Children, Ports
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
@@ -109,6 +110,8 @@ def _environment(replica: Replica, replicas: list[Replica], output: Path, virtua
     }
     if len({(other.pool, other.index) for other in replicas}) == 1:
         environment.pop("TF_CONFIG", None)
+    if DATA_VARIABLE not in replica.environment:
+        environment.pop(DATA_VARIABLE, None)
     if virtual_devices:
         environment[VIRTUAL_DEVICES_VARIABLE] = str(virtual_devices // replica.hosts)
     return environment

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Protocol
 
-from slipway.components.step import WorkFailed
 from slipway.core.atomic import json_lines
+from slipway.core.errors import UserError
 from slipway.core.paths import local_path
 from slipway.core.values import JsonObject
-from slipway.trainer.engines.table import SAVED_MODEL_FILE
 
 # Entries of model.json that become the model artifact's metadata.
 METADATA = (
@@ -22,6 +22,10 @@ METADATA = (
     "variables_bytes",
     "trainable_bytes",
 )
+
+
+# Entries of a line of metrics.jsonl that are no metrics.
+NO_METRICS = ("kind", "step", "epoch", "time")
 
 
 class Model(Protocol):
@@ -38,29 +42,27 @@ class Metrics(Protocol):
 
 
 def publish(output: str, model: Model, metrics: Metrics) -> JsonObject:
-    """Describe the model in `output`/model, Slipway's or a custom module's SavedModel, in the step's artifacts.
+    """Describe the model in `output`/model, Slipway's or a custom program's in any format, in the step's artifacts.
 
     Args:
         output: The job's base output directory: a folder or URI.
         model: Receives the model's URI and metadata.
-        metrics: Receives loss and accuracy on the validation split.
+        metrics: Receives the metrics of the last validation.
 
     Returns:
         The step's outputs: `model`, the metadata and `validation`.
 
     Raises:
-        WorkFailed: The job wrote no model.
+        UserError: The job wrote no model.
     """
     folder = local_path(output) / "model"
-    try:
-        description = json.loads((folder / "model.json").read_text())
-    except FileNotFoundError:
-        if not (folder / SAVED_MODEL_FILE).is_file():
-            raise WorkFailed(
-                f"The training job succeeded but wrote no model to {folder}. A custom training module must write a "
-                "SavedModel to the folder in AIP_MODEL_DIR."
-            ) from None
-        description = {}
+    if not any(path.is_file() for path in folder.rglob("*")):
+        raise UserError(
+            f"The training succeeded but wrote no model to {folder}.",
+            allowed="files in any format in the folder AIP_MODEL_DIR, which the chief writes",
+            fix="let the program save its model there, such as to Path(os.environ['AIP_MODEL_DIR'], 'model.pt')",
+        )
+    description = trainer_record(folder)
     metadata = {key: description[key] for key in METADATA if key in description}
     validation = _validation(folder / "metrics.jsonl", description.get("weights_step"))
     model.uri = f"{output}/model"
@@ -70,10 +72,31 @@ def publish(output: str, model: Model, metrics: Metrics) -> JsonObject:
     return {"model": model.uri, **metadata, "validation": validation}
 
 
+def trainer_record(folder: Path) -> JsonObject:
+    """Return the model.json that Slipway's trainer wrote to a model's folder; {} for another program's model.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    try:
+        record = json.loads((folder / "model.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        raise UserError(
+            f"The file model.json in {folder} is damaged.", fix="train it again: slipway run, without --resume"
+        ) from None
+    return record if isinstance(record, dict) and {"weights_checksum", "weights_step"} & record.keys() else {}
+
+
 def _validation(path: Path, step: int | None) -> dict[str, float]:
-    """Return the validation metrics at `step`, or the last ones if `step` is None."""
+    """Return the finite validation metrics at `step`, or the last ones if `step` is None."""
     last: dict[str, float] = {}
     for record in json_lines(path.read_bytes()) if path.is_file() else ():
-        if record["kind"] == "validation" and step in (None, record["step"]):
-            last = {"loss": record["loss"], "accuracy": record["accuracy"]}
+        if record.get("kind") == "validation" and step in (None, record.get("step")):
+            last = {name: value for name, value in record.items() if name not in NO_METRICS and _is_finite(value)}
     return last
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

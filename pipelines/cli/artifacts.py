@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +25,9 @@ from slipway.pipelines.cli.options import (
 from slipway.pipelines.cli.terminal import console, say, user_errors
 from slipway.pipelines.platforms.remote import remote
 from slipway.pipelines.table import PlatformName
+
+if TYPE_CHECKING:
+    from slipway.pipelines.images.build import Content
 
 
 @user_errors
@@ -77,12 +81,34 @@ def build(
         typer.Option(metavar="NAME", help="cloud-build, docker, podman or buildah; default: the configured builder."),
     ] = None,
     no_push: Annotated[bool, typer.Option("--no-push", help="Build locally without pushing to a registry.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Build nothing; print what the images contain of your project, and its size.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Build the images that a run needs, skip those already in the registry, and print their digests."""
     from slipway.pipelines.config.config import load
-    from slipway.pipelines.images.build import build_images
+    from slipway.pipelines.images.build import build_images, image_contents
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
+    if listed:
+        contents = image_contents(configuration, target, say)
+        text = json.dumps([asdict(content) for content in contents], indent=2) + "\n"
+        sys.stdout.write(text if as_json else "\n".join(_listed(content) for content in contents))
+        return
     images = build_images(configuration, target, builder, push=not no_push, log=sys.stderr, say=say)
     sys.stdout.write(json.dumps(images, indent=2) + "\n" if as_json else "".join(f"{uri}\n" for uri in images.values()))
+
+
+def _listed(content: Content) -> str:
+    """Return an image's content as lines: the project's files with their sizes, largest first."""
+    largest = sorted(content.project.items(), key=lambda item: (-item[1], item[0]))
+    lines = [f"{_size(size)}  {name}" for name, size in largest]
+    total = sum(content.project.values())
+    lines.append(f"{_size(total)}  in {len(content.project)} files of the project")
+    lines.append(f"{_size(content.slipway_bytes)}  in {content.slipway_files} files of Slipway")
+    return "\n".join([content.image, *(f"  {line}" for line in lines)]) + "\n"
+
+
+def _size(size: int) -> str:
+    return f"{size:13,d} bytes"

@@ -48,19 +48,21 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
         each = outputs["batch_per_replica"]
         share = f" on {replicas} replicas, {each} examples each per step" if replicas > 1 else ""
         text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} per epoch{share}"
-    elif step.name == "plan_training" and "module" in outputs:
-        text = f"python -m {outputs['module']} in every replica"
+    elif step.name == "plan_training" and "program" in outputs:
+        text = f"{outputs['program']} in every replica"
     elif step.name == "train" and outputs.get("validation"):
-        text = f"validation accuracy {outputs['validation']['accuracy']:.4f}, loss {outputs['validation']['loss']:.4f}"
+        measured = sorted(outputs["validation"].items(), key=lambda figure: figure[0] != "accuracy")
+        text = "validation " + ", ".join(f"{name} {value:.4f}" for name, value in measured)
         restarts = len(outputs.get("restarts", []))
         text += f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
     elif step.name == "evaluate" and "metrics" in outputs:
-        text = f"test accuracy {outputs['metrics']['accuracy']:.4f}"
+        metric = outputs.get("metric", "accuracy")
+        text = f"{metric} {outputs['metrics'][metric]:.4f}"
         text += f": {outputs['verdict']['decision']}" if judged else ""
     elif step.name == "register_model" and "model" in outputs:
         place = "the champion" if outputs["champion"] else "not the champion: another was promoted in the meantime"
         text = f"{_short(outputs['model'])}, {place}"
-        text += "" if outputs.get("checked", True) else " (unchecked: no minimum is set)"
+        text += "" if outputs.get("checked", True) else " (unchecked: the gate has no limit)"
     if step.reused:
         text = f"{text} (reused)".lstrip()
     return text
@@ -145,7 +147,7 @@ def how_to_watch_on(record: RunRecord) -> str:
 # Sections that may change when a run is resumed, because neither the data nor the weights depend on them.
 CHANGEABLE = ("evaluate", "register", "train.restarts")
 # Settings that refer to files, where the file can be fixed without changing the setting.
-NAMES_OF_FILES = ("data", "model.builder", "train.module")
+NAMES_OF_FILES = ("data", "model.builder", "train.module", "train.command")
 
 
 def is_changeable(setting: str) -> bool:
@@ -184,15 +186,15 @@ def next_command(record: RunRecord) -> str | None:
 def run_table(records: list[RunRecord]) -> Table:
     """Return the table of runs. Their ids contain the start time."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    for column in ("run", "status", "hardware", "accuracy", "verdict", "seconds"):
-        table.add_column(column, justify="right" if column in ("accuracy", "seconds") else "left", no_wrap=True)
+    for column in ("run", "status", "hardware", "metric", "verdict", "seconds"):
+        table.add_column(column, justify="right" if column in ("metric", "seconds") else "left", no_wrap=True)
     for record in records:
-        accuracy = record.metrics.get("accuracy")
+        metric = record.step("evaluate").outputs.get("metric", "accuracy") if record.metrics else ""
         table.add_row(
             record.run_id,
             record.status,
             record.hardware,
-            "" if accuracy is None else f"{accuracy:.4f}",
+            f"{metric} {record.metrics[metric]:.4f}" if metric in record.metrics else "",
             "rehearsal" if record.rehearsal else (record.verdict or {}).get("decision", ""),
             "" if record.seconds is None else f"{record.seconds:.1f}",
         )

@@ -108,15 +108,20 @@ def rehearse(
     from slipway.pipelines.config.config import load
 
     path = configuration_path(file, config)
-    if module := load(path, overrides or (), hardware).train.module:
+    if program := load(path, overrides or (), hardware).train.program:
         raise UserError(
-            "A custom training module cannot be rehearsed.",
-            setting="train.module",
-            value=module,
-            allowed="slipway run; rehearsals use Slipway's trainer",
-            fix="slipway run with the same options, and train.arguments that make the module stop early",
+            f"The custom program {program} cannot be rehearsed, because it decides itself how many steps it trains.",
+            setting="train",
+            value=program,
+            allowed="slipway run, which runs the same replicas; rehearsals use Slipway's trainer",
+            fix="slipway run with the same options, and train.arguments that make the program stop early",
         )
-    few = [f"train.steps={steps}", f"train.steps_per_call={max(1, steps // 2)}", "evaluate.gate.minimum=null"]
+    few = [
+        f"train.steps={steps}",
+        f"train.steps_per_call={max(1, steps // 2)}",
+        "evaluate.gate.minimum=null",
+        "evaluate.gate.maximum=null",
+    ]
     configuration = load(path, [*(overrides or ()), *few], hardware)
     check_configuration(configuration, "local", rehearsal=True)
     from slipway.pipelines.platforms.local import launch

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from pydantic.config import JsonDict
 
 from slipway.components.build_image.reference import check_pinned
-from slipway.components.build_image.settings import BuildSettings, ContainerSettings
+from slipway.components.build_image.settings import BuildSettings, ContainerSettings, ContentSettings
 from slipway.components.cloud.connection import SERVICES, Connection, check_endpoints
 from slipway.components.evaluate.gate import EvaluateSettings
 from slipway.components.notify.settings import NotifySettings
@@ -23,6 +23,7 @@ from slipway.components.register_model.registry import RegisterSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.kubeflow import KubeflowSettings
+from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
 from slipway.pipelines.config.values import read_values
 from slipway.trainer.config import ModelSettings, TrainSettings
@@ -181,11 +182,15 @@ class RunConfig(Settings):
         "Vertex AI's names. `slipway hardware` lists all choices.",
         json_schema_extra=_hardware_schema,
     )
-    data: DataSettings = Field(description="The source of the examples and how they are stored.")
+    data: DataSettings | None = Field(
+        default=None,
+        description="The source of the examples and how they are stored. Required, except with a custom program; null: "
+        "the program has its own data.",
+    )
     model: ModelSettings | None = Field(
         default=None,
-        description="The network that Slipway's trainer trains. Required, except with `train.module`, which builds its "
-        "own network.",
+        description="The network that Slipway's trainer trains. Required, except with a custom program, which builds "
+        "its own network.",
     )
     train: TrainSettings = Field(description="How to train.")
     evaluate: EvaluateSettings = Field(
@@ -203,6 +208,7 @@ class RunConfig(Settings):
     kubeflow: KubeflowSettings | None = Field(
         default=None, description="A Kubeflow cluster; required for `--target kubeflow`."
     )
+    build: ContentSettings = Field(default=ContentSettings(), description="What your project adds to the images.")
     containers: ContainerSettings = Field(
         default=ContainerSettings(), description="Images for local runs with `--runner docker`."
     )
@@ -217,35 +223,26 @@ class RunConfig(Settings):
         return values
 
     @model_validator(mode="after")
-    def _one_model(self) -> RunConfig:
-        if self.train.module is None and self.model is None:
-            raise UserError(
-                "The configuration has neither model.builder nor train.module.",
-                setting="model.builder",
-                value=None,
-                allowed="an importable module:function; or set train.module to a custom training module",
-                fix="--set model.builder=slipway.trainer.models.digits:build",
-            )
-        if self.train.module is not None and self.model is not None:
-            raise UserError(
-                f"model and train.module are both set; the custom module {self.train.module} builds its own network.",
-                setting="model.builder",
-                value=self.model.builder,
-                allowed="model or train.module, not both",
-                fix="remove the section model; pass arguments to the module with train.arguments",
-            )
+    def _one_program(self) -> RunConfig:
+        check_program(self)
+        check_evaluation(self)
         return self
 
     @property
     def network(self) -> ModelSettings:
-        """The network that Slipway's trainer trains; not with `train.module`."""
+        """The network that Slipway's trainer trains; not with a custom program."""
         assert self.model is not None
         return self.model
 
     @property
+    def prepared(self) -> DataSettings | None:
+        """The settings of the data that Slipway prepares; None if a custom program reads its data itself."""
+        return None if self.data is None or self.data.uri is not None else self.data
+
+    @property
     def title(self) -> str:
         """A short title: what is trained."""
-        return self.model.builder if self.model else str(self.train.module)
+        return self.model.builder if self.model else str(self.train.program)
 
     @property
     def model_name(self) -> str:
@@ -283,11 +280,11 @@ class RunConfig(Settings):
 def _remove_null_defaults(settings: BaseModel, values: dict[str, object]) -> None:
     """Remove the values from a dump of `settings` that are null by default; those that were set to null stay."""
     for name, field in type(settings).model_fields.items():
-        value = getattr(settings, name)
+        value, key = getattr(settings, name), field.alias or name
         if value is None and field.default is None:
-            del values[field.alias or name]
-        elif isinstance(value, BaseModel):
-            nested = values[field.alias or name]
+            values.pop(key, None)
+        elif isinstance(value, BaseModel) and key in values:
+            nested = values[key]
             assert isinstance(nested, dict)
             _remove_null_defaults(value, nested)
 

@@ -24,6 +24,7 @@ CHECKS = (
     Check("engine", configuration.training_engine, of_run=True),
     Check("data source", configuration.data_source, of_run=True),
     Check("model builder", model_builder.model_builder, of_run=True),
+    Check("evaluation", model_builder.evaluation, of_run=True),
     Check("model memory", configuration.model_memory),
     Check("image context", configuration.image_context, of_run=True),
     Check("serving image", configuration.serving_image, of_run=True),

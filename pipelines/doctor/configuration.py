@@ -37,6 +37,8 @@ def hardware_choice(context: Context) -> str:
 def batch(context: Context) -> str:
     """The batch size is divisible by the number of devices; otherwise the run would fail after preparing its data."""
     hardware, train = context.config.parsed_hardware, context.config.train
+    if train.program is not None:
+        raise NotApplicableError("the program has its own batches")
     devices = max(1, hardware.accelerators_per_host)
     check_shared_evenly(train, hardware.hosts, devices)
     return f"{train.batch_size} examples, {train.batch_size // hardware.hosts // devices} per device"
@@ -45,21 +47,51 @@ def batch(context: Context) -> str:
 def training_engine(context: Context) -> str:
     """The engine is installed (for local runs) and supports the run's settings and hardware."""
     train, hardware = context.config.train, context.config.parsed_hardware
-    if context.target == "local":
+    own_data = context.config.prepared is None
+    if context.target == "local" and not own_data:
         installed.verify(train.engine)
     table.refuse(train)
     image = context.config.vertex.image if context.target == "vertex" and context.config.vertex else None
-    check_engine(hardware, train.engine, own_program=train.module is not None, own_build=image is not None)
-    return train.engine
+    image = train.image or image
+    check_engine(hardware, train.engine, own_program=train.program is not None, own_build=image is not None)
+    return "the program's own" if own_data else train.engine
 
 
 def data_source(context: Context) -> str:
     """The data source exists and its type is supported; its examples are validated when they are prepared."""
+    data = context.config.data
+    if data is None:
+        raise NotApplicableError("the program has its own data")
+    if data.uri is not None:
+        return _passed_on(data.uri, context)
     if context.target != "local":
         raise NotApplicableError("the source is not read from this machine")
     from slipway.components.prepare_data.sources import check_source  # imports TensorFlow Datasets
 
-    return check_source(context.config.data)
+    return check_source(data)
+
+
+def _passed_on(uri: str, context: Context) -> str:
+    """Return the data that the program receives, after checking that a path exists where the program runs."""
+    fix = "--set data.uri=gs://BUCKET/FOLDER"
+    if "://" not in uri:
+        if context.target == "local" and not (context.folder / uri).expanduser().exists():
+            raise UserError(
+                f"There is no file or folder {uri}.",
+                setting="data.uri",
+                value=uri,
+                allowed="an existing path, or a URI",
+                fix=f"correct the path, or {fix}",
+            )
+        if context.target == "vertex" and not uri.startswith("/gcs/"):
+            raise UserError(
+                f"The machines of Vertex AI do not have {uri}, which is on this machine.",
+                setting="data.uri",
+                value=uri,
+                allowed="a URI, such as gs://BUCKET/FOLDER, which is also mounted as /gcs/BUCKET/FOLDER",
+                fix=fix,
+            )
+    return f"{uri}, as it is"
 
 
 def model_memory(context: Context) -> str:
@@ -68,13 +100,12 @@ def model_memory(context: Context) -> str:
     hardware = config.parsed_hardware
     if hardware.accelerator_row is None:
         raise NotApplicableError("the hardware has no accelerators")
-    if config.model is None:
-        raise NotApplicableError(f"{config.train.module} builds its own network")
-    prepared = _prepared(Path(config.data.store), config.data.source)
+    if config.model is None or config.prepared is None:
+        raise NotApplicableError(f"{config.train.program} builds its own network")
+    data = config.prepared
+    prepared = _prepared(Path(data.store), data.source)
     if prepared is None:
-        raise NotApplicableError(
-            f"the image size is unknown until {config.data.source} is prepared in {config.data.store}"
-        )
+        raise NotApplicableError(f"the image size is unknown until {data.source} is prepared in {data.store}")
     engine = config.train.engine
     needed = builder.network_size(engine, config.model, prepared.image_shape, len(prepared.classes))
     need = fits_memory(

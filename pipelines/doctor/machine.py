@@ -48,8 +48,8 @@ def folder(context: Context) -> str:
 
 def disk(context: Context) -> str:
     """There is disk space for data sets, checkpoints and models."""
-    store = Path(context.config.data.store)
-    folder = store if store.is_dir() else context.folder
+    data = context.config.prepared
+    folder = Path(data.store) if data and Path(data.store).is_dir() else context.folder
     free = shutil.disk_usage(folder).free
     text = f"{free / 1024**3:.1f} GiB free in {folder}"
     if free < LEAST_FREE_BYTES:

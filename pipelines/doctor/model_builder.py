@@ -1,63 +1,103 @@
-"""The check of the model's builder, which is found without being imported."""
+"""The checks of the user's code (network, program, evaluation), which is found without being imported."""
 
 from __future__ import annotations
 
 import ast
 import importlib.machinery
-import importlib.util
 import inspect
 import pkgutil
+import shutil
 from pathlib import Path
 
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import is_remote
-from slipway.pipelines.doctor.check import Context
-from slipway.trainer.engines.builder import check_signature
+from slipway.pipelines.doctor.check import Context, NotApplicableError
+from slipway.trainer.engines.builder import check_signature, module_spec
 from slipway.trainer.weights import find
 
 
 def model_builder(context: Context) -> str:
-    """The model's builder and its initial weights exist. It is not imported, because that takes seconds."""
-    if context.config.model is None:
-        return _training_module(str(context.config.train.module), context.folder)
-    builder = context.config.model.builder
-    module, _, function = builder.partition(":")
-    source = _source(module, context.folder)
+    """The model's builder and weights, or the custom program, exist. Nothing is imported, which would take seconds."""
+    model = context.config.model
+    if model is None:
+        return _program(context)
+    source, signature = _function(model.builder, "model.builder", context.folder)
+    if signature is not None:
+        check_signature(signature, model)
+    if model.weights is not None and not is_remote(model.weights.file):
+        return f"{model.builder} in {source}, weights in {find(model.weights)}"
+    return f"{model.builder} in {source}"
+
+
+def evaluation(context: Context) -> str:
+    """The function of `evaluate.module` exists and accepts a model and data."""
+    module = context.config.evaluate.module
+    if module is None:
+        raise NotApplicableError("evaluate.module is not set")
+    from slipway.components.evaluate import custom  # imports numpy
+
+    source, signature = _function(module, "evaluate.module", context.folder)
+    if signature is not None:
+        custom.check_signature(module, signature)
+    return f"{module} in {source}"
+
+
+def _function(reference: str, setting: str, folder: Path) -> tuple[Path, inspect.Signature | None]:
+    """Return where a module:function is, and its signature if that can be determined statically."""
+    module, _, function = reference.partition(":")
+    source = _source(module, folder)
     if source is None:
-        near = nearest(module, _modules_beside(module))
+        near = nearest(module, _modules_beside(module, folder))
         raise UserError(
             f"There is no Python module {module}.",
-            setting="model.builder",
-            value=builder,
+            setting=setting,
+            value=reference,
             allowed="an importable module:function",
             nearest=f"{near}:{function}" if near else None,
-            fix=f"--set model.builder={near or 'MODULE'}:{function}, with its folder on PYTHONPATH",
+            fix=f"--set {setting}={near or 'MODULE'}:{function}, with its folder on PYTHONPATH",
         )
     names = _names(source)
     if names is not None and function not in names:
         near = nearest(function, names)
         raise UserError(
             f"The module {module} has no {function}.",
-            setting="model.builder",
-            value=builder,
+            setting=setting,
+            value=reference,
             allowed=", ".join(f"{module}:{name}" for name in sorted(names) if not name.startswith("_")),
             nearest=f"{module}:{near}" if near else None,
-            fix=f"--set model.builder={module}:{near or 'FUNCTION'}",
+            fix=f"--set {setting}={module}:{near or 'FUNCTION'}",
         )
-    signature = _signature(source, function)
-    if signature is not None:
-        check_signature(signature, context.config.model)
-    weights = context.config.model.weights
-    if weights is not None and not is_remote(weights.file):
-        return f"{builder} in {source}, weights in {find(weights)}"
-    return f"{builder} in {source}"
+    return source, _signature(source, function)
 
 
-def _training_module(module: str, folder: Path) -> str:
-    """Return a description of where a custom training module is."""
+def _program(context: Context) -> str:
+    """Return a description of where a custom program is."""
+    train, folder = context.config.train, context.folder
+    in_containers = context.target == "vertex" or context.runner == "docker"
+    if train.image is not None and context.target == "kubeflow":
+        raise UserError(
+            "Training on Kubeflow runs in kubeflow.image, which contains Slipway's steps, too.",
+            setting="train.image",
+            value=train.image,
+            allowed="train.module or train.command, with the program and its packages in kubeflow.image",
+            fix="remove train.image, and build kubeflow.image from it",
+        )
+    if train.module is None and train.command is None and not in_containers:
+        raise UserError(
+            "train.image is only an image: without containers, there is no command to run on this machine.",
+            setting="train.image",
+            value=train.image,
+            allowed="a container, with --runner docker or --target vertex; or train.command, which runs as a process",
+            fix="slipway run --runner docker; or --set train.command='[PROGRAM, ARGUMENT]'",
+        )
+    if train.image is not None and in_containers:
+        return f"{train.program} in {train.image}" if train.program != train.image else f"entry point of {train.image}"
+    if train.command is not None:
+        return _command(train.command[0], context)
+    module = str(train.module)
     source = _source(module, folder)
     if source is None:
-        near = nearest(module, _modules_beside(module) or [path.stem for path in folder.glob("*.py")])
+        near = nearest(module, _modules_beside(module, folder) or [path.stem for path in folder.glob("*.py")])
         raise UserError(
             f"There is no Python module {module}.",
             setting="train.module",
@@ -69,21 +109,37 @@ def _training_module(module: str, folder: Path) -> str:
     return f"{module} in {source}"
 
 
+def _command(program: str, context: Context) -> str:
+    """Return where the program of `train.command` is on this machine."""
+    if context.target != "local" or context.runner == "docker":
+        return program
+    found = shutil.which(context.folder / program if "/" in program else program)
+    if found is None:
+        path = context.folder / program
+        raise UserError(
+            f"The command {program} is not executable." if path.is_file() else f"There is no command {program}.",
+            setting="train.command",
+            value=program,
+            allowed="a program on the PATH, or the path of an executable file",
+            fix=f"chmod +x {program}" if path.is_file() else "install it, or correct train.command",
+        )
+    return found
+
+
 def _source(module: str, folder: Path) -> Path | None:
     """Return the file of a module without importing it or its packages; None if it does not exist."""
     package, *parts = module.split(".")
-    # find_spec imports the parents of a dotted name, so it is called only with a top-level name.
-    spec = importlib.util.find_spec(package) or importlib.machinery.PathFinder.find_spec(package, [str(folder)])
+    spec = module_spec(package, folder)
     for part in parts:
         locations = list(spec.submodule_search_locations or []) if spec else []
         spec = importlib.machinery.PathFinder.find_spec(part, locations)
     return Path(spec.origin) if spec and spec.origin else None
 
 
-def _modules_beside(module: str) -> list[str]:
+def _modules_beside(module: str, folder: Path) -> list[str]:
     """Return the modules in the package of `module`."""
     package, _, _ = module.rpartition(".")
-    parent = _source(package, Path.cwd()) if package else None
+    parent = _source(package, folder) if package else None
     if parent is None:
         return []
     return [f"{package}.{found.name}" for found in pkgutil.iter_modules([str(parent.parent)])]

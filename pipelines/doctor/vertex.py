@@ -252,7 +252,9 @@ def data_disk(context: Context) -> str:
     That of an archive and of TFRecord files in a bucket can: one request for each 1,000 files. The step itself checks
     its disk when it has listed its source, before it writes.
     """
-    project, data = context.project, context.config.data
+    project, data = context.project, context.config.prepared
+    if data is None:
+        raise NotApplicableError("no data are prepared")
     place = source_kind(data.source).located(data)[1]
     if not place.startswith("gs://") or not data.source.startswith(("images:", "tfrecord:")):
         raise NotApplicableError(

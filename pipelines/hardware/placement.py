@@ -40,7 +40,7 @@ def validate_for(
         bucket_location: The location of the job's bucket, as in Cloud Storage: ``US-CENTRAL1``, ``EU``, ``NAM4``.
         engine: The training engine: tensorflow, jax or pytorch.
         image: The training container's image; None for Slipway's.
-        own_program: Whether a program of the user's trains, not Slipway's trainer (`train.module`).
+        own_program: Whether a program of the user's trains, not Slipway's trainer (`train.program`).
         today: The date for checking the image's availability; default: today.
 
     Raises:

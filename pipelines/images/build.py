@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TextIO, get_args
 
 from slipway.components.build_image import local
 from slipway.components.build_image.build import build_locally, ensure, registry_of
+from slipway.components.build_image.context import CODE
 from slipway.components.build_image.settings import BuildSettings
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.images.images import Say, ensure_images, wanted_image, wanted_images
+from slipway.pipelines.images.images import Say, Wanted, ensure_images, wanted_image, wanted_images
 
 BUILDERS = get_args(BuildSettings.model_fields["builder"].annotation)
 
@@ -34,6 +36,38 @@ def build_images(
     except WorkFailed as error:
         raise UserError(error.message, fix="see the builder's output above") from None
     return images.by_role()
+
+
+@dataclass(frozen=True)
+class Content:
+    """What an image contains: the project's files and their sizes in bytes, and those of Slipway."""
+
+    image: str
+    project: dict[str, int]
+    slipway_files: int
+    slipway_bytes: int
+
+
+def image_contents(config: RunConfig, target: str, say: Say) -> list[Content]:
+    """Return what each image of a run contains, without building it; see `build_images` for the arguments."""
+    return [_content(image) for image in _wanted(config, target, say).values()]
+
+
+def _content(image: Wanted) -> Content:
+    files = image.context.files
+    sizes = {name: file.source.stat().st_size for name, file in sorted(files.items())}
+    project = {name: size for name, size in sizes.items() if name in image.context.project}
+    slipway = sum(sizes.values()) - sum(project.values())
+    named = {name.removeprefix(f"{CODE}/"): size for name, size in project.items()}
+    return Content(image.request.uri, named, len(files) - len(project), slipway)
+
+
+def _wanted(config: RunConfig, target: str, say: Say) -> dict[str, Wanted]:
+    """Return the images of a run by role."""
+    if target == "local":
+        settings = config.containers
+        return {"steps": wanted_image(config, "steps", "cpu", settings.base, settings.repository, say)}
+    return wanted_images(config, say)
 
 
 def local_image(
@@ -64,11 +98,7 @@ def _on_this_machine(config: RunConfig, target: str, builder: str | None, log: T
             value=True,
             fix="--builder docker, or remove --no-push",
         )
-    if target == "local":
-        settings = config.containers
-        images = {"steps": wanted_image(config, "steps", "cpu", settings.base, settings.repository, say)}
-    else:
-        images = wanted_images(config, say)
+    images = _wanted(config, target, say)
     for image in images.values():
         request = image.request
         local.build(str(chosen), image.context.archive(), request.uri, request.arguments, request.labels, log)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +19,22 @@ from slipway.components.build_image.build import (
     request_of,
 )
 from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
-from slipway.components.build_image.context import Context, make_context
+from slipway.components.build_image.context import Context, is_checkout, make_context
 from slipway.components.build_image.images import ANY_USER, image_kind
+from slipway.components.build_image.project import ProjectContent, project_content
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.cloud.retries import is_transient
 from slipway.components.prepare_data.sources import source_kind
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.hardware import Hardware
+from slipway.trainer.engines.builder import module_spec
 from slipway.trainer.engines.table import ENGINES
 
 SOURCE_TREE = Path(slipway.__file__).parents[1]
 Say = Callable[[str], None]
+# Most untracked files that a build warns about by name.
+MOST_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ def accelerator_of(hardware: Hardware) -> str:
 def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
     """Return the images for a run on Vertex AI by role: steps, trainer, and evaluation if it needs a separate one.
 
+    With an image of the user's own (`train.image`), no trainer.
+
     Raises:
         UserError: No image can be built: no checkout, files that git does not track, or no such image.
     """
@@ -99,8 +103,9 @@ def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
     accelerator = accelerator_of(config.parsed_hardware)
     wanted = {
         "steps": wanted_image(config, "steps", "cpu", base, repository, say, user, with_engine=False),
-        "trainer": wanted_image(config, "trainer", accelerator, base, repository, say, user),
     }
+    if config.train.image is None:
+        wanted["trainer"] = wanted_image(config, "trainer", accelerator, base, repository, say, user)
     if not ENGINES[config.train.engine].exports_saved_model:
         wanted["evaluation"] = wanted_image(config, "steps", "cpu", base, repository, say, user)
     return wanted
@@ -122,9 +127,12 @@ def wanted_image(
     `run_as` is the image's user; `with_engine` says whether the image contains the training engine.
     """
     kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine if with_engine else "tensorflow", run_as)
-    context = make_context(SOURCE_TREE, kind, base, own_code(config))
-    for name in context.left_out:
+    own, project = own_content(config)
+    context = make_context(SOURCE_TREE, kind, base, own, project)
+    for name in context.left_out[:MOST_NAMED]:
         say(f"excluded from the image {kind.name} because git does not track it: {name}")
+    if len(context.left_out) > MOST_NAMED:
+        say(f"excluded from the image {kind.name} for the same reason: {len(context.left_out) - MOST_NAMED} more files")
     return Wanted(context, request_of(context, repository))
 
 
@@ -155,7 +163,7 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
             found = ensure(image.request, registry, _builder(settings, image, log, builder)).uri
         say(f"image {found}")
         uris[role] = found
-    return Images.of(uris, _verified(settings, wanted["trainer"], upload=True))
+    return _images(config, uris, _verified(settings, wanted.get("trainer"), upload=True))
 
 
 def known_images(config: RunConfig, say: Say) -> Images:
@@ -179,14 +187,38 @@ def known_images(config: RunConfig, say: Say) -> Images:
         if found[role] is None:
             say(f"not built yet, using its tag: {image.request.uri} (to build it: slipway build --target vertex)")
     uris = {role: found[role] or image.request.uri for role, image in wanted.items()}
-    return Images.of(uris, _verified(settings, wanted["trainer"], upload=False) if all(found.values()) else None)
+    build = _verified(settings, wanted.get("trainer"), upload=False) if all(found.values()) else None
+    return _images(config, uris, build)
+
+
+def _images(config: RunConfig, uris: Mapping[str, str], build: VerifiedBuild | None) -> Images:
+    return Images.of({**uris, "trainer": config.train.image or uris["trainer"]}, build)
+
+
+def own_content(config: RunConfig) -> tuple[dict[str, Path], ProjectContent | None]:
+    """Return the user's own content of a run's images.
+
+    Returns:
+        The packages and modules outside of the project's folder that the run imports, by name (a folder or a .py file),
+        and the content of the project: None if the run needs nothing of it, or if it is Slipway's own checkout, where
+        only what the run imports is included.
+    """
+    own, folder = own_code(config), Path.cwd()
+    if is_checkout(SOURCE_TREE) and folder.is_relative_to(SOURCE_TREE):
+        return own, None
+    inside = [name for name, path in own.items() if path.parent == folder]
+    if not inside and not config.build.include and not config.build.requirements:
+        return own, None
+    content = project_content(folder, config.build, inside)
+    return {name: path for name, path in own.items() if name not in inside}, content
 
 
 def own_code(config: RunConfig) -> dict[str, Path]:
     """Return the user's packages and modules that a run imports, by name: a folder or a .py file."""
-    names = [config.model.builder if config.model else str(config.train.module)]
-    if not source_kind(config.data.source).prefix:
-        names.append(config.data.source)
+    programs = (config.model and config.model.builder, config.train.module, config.evaluate.module)
+    names = [name for name in programs if name]
+    if config.prepared and not source_kind(config.prepared.source).prefix:
+        names.append(config.prepared.source)
     found = {}
     for name in names:
         package = name.partition(":")[0].partition(".")[0]
@@ -196,7 +228,7 @@ def own_code(config: RunConfig) -> dict[str, Path]:
 
 
 def _place(package: str, reference: str) -> Path:
-    spec = importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
+    spec = module_spec(package, Path.cwd())
     if spec is None:
         raise UserError(f"There is no Python module {package}.", setting="model.builder", value=reference)
     if spec.submodule_search_locations:
@@ -240,9 +272,13 @@ def _source_name(image: Wanted) -> str:
     return f"{image.request.name}-{image.request.tag}"
 
 
-def _verified(settings: VertexSettings, trainer: Wanted, *, upload: bool) -> VerifiedBuild | None:
-    """Return the arguments of the step build_image; None if Cloud Build or Artifact Registry is not used."""
-    if settings.build.builder != "cloud-build" or not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
+def _verified(settings: VertexSettings, trainer: Wanted | None, *, upload: bool) -> VerifiedBuild | None:
+    """Return the arguments of the step build_image; None if it builds none with Cloud Build and Artifact Registry."""
+    if (
+        trainer is None
+        or settings.build.builder != "cloud-build"
+        or not ARTIFACT_REGISTRY.fullmatch(settings.image_repository)
+    ):
         return None
     parameters = _service(settings)
     service = parameters.service()

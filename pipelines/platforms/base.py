@@ -110,13 +110,13 @@ class Platform(ABC):
         """Add the task that checks permissions; None if the platform needs none."""
         return None
 
-    def data(self, config: RunConfig) -> DataSettings:
-        """Return the data settings with the store for this platform."""
-        return config.data
+    def data(self, data: DataSettings) -> DataSettings:
+        """Return the settings of the data to prepare with the store for this platform."""
+        return data
 
     def preparing_starts_machines(self, config: RunConfig) -> bool:
         """Return whether preparing the data may start other machines than the step's."""
-        return config.data.beam is not None
+        return config.prepared is not None and config.prepared.beam is not None
 
     def readers(self, config: RunConfig) -> int:
         """Return the number of processes that read the data set."""

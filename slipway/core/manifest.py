@@ -2,8 +2,9 @@
 
 `prepare_data` writes `manifest.json` last, so a folder that contains it is complete. The folder also holds the TFRecord
 shards, and `features.json` and `dataset_info.json` for `tensorflow_datasets.builder_from_directory`.
-Each record is a tf.train.Example with `image` (the encoded bytes, unchanged from the source), `label` (int64, an index
-into `classes`), `key` (the example's name in its source), and optional additional features that training ignores.
+Each record is a tf.train.Example with `image` (the encoded bytes, unchanged from the source unless data.resize is
+set), `label` (int64, an index into `classes`), `key` (the example's name in its source), and optional additional
+features that training ignores.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from slipway.core.errors import UserError
 
 FILE_NAME = "manifest.json"
+ResizeMode = Literal["stretch", "crop", "pad"]
 
 
 class Shard(BaseModel):
@@ -65,7 +67,8 @@ class Manifest(BaseModel):
     """A prepared data set.
 
     `image_size` is the model input's [height, width] in pixels: the size of all images, or the requested one, to which
-    a reader then resizes (`resize`). `encodings` are the image formats in the data set: png, jpeg.
+    a reader then resizes (`resize`), with or without the aspect ratio (`resize_mode`, see data.resize_mode).
+    `encodings` are the image formats in the data set: png, jpeg.
     `features` maps additional features to their descriptions. `written_by` names the writer; the shards' bytes do not
     depend on it. `checked` is the image validation, None if it was not recorded.
     `notes` are sentences for the user, such as a warning about nearly equal class names.
@@ -82,6 +85,7 @@ class Manifest(BaseModel):
     image_size: tuple[int, int]
     channels: Literal[1, 3]
     resize: bool
+    resize_mode: ResizeMode = "stretch"
     encodings: list[str]
     splits: dict[str, Split]
     features: dict[str, str] = {}

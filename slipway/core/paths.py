@@ -8,6 +8,9 @@ from pathlib import Path
 
 from slipway.core.errors import UserError
 
+# Environment variable with the path of a custom program's data: a prepared data set (a folder or URI), or data.uri.
+DATA_VARIABLE = "SLIPWAY_DATA"
+
 
 @dataclass(frozen=True)
 class OutputPaths:

@@ -162,14 +162,15 @@ def _die_with_parent() -> Callable[[], None] | None:
 class Ports:
     """Reserved free ports on loopback, until the end of the context.
 
-    Each is held by a bound, non-listening socket with SO_REUSEPORT: a server of the same user can listen on the port,
-    but the kernel assigns it to no other program.
+    Each is held by a bound, non-listening socket with SO_REUSEPORT and SO_REUSEADDR: a server of the same user with one
+    of these options can listen on the port, but the kernel assigns it to no other program.
     """
 
     def __init__(self, count: int) -> None:
         self._sockets = [socket.socket() for _ in range(count)]
         for held in self._sockets:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind(("127.0.0.1", 0))
         self.numbers: list[int] = [held.getsockname()[1] for held in self._sockets]
 

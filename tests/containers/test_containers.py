@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,45 @@ def test_the_trainer_image_has_no_cloud_packages(slipway: Slipway, containers: d
     assert found["trainer"]["code"] == ["__init__.py", "core", "trainer"]
     assert found["steps"]["code"] == ["__init__.py", "components", "core", "trainer"]
     assert {found[role]["user"] for role in found} == {0}
+
+
+NETWORK = """
+import json
+import iniconfig
+import keras
+from shapes import flat
+
+def build(image_shape, classes):
+    width = json.load(open("sizes/width.json")) if iniconfig.IniConfig else 0
+    return keras.Sequential([keras.Input(image_shape), flat(), keras.layers.Dense(width), keras.layers.Dense(classes)])
+"""
+
+
+def test_a_projects_modules_data_files_and_requirements_are_in_its_image(
+    engine: Engine, sources: Sources, containers: dict[str, Any], tmp_path: Path
+) -> None:
+    project = Slipway(engine, sources, tmp_path)
+    files = {
+        "network.py": NETWORK,
+        "shapes.py": "import keras\n\ndef flat():\n    return keras.layers.Flatten()\n",
+        "sizes/width.json": "16",
+        "requirements.txt": f"iniconfig=={metadata.version('iniconfig')}\n",
+        ".gitignore": "sizes/\nruns/\ndatasets/\nmodels/\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for arguments in (["init", "--quiet"], ["add", "network.py", "shapes.py"]):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
+    settings = {
+        "model.builder": "network:build",
+        "model.arguments": "{}",
+        "build.include": "[sizes]",
+        "build.requirements": "requirements.txt",
+        "train.epochs": 1,
+        "evaluate.gate.minimum": 0.1,
+    }
+    options = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    done = project("run", "--runner", "docker", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {step["status"] for step in record_of(tmp_path)["steps"]} == {"succeeded"}

@@ -216,16 +216,23 @@ def test_a_steps_operations_are_counted(bench: Bench) -> None:
 
 
 def test_the_exported_model_is_the_network(bench: Bench, tmp_path: Path) -> None:
-    """From encoded images to the same probabilities as the engine's network, to 1e-4."""
+    """From encoded images to the same probabilities as the engine's network, to 1e-4; resized with data.resize_mode."""
+    import tensorflow as tf
+
     from slipway.components.evaluate import served_model
 
     config = bench.job(builder=BUILDERS[-1])
     engine = bench.engine(config)
     engine.run(bench.training(config), 0, rates(100))
-    engine.export(tmp_path, config, bench.manifest)
-    description = {"classes": bench.manifest.classes, "image_size": [8, 8], "channels": 1}
+    engine.export(tmp_path, config, bench.manifest.model_copy(update={"resize_mode": "crop"}))
+    description = {"classes": bench.manifest.classes, "image_size": [8, 8], "channels": 1, "resize_mode": "crop"}
     (tmp_path / "model.json").write_text(json.dumps(description))
-    check_agreement(bench, served_model.load(tmp_path, bench.manifest), bench.share, "validation")
+    serve = served_model.load(tmp_path, bench.manifest)
+    check_agreement(bench, serve, bench.share, "validation")
+    square = np.random.default_rng(0).integers(0, 256, (8, 8, 1), np.uint8)
+    wide = np.pad(square, ((0, 0), (4, 4), (0, 0)), constant_values=255)
+    images = tf.stack([tf.io.encode_png(pixels) for pixels in (square, wide)])
+    np.testing.assert_allclose(*serve(images)[1], atol=1e-6)
 
 
 def check_agreement(bench: Bench, serve: Any, share: Share, split: str) -> None:

@@ -60,8 +60,8 @@ def test_settings_that_are_set_are_parameters() -> None:
         "learning_rate": 0.001,
         "seed": 0,
     }
-    config = configuration(train={"steps": 10}, evaluate={"gate": {"metric": "loss", "minimum": 2}})
-    assert {"steps": 10, "gate_minimum": 2.0}.items() <= values_of(config).items()
+    config = configuration(train={"steps": 10}, evaluate={"gate": {"metric": "loss", "maximum": 2}})
+    assert {"steps": 10, "gate_maximum": 2.0}.items() <= values_of(config).items()
     assert "epochs" not in values_of(config)
 
 

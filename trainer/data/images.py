@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from slipway.core.manifest import Manifest
+from slipway.core.manifest import Manifest, ResizeMode
 
 # Used like tf.function, as a decorator or a call.
 traced = functools.partial(tf.function, autograph=False)
@@ -26,14 +26,16 @@ def as_it_is(function: Callable[..., object]) -> Callable[..., object]:
 def decode_images(encoded: tf.Tensor, manifest: Manifest) -> tf.Tensor:
     """Decode PNG or JPEG images, string [n], to pixels uint8 [n, height, width, channels].
 
-    Images are resized to `manifest.image_size` (bilinear, antialiased) and converted to `manifest.channels` as needed.
+    Images are resized to `manifest.image_size` (bilinear, antialiased, see `_resize`) and converted to
+    `manifest.channels` as needed.
     """
     height, width, channels = manifest.image_shape
+    mode = manifest.resize_mode
 
     def decode(image: tf.Tensor) -> tf.Tensor:
         pixels = _decode(image, channels)
         fits = tf.reduce_all(tf.equal(tf.shape(pixels)[:2], [height, width]))
-        pixels = tf.cond(fits, lambda: pixels, lambda: _resize(pixels, height, width))
+        pixels = tf.cond(fits, lambda: pixels, lambda: _resize(pixels, height, width, mode))
         return tf.ensure_shape(pixels, [height, width, channels])
 
     return tf.map_fn(decode, encoded, fn_output_signature=tf.TensorSpec([height, width, channels], tf.uint8))
@@ -57,29 +59,39 @@ def _decode(image: tf.Tensor, channels: int) -> tf.Tensor:
     return pixels
 
 
-def _resize(pixels: tf.Tensor, height: int, width: int) -> tf.Tensor:
+def _resize(pixels: tf.Tensor, height: int, width: int, mode: ResizeMode) -> tf.Tensor:
     """Resize pixels uint8 [any, any, channels], equal to `tf.image.resize(…, antialias=True)` rounded.
+
+    The mode `stretch` changes the aspect ratio. The others keep it and center the image: `crop` fills the height and
+    width and cuts off what exceeds them, `pad` stays within them and leaves black bars.
 
     The operation is fast on long rows and slow on short ones, so rows are resized as [height, 1, width * channels], and
     columns the same way after transposing. The result is the same in half the time.
     """
     size, channels = tf.shape(pixels), pixels.shape[2]
-    rows = _resize_first(tf.reshape(pixels, [size[0], size[1] * channels]), height)
+    by_height, by_width = height / tf.cast(size[0], tf.float32), width / tf.cast(size[1], tf.float32)
+    factor = {"stretch": None, "crop": tf.maximum(by_height, by_width), "pad": tf.minimum(by_height, by_width)}[mode]
+    rows = _resize_first(tf.reshape(pixels, [size[0], size[1] * channels]), height, factor)
     columns = tf.transpose(tf.reshape(rows, [height, size[1], channels]), [1, 0, 2])
-    resized = _resize_first(tf.reshape(columns, [size[1], height * channels]), width)
+    resized = _resize_first(tf.reshape(columns, [size[1], height * channels]), width, factor)
     # No clipping needed: an average of pixels stays within their range.
     rounded = tf.cast(tf.round(resized), tf.uint8)
     return tf.transpose(tf.reshape(rounded, [width, height, channels]), [1, 0, 2])
 
 
-def _resize_first(values: tf.Tensor, length: int) -> tf.Tensor:
-    """Resize [any, n] to float32 [length, n], bilinear with antialiasing."""
-    factor = tf.cast(length, tf.float32) / tf.cast(tf.shape(values)[0], tf.float32)
+def _resize_first(values: tf.Tensor, length: int, factor: tf.Tensor | None) -> tf.Tensor:
+    """Resize [any, n] to float32 [length, n], bilinear with antialiasing.
+
+    With a factor, scale by it instead and center the result, in whole pixels: cut off both ends, or add zeros.
+    """
+    size = tf.cast(tf.shape(values)[0], tf.float32)
+    fitting = length / size
+    factor = fitting if factor is None else factor
     resized = tf.raw_ops.ScaleAndTranslate(
         images=values[tf.newaxis, :, tf.newaxis, :],
         size=[length, 1],
         scale=tf.stack([factor, 1.0]),
-        translation=[0.0, 0.0],
+        translation=tf.stack([tf.round((fitting - factor) * size / 2), 0.0]),
         kernel_type="triangle",
         antialias=True,
     )

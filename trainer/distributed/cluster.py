@@ -67,6 +67,11 @@ class Cluster:
         return len(self.tasks)
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """The host:port of each process by rank; "" where unknown."""
+        return tuple(task.address for task in self.tasks)
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process writes checkpoints, metrics and the model.
 

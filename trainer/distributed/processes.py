@@ -1,4 +1,4 @@
-"""Launch one training process per device, for engines that train on one device per process.
+"""A replica's child processes: one per device for engines that train on one, and those of a custom program.
 
 The replica's initial process becomes their parent: it takes part in the rendezvous but does not train. Its child
 processes read their ranks from torchrun's variables.
@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from slipway.core import exit_codes
 from slipway.core.supervision import Child, Children, Ports
@@ -33,10 +33,13 @@ def count(engine: str, cluster: Cluster) -> int:
     Replicas on the same machine divide its GPUs equally. If torchrun has already started several processes on this
     machine, each is one process.
     """
-    here = cluster.accelerators
     launched = cluster.source == TORCHRUN and cluster.on_this_machine > 1
-    if launched or not ENGINES[engine].one_device_per_process:
-        return 1
+    return 1 if launched or not ENGINES[engine].one_device_per_process else per_device(cluster)
+
+
+def per_device(cluster: Cluster) -> int:
+    """Return the number of this replica's devices; 1 without accelerators."""
+    here = cluster.accelerators
     if here.kind == "virtual":
         return here.count
     return max(1, here.count // cluster.on_this_machine) if here.kind == "gpu" else 1
@@ -60,7 +63,28 @@ def run(config: str, job: JobConfig, cluster: Cluster, processes: int, stop: Sto
     """
     check_shared_evenly(job.train, cluster.world_size, processes)
     command = [sys.executable, "-m", "slipway.trainer", "--config", config]
-    with contextlib.ExitStack() as ended, stop.deferred():
+    with stop.deferred():
+        return supervise(command, cluster, processes, lambda: stop.requested, _keep)
+
+
+def supervise(
+    command: Sequence[str],
+    cluster: Cluster,
+    processes: int,
+    stop_requested: Callable[[], bool],
+    others: Callable[[str], object] | None,
+) -> int:
+    """Run `command` in `processes` child processes, which end with this one; return this replica's exit status.
+
+    Args:
+        command: The program and its arguments.
+        cluster: The job's replicas, of which this process is one.
+        processes: Number of child processes.
+        stop_requested: Called at every poll; whether this process was asked to stop.
+        others: Receives the output of all children but the first, line by line; the last lines of one that failed are
+            printed. None: their output is this process's own, as the first one's is.
+    """
+    with contextlib.ExitStack() as ended:
         if cluster.world_size == 1:
             rendezvous = ("127.0.0.1", ended.enter_context(Ports(1))[0])
         else:
@@ -68,13 +92,14 @@ def run(config: str, job: JobConfig, cluster: Cluster, processes: int, stop: Sto
         children = ended.enter_context(Children())
         for number in range(processes):
             environment = environment_of(os.environ, cluster, processes, number, rendezvous)
-            children.all.append(Child(str(number), command, environment, _keep if number else None))
-        failed = children.wait(lambda: stop.requested)
+            children.all.append(Child(str(number), command, environment, others if number else None))
+        failed = children.wait(stop_requested)
     if not failed:
         return 0
     cause = min(failed, key=lambda child: exit_codes.innocence(child.status))
     if not exit_codes.can_restart(cause.status):
-        print("\n".join(cause.tail), file=sys.stderr, flush=True)
+        if cause.tail:
+            print("\n".join(cause.tail), file=sys.stderr, flush=True)
     elif cause.status not in (exit_codes.STOPPED, exit_codes.PEER_LOST):
         how = exit_codes.describe(cause.status)
         logger.error("the process of device %s of this replica %s", cause.name, how)
@@ -88,10 +113,15 @@ def _keep(_line: str) -> None:
 def environment_of(
     environment: Mapping[str, str], cluster: Cluster, processes: int, number: int, rendezvous: tuple[str, int]
 ) -> dict[str, str]:
-    """Return the environment for device `number`'s process: torchrun's variables in place of the replica's own."""
-    kept = {name: value for name, value in environment.items() if name not in ("TF_CONFIG", "CLUSTER_SPEC")}
-    if cluster.accelerators.kind == "virtual":
-        kept[VIRTUAL_DEVICES_VARIABLE] = "1"
+    """Return the environment for device `number`'s process: torchrun's variables.
+
+    They replace the replica's own variables, unless the replica has only this process.
+    """
+    kept = dict(environment)
+    if processes > 1:
+        kept = {name: value for name, value in environment.items() if name not in ("TF_CONFIG", "CLUSTER_SPEC")}
+        if cluster.accelerators.kind == "virtual":
+            kept[VIRTUAL_DEVICES_VARIABLE] = "1"
     return kept | {
         PROCESSES_VARIABLE: str(processes),
         "RANK": str(cluster.rank * processes + number),

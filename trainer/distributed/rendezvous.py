@@ -253,6 +253,11 @@ class Watch:
         if connections:
             self._thread.start()
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there are replicas to watch."""
+        return bool(self._connections)
+
     def finish(self) -> None:
         """Mark the job as done on all replicas: from now on losing one is not an error."""
         self._finished.set()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.machinery
+import importlib.util
 import inspect
 import math
 import os
@@ -15,6 +17,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -140,50 +143,77 @@ def _built(
     return networks, networks.checked(model, settings)
 
 
-def load(builder: str) -> Callable[..., Any]:
+def project_first() -> None:
+    """Put the working directory first on the module search path: a project's own modules win, as with `python -m`."""
+    here = str(Path.cwd())
+    if sys.path[:1] not in ([here], [""]):
+        sys.path.insert(0, here)
+
+
+def module_spec(package: str, folder: Path) -> ModuleSpec | None:
+    """Return where a project in `folder` imports a top-level module from, without importing it; None if nowhere.
+
+    Raises:
+        UserError: The project has a folder of this name, but Python prefers an installed package to it.
+    """
+    own = importlib.machinery.PathFinder.find_spec(package, [str(folder)])
+    installed = importlib.util.find_spec(package)
+    if own is not None and own.origin is None and installed is not None and installed.origin is not None:
+        raise UserError(
+            f"The folder {package} has no __init__.py, so that Python imports {installed.origin} instead.",
+            fix=f"touch {package}/__init__.py",
+        )
+    return own or installed
+
+
+def load(builder: str, setting: str = "model.builder", contract: str = _CONTRACT) -> Callable[..., Any]:
     """Import and return the function that "module:function" names.
+
+    Args:
+        builder: The function's module and name.
+        setting: The setting that names it, for messages.
+        contract: What the function accepts and returns, for messages.
 
     Raises:
         UserError: The module or function does not exist, or importing the module fails (then with that cause).
     """
     module_name, _, function_name = builder.partition(":")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # user modules are in the working directory; appended so as not to shadow others
+    project_first()
     try:
         with user_code():
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise _import_failed(builder, module_name, error) from error
+            raise _import_failed(builder, module_name, error, setting) from error
         raise UserError(
             f"There is no module {error.name!r}.",
-            setting="model.builder",
+            setting=setting,
             value=builder,
             allowed='"module:function" with a module that is installed or in the working directory',
             nearest=_nearest_module(module_name, function_name),
             fix="correct the module's name, or run the command in the folder that contains the module",
         ) from None
     except Exception as error:
-        raise _import_failed(builder, module_name, error) from origin(error)
+        raise _import_failed(builder, module_name, error, setting) from origin(error)
     function = getattr(module, function_name, None)
     if not callable(function):
         names = _functions(module)
         close = nearest(function_name, names)
         raise UserError(
             f"The module {module_name} has no function {function_name!r}.",
-            setting="model.builder",
+            setting=setting,
             value=builder,
-            allowed=", ".join(f"{module_name}:{name}" for name in names) or _CONTRACT,
+            allowed=", ".join(f"{module_name}:{name}" for name in names) or contract,
             nearest=f"{module_name}:{close}" if close else None,
             fix="correct the function's name",
         )
     return function
 
 
-def _import_failed(builder: str, module_name: str, error: Exception) -> UserError:
+def _import_failed(builder: str, module_name: str, error: Exception, setting: str) -> UserError:
     return UserError(
         f"The module {module_name} cannot be imported: it {what_happened(error)}",
-        setting="model.builder",
+        setting=setting,
         value=builder,
         fix="fix the module, or install its dependencies",
     )

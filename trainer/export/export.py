@@ -50,8 +50,7 @@ def export(
     if _read_record(folder) == record:
         logger.info("the model in %s already has these weights", folder)
         return
-    # A temporary folder, whose content replaces that of `folder` on success.
-    with _copied(folder) if is_mounted(folder) else _renamed(folder) as place:
+    with replaced(folder) as place:
         engine.export(place, job, manifest)
         shutil.copyfile(metrics, place / METRICS_FILE)
         (place / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n")
@@ -75,6 +74,7 @@ def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weigh
         "classes": manifest.classes,
         "image_size": list(manifest.image_size),
         "channels": manifest.channels,
+        "resize_mode": manifest.resize_mode,
         "builder": job.model.builder,
         "arguments": job.model.arguments,
         "engine": job.train.engine,
@@ -99,6 +99,11 @@ def _read_record(folder: Path) -> dict[str, object] | None:
     except (OSError, ValueError):
         return None
     return record
+
+
+def replaced(folder: Path) -> contextlib.AbstractContextManager[Path]:
+    """Return a context with a temporary folder, whose content replaces that of `folder` on success."""
+    return _copied(folder) if is_mounted(folder) else _renamed(folder)
 
 
 @contextlib.contextmanager

@@ -15,11 +15,14 @@ from typing import Any, TypeAlias
 
 from slipway.core.atomic import json_lines, replace_file
 from slipway.core.paths import is_mounted
+from slipway.trainer.engines.installed import is_installed
 
 # A record of the history: kind, step, epoch, time and the metrics by name.
 Record: TypeAlias = dict[str, Any]
 
 FILE_NAME = "metrics.jsonl"
+# The metrics of a custom program's model, in the model's folder: a JSON object of names and finite numbers.
+METRICS_FILE = "metrics.json"
 KINDS = ("train", "validation")
 _NOT_SCALARS = ("kind", "step", "time")
 # Seconds between segments. In a bucket every segment replaces the objects, so there they are longer.
@@ -30,39 +33,44 @@ logger = logging.getLogger(__name__)
 
 
 class Metrics:
-    """The history in `folder`; records after `step` are dropped when it is opened.
+    """The history in `folder`; when it is opened, records from the one of `kind` at `step` on are dropped.
 
-    A resumed run starts at its checkpoint's step and writes the later records again. For TensorBoard, it writes the
-    kept records to a new file. A thread writes the segments; `flush` writes one now.
+    A resumed run starts at its checkpoint's step, where the trainer validates again, and rewrites the later records.
+    For TensorBoard, it writes the kept records to a new file; without TensorFlow, there are none. A thread writes the
+    segments; `flush` writes one now.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int, kind: str = "validation") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.path = folder, folder / FILE_NAME
-        # The validation at `step` itself runs again: see the loop.
-        kept = [
-            line for line in _read(self.path) if line["step"] < step or (line["step"], line["kind"]) == (step, "train")
-        ]
+        first = (step, KINDS.index(kind))
+        kept = [line for line in _read(self.path) if (line["step"], KINDS.index(line["kind"])) < first]
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         replace_file(self.path, content)
         self._lines = Segments(self.path, len(content))
-        self._scalars = {kind: Scalars(folder / kind) for kind in KINDS}
+        self._scalars = {kind: Scalars(folder / kind) for kind in KINDS} if is_installed("tensorflow") else {}
         for line in kept:
-            self._scalars[line["kind"]].write(line)
+            self._show(line)
         self.flush()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._write_segments, name="metrics", daemon=True)
         self._thread.start()
 
-    def write(self, kind: str, step: int, epoch: float, **values: float | None) -> None:
+    def write(self, kind: str, step: int, epoch: float | None, /, **values: float | None) -> None:
         """Append one record: `kind` is train or validation, `epoch` the completed epochs, which may be a fraction."""
-        line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **values, "time": round(time.time(), 3)}
+        passes = {} if epoch is None else {"epoch": round(epoch, 6)}
+        line = {"kind": kind, "step": step, **passes, **values, "time": round(time.time(), 3)}
         self._lines.add((json.dumps(line) + "\n").encode())
-        self._scalars[kind].write(line)
+        self._show(line)
+
+    def _show(self, line: Record) -> None:
+        if self._scalars:
+            self._scalars[line["kind"]].write(line)
 
     def graph(self, serialized: bytes) -> None:
         """Write the network's graph, a serialized tf.GraphDef, for TensorBoard."""
-        self._scalars["train"].graph(serialized)
+        if self._scalars:
+            self._scalars["train"].graph(serialized)
 
     def history(self) -> list[Record]:
         """Return all records so far."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from slipway.components.prepare_data.encoding.resize import stored_bytes
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.listing.split import Amount
@@ -22,7 +24,7 @@ IDENTITY_DIGITS = 16
 # Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120
 # Settings that most sources do not use; omitted from the stored settings if they are not set.
-DESCRIBING = ("features", "image", "label")
+DESCRIBING = ("features", "image", "label", "resize", "resize_mode")
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,14 @@ class Plan:
         divided: The number of examples of each group in each split.
         shards: The number of shards of each split.
         bytes: The approximate size of all shards.
+        source_bytes: The same if images were stored unchanged.
     """
 
     classes: list[str]
     divided: dict[Group, dict[str, int]]
     shards: dict[str, int]
     bytes: int
+    source_bytes: int
 
     @classmethod
     def of(cls, source: Source, groups: Mapping[Group, Amount], settings: DataSettings, replicas: int) -> Plan:
@@ -51,11 +55,13 @@ class Plan:
         counts = {group: amount.examples for group, amount in groups.items()}
         classes = source.classes({label for _, label in counts})
         divided = splitting.divide(counts, settings.split)
-        amounts = {name: _split_amount(name, groups, divided) for name in SPLITS}
+        whole = {name: _split_amount(name, groups, divided) for name in SPLITS}
+        amounts = {name: _stored(amount, settings) for name, amount in whole.items()}
         shards = {
             name: splitting.shard_count(amount, replicas, settings.shard_megabytes) for name, amount in amounts.items()
         }
-        return cls(classes, divided, shards, sum(amount.bytes for amount in amounts.values()))
+        size, source_size = (sum(amount.bytes for amount in found.values()) for found in (amounts, whole))
+        return cls(classes, divided, shards, size, source_size)
 
     def dividing(self, divided: dict[Group, dict[str, int]], copies: Iterable[str]) -> Plan:
         """Return the plan with other counts, after images were skipped or grouped; the number of shards is kept.
@@ -67,7 +73,7 @@ class Plan:
         dropped = Counter(copies)
         sizes = {name: sum(parts.get(name, 0) for parts in divided.values()) - dropped[name] for name in SPLITS}
         shards = {name: min(count, sizes[name]) for name, count in self.shards.items()}
-        return Plan(self.classes, divided, shards, self.bytes)
+        return dataclasses.replace(self, divided=divided, shards=shards)
 
     def examples(self) -> int:
         """Return the number of examples in all splits."""
@@ -83,6 +89,14 @@ def _split_amount(name: str, groups: Mapping[Group, Amount], divided: Mapping[Gr
         examples += count
         size += whole.bytes * count // max(whole.examples, 1) + count * RECORD_BYTES_BESIDE_IMAGE
     return Amount(examples, size)
+
+
+def _stored(amount: Amount, settings: DataSettings) -> Amount:
+    """Return the amount after data.resize."""
+    if settings.resize is None:
+        return amount
+    most = amount.examples * (stored_bytes(settings.resize) + RECORD_BYTES_BESIDE_IMAGE)
+    return Amount(amount.examples, min(amount.bytes, most))
 
 
 @dataclass(frozen=True)
@@ -120,7 +134,7 @@ class Target:
 
 def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObject:
     """Return the settings on which the bytes of a data set of `images` images depend."""
-    found = settings.model_dump(mode="json", exclude={"source", "store", "workers", "tfds", "module", "beam"})
+    found = settings.model_dump(mode="json", exclude={"source", "uri", "store", "workers", "tfds", "module", "beam"})
     found["check"] = check_for(settings, images)
     if found["check"] != "sample":
         del found["check_sample"]

@@ -150,12 +150,7 @@ class ModuleSource(Source):
             ) from None
 
     def _function(self) -> Callable[[], Iterable[object]]:
-        try:
-            return load(self.reference)
-        except UserError as error:
-            error.setting, error.value = "data.source", self.reference
-            error.allowed = error.allowed if ":" in (error.allowed or "") else CONTRACT
-            raise
+        return load(self.reference, "data.source", CONTRACT)
 
     def _find_kinds(self, task: str, tick: Tick) -> dict[str, Kind]:  # noqa: ARG002
         """Return the kinds of the additional features: from the settings, else inferred from the first example."""

@@ -14,9 +14,12 @@ import io
 import re
 import struct
 import zlib
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from slipway.components.prepare_data.sources.source import Undecodable, Unusable
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # Pillow's limit, above which it assumes a decompression bomb.
 MOST_PIXELS = 89_478_485
@@ -185,14 +188,22 @@ def decode(data: bytes, info: ImageInfo) -> None:
     Raises:
         Unusable: It cannot be decoded.
     """
+    check_structure(data, info)
+    if info.encoding == "jpeg" or data[PNG_INTERLACE]:
+        load(data, info, "L", (max(info.width // 8, 1), max(info.height // 8, 1)))
+
+
+def check_structure(data: bytes, info: ImageInfo) -> None:
+    """Validate everything but the pixels of a JPEG or an interlaced PNG, which only `load` does.
+
+    Raises:
+        Unusable: The image is damaged.
+    """
     if info.encoding == "jpeg":
         _follow_segments(data)
-        _decode_with_pillow(data, info)
         return
     pixels = _png_pixels(data)
-    if data[PNG_INTERLACE]:
-        _decode_with_pillow(data, info)
-    else:
+    if not data[PNG_INTERLACE]:
         _check_rows(pixels, (info.width * PNG_SAMPLES[data[25]] * data[24] + 7) // 8 + 1, info.height)
 
 
@@ -255,17 +266,25 @@ def _check_rows(compressed: bytes | memoryview, row: int, height: int) -> None:
         raise Unusable("its pixels are damaged")
 
 
-def _decode_with_pillow(data: bytes, info: ImageInfo) -> None:
+def load(data: bytes, info: ImageInfo, mode: str | None, least: tuple[int, int]) -> Image.Image:
+    """Decode the image with Pillow.
+
+    A JPEG is scaled down while it is decoded, to no less than `least` (width, height), and converted to `mode`.
+
+    Raises:
+        Unusable: It cannot be decoded.
+    """
     from PIL import JpegImagePlugin, PngImagePlugin
 
     reader = JpegImagePlugin.JpegImageFile if info.encoding == "jpeg" else PngImagePlugin.PngImageFile
     try:
-        with reader(io.BytesIO(data)) as image:
-            if info.encoding == "jpeg":
-                image.draft("L", (max(info.width // 8, 1), max(info.height // 8, 1)))
-            image.load()
+        image = reader(io.BytesIO(data))
+        if info.encoding == "jpeg":
+            image.draft(mode, least)
+        image.load()
     except Exception as error:  # Pillow raises nearly anything on damaged images
         raise Unusable(f"it cannot be decoded: {error}") from None
+    return image
 
 
 # PNG color type by number of channels.

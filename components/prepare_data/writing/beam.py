@@ -34,7 +34,7 @@ SECONDS_BETWEEN_POLLS = 5.0
 
 
 def beam_for(settings: DataSettings, source: Source, size: int) -> BeamSettings | None:
-    """Return the Beam settings if Beam writes a data set of `size` bytes, else None.
+    """Return the Beam settings if Beam writes the data set of a source of `size` bytes, else None.
 
     Raises:
         UserError: Beam is configured but cannot be used.

@@ -280,6 +280,7 @@ class SetWriter:
             # Images that were validated already are not decoded again.
             decoded_below=0 if self._left_out.validated else decoded_below(self._settings, self._plan.examples()),
             one_size=self._settings.image_size is None,
+            resize=self._settings.resize,
             images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
             most_left_out=int(self._settings.skip_corrupt * self._plan.examples()) + MOST_LEFT_OUT_LISTED,
             source=self._settings.source,
@@ -323,6 +324,7 @@ class SetWriter:
             image_size=size,
             channels=settings.channels or (1 if tally.gray == tally.examples else 3),
             resize=own_sizes != {size} or tally.other_sizes > 0,
+            resize_mode=settings.reading_mode,
             encodings=list(tally.encodings),
             splits={split: _split_record(found, classes) for split, found in results.items()},
             features={name: described(about) for name, about in self._source.features.items()},

@@ -15,7 +15,9 @@ from pydantic import BaseModel
 
 from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.encoding.records import RecordEncoder
+from slipway.components.prepare_data.encoding.resize import resize, resized_info
 from slipway.components.prepare_data.listing.index import read_list
+from slipway.components.prepare_data.settings import ResizeSettings
 from slipway.components.prepare_data.sources.source import Reader, Source, Unusable
 from slipway.components.prepare_data.validation.duplicates import hash_row, write_hashes
 from slipway.components.prepare_data.validation.image import ImageInfo, Inspector, check_bytes
@@ -29,8 +31,9 @@ EXAMPLES_BETWEEN_TICKS = 256
 SECONDS_BETWEEN_TICKS = 0.2
 
 
-# A usable example: its image, key, label and additional features (names and serialized Features).
-Usable = tuple[bytes, bytes, int, list[tuple[bytes, bytes]]]
+# A usable example: its image in the source and as it is stored, its key, label and additional features (names and
+# serialized Features).
+Usable = tuple[bytes, bytes, bytes, int, list[tuple[bytes, bytes]]]
 
 
 class ShardResult(BaseModel):
@@ -54,6 +57,7 @@ class ShardTask:
         result: The file for the `ShardResult`, which marks the task as finished.
         decoded_below: The threshold for images to decode in full, see `sampling`; only headers of others are checked.
         one_size: Whether to reject images of several sizes.
+        resize: How images are resized before they are stored; None if their bytes are.
         images: The additional features that are images.
         most_left_out: The maximum number of unusable images to name.
         source: The source as the user wrote it.
@@ -66,6 +70,7 @@ class ShardTask:
     result: Path
     decoded_below: int
     one_size: bool
+    resize: ResizeSettings | None
     images: list[bytes]
     most_left_out: int
     source: str
@@ -119,15 +124,18 @@ class ShardWriter:
         done, reported, last = 0, 0, time.monotonic()
         for key, label, listed_size, place in read_list(task.examples):
             done += 1
-            if done % EXAMPLES_BETWEEN_TICKS == 0 and time.monotonic() - last > SECONDS_BETWEEN_TICKS:
+            if (task.resize or done % EXAMPLES_BETWEEN_TICKS == 0) and time.monotonic() - last > SECONDS_BETWEEN_TICKS:
                 tick(done - reported)
                 reported, last = done, time.monotonic()
             try:
                 check_bytes(listed_size)
-                image = read(key, place, listed_size)
+                image = stored = read(key, place, listed_size)
                 decoded = is_decoded(key, below)
                 inspect = inspect_all if decoded else inspect_header
-                seen = inspect(image)
+                if task.resize and task.path:
+                    stored, seen = resize(image, inspect_header(image), task.resize)
+                else:
+                    seen = resized_info(inspect(image), task.resize)
                 if has_further:
                     further = list(reader.further(place))
                     inspect_further(further, task.images, inspect)
@@ -135,7 +143,7 @@ class ShardWriter:
             except Unusable as reason:
                 counter.skip(key, reason)
                 continue
-            yield image, key, label, further
+            yield image, stored, key, label, further
         tick(done - reported)
 
     def _write_records(self, path: Path, examples: Iterable[Usable], hashed: list[bytes] | None) -> tuple[int, str]:
@@ -146,10 +154,10 @@ class ShardWriter:
         waiting: list[bytes] = []
         size, waiting_bytes = 0, 0
         with path.open("wb") as file:
-            for image, key, label, further in examples:
+            for image, stored, key, label, further in examples:
                 if hashed is not None:
                     hashed.append(hash_row(image, size + waiting_bytes, key))
-                record = encode_with(image, key, label, further) if has_further else encode(image, key, label)
+                record = encode_with(stored, key, label, further) if has_further else encode(stored, key, label)
                 waiting.append(record)
                 waiting_bytes += len(record)
                 if waiting_bytes > BUFFER_BYTES:

@@ -54,14 +54,14 @@ def submit(config: RunConfig) -> tuple[RunFolder, RunRecord]:
     server = Server(settings)
     server.check()
     folder = create(config)
-    names = [name for name in steps_on("kubeflow") if settings.registers or name != "register_model"]
+    absent = {"" if settings.registers else "register_model", "" if config.prepared else "prepare_data"}
     record = RunRecord(
         run_id=folder.run_id,
         name=config.name,
         platform="kubeflow",
         hardware=config.hardware,
         created=datetime.now(UTC),
-        steps=[StepRecord(name=name) for name in names],
+        steps=[StepRecord(name=name) for name in steps_on("kubeflow") if name not in absent],
     )
     try:
         _start(folder, record, config, server)

@@ -69,8 +69,8 @@ class KubeflowPlatform(Platform):
             self._pod(task)["secretAsEnv"] = [{"secretName": self.settings.secret, "keyToEnv": keys}]
         return [task]
 
-    def data(self, config: RunConfig) -> DataSettings:
-        return config.data.model_copy(update={"store": self.settings.place(config.data.store)})
+    def data(self, data: DataSettings) -> DataSettings:
+        return data.model_copy(update={"store": self.settings.place(data.store)})
 
     def registry(self, config: RunConfig) -> RegisterSettings:
         return config.register_.model_copy(update={"registry": self.settings.place(config.register_.registry)})

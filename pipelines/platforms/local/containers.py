@@ -119,10 +119,13 @@ def run_container(
 
 def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
     """Return the folders that the steps read and write: `here`, and those outside it that the settings name."""
-    named = [Path(config.data.store), Path(config.register_.registry)]
-    kind = source_kind(config.data.source)
-    place = kind.place_of(config.data.source)
-    if kind.mounted and not is_remote(place):
+    data, named = config.data, [Path(config.register_.registry)]
+    place = data.uri if data else None
+    if data and data.uri is None:
+        named.append(Path(data.store))
+        kind = source_kind(data.source)
+        place = kind.place_of(data.source) if kind.mounted else None
+    if place is not None and not is_remote(place) and "://" not in place:
         source = local_path(place).expanduser()
         # The folder of a pattern is the part before its first wildcard.
         fixed = Path(*source.parts[: _first_wildcard(source)])

@@ -49,7 +49,11 @@ def new_record(
     folder: RunFolder, config: RunConfig, *, rehearsal: bool, runner: Literal["process", "docker"] = "process"
 ) -> RunRecord:
     """Return the record of a run that is about to start."""
-    absent = {"register_model" if rehearsal else "", "build_image" if runner == "process" else ""}
+    absent = {
+        "register_model" if rehearsal else "",
+        "build_image" if runner == "process" else "",
+        "" if config.prepared else "prepare_data",
+    }
     return RunRecord(
         run_id=folder.run_id,
         name=config.name,

@@ -40,15 +40,17 @@ def access_settings(config: RunConfig) -> AccessSettings:
     Raises:
         UserError: The configuration has no vertex section.
     """
-    vertex, data, notify = vertex_of(config), config.data, config.notify
-    options = data.beam.options if data.beam and uses_dataflow(data) else {}
-    stores = (*_buckets(data.store, vertex.bucket), *_buckets(str(options.get("temp_location", "")), vertex.bucket))
+    vertex, data, notify = vertex_of(config), config.prepared, config.notify
+    options = data.beam.options if data and data.beam and uses_dataflow(data) else {}
+    written = (data.store if data else "", str(options.get("temp_location", "")))
+    stores = [bucket for place in written for bucket in _buckets(place, vertex.bucket)]
+    read = source_kind(data.source).located(data)[1] if data else config.data.uri if config.data else None
     return AccessSettings(
         project=vertex.project,
         region=vertex.region,
         bucket=vertex.bucket.removeprefix("gs://"),
         stores=tuple(dict.fromkeys(stores)),
-        sources=_buckets(source_kind(data.source).located(data)[1], vertex.bucket),
+        sources=_buckets(read or "", vertex.bucket),
         repository=ImageReference.parse(vertex.image or f"{vertex.image_repository}/image").artifact_repository,
         account=vertex.service_account,
         submitters=tuple(vertex.submitters),
@@ -56,7 +58,7 @@ def access_settings(config: RunConfig) -> AccessSettings:
         builds=_builds(vertex),
         builder=vertex.build.service_account,
         build_region=vertex.build.region,
-        dataflow=uses_dataflow(data),
+        dataflow=data is not None and uses_dataflow(data),
         dataflow_worker=options.get("service_account_email"),
         encryption_key=vertex.encryption_key,
         topic=notify.topic if notify else None,

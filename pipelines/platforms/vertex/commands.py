@@ -26,10 +26,10 @@ def check_hardware(config: RunConfig) -> str:
         hardware,
         region=vertex.region,
         engine=config.train.engine,
-        image=vertex.image,
-        own_program=config.train.module is not None,
+        image=config.train.image or vertex.image,
+        own_program=config.train.program is not None,
     )
-    if vertex.image is None:
+    if vertex.image is None and config.train.image is None:
         check_python(hardware, config.train.engine)
     return f"{hardware} in {vertex.region}"
 

@@ -123,8 +123,7 @@ class VertexPlatform(Platform):
         resources = self.settings.steps.get("prepare_data")
         return super().preparing_starts_machines(config) or (resources is not None and resources.needs_custom_job)
 
-    def data(self, config: RunConfig) -> DataSettings:
-        data = config.data
+    def data(self, data: DataSettings) -> DataSettings:
         if not data.store.startswith("gs://"):
             data = data.model_copy(update={"store": f"{self.settings.bucket}/datasets"})
         return self._with_dataflow(data) if uses_dataflow(data) else data

@@ -47,7 +47,7 @@ def serving_image_of(settings: VertexSettings, train: TrainSettings) -> str:
             fix="--set vertex.serving_image=IMAGE",
         )
     prebuilt = PREBUILT_PREDICTION.match(settings.serving_image)
-    if prebuilt and train.module is None and (reason := ENGINES[train.engine].not_prebuilt):
+    if prebuilt and train.program is None and (reason := ENGINES[train.engine].not_prebuilt):
         raise UserError(
             f"Google's prebuilt image {prebuilt[1]} cannot serve models of the engine {train.engine}: {reason}.",
             setting="vertex.serving_image",

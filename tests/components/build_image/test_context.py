@@ -14,7 +14,8 @@ import pytest
 
 from slipway.components.build_image.context import Context, make_context, revision
 from slipway.components.build_image.images import image_kind
-from slipway.components.build_image.settings import ROOT_USER
+from slipway.components.build_image.project import project_content
+from slipway.components.build_image.settings import ROOT_USER, ContentSettings
 from slipway.core.errors import UserError
 from tests.components.build_image.conftest import git
 
@@ -35,7 +36,8 @@ def test_each_image_holds_what_it_needs_and_no_more(tree: Path) -> None:
     files = set(members(context_of(tree)))
     names = ("__init__.py", "core/errors.py", "trainer/__init__.py", "trainer/loop.py")
     code = {f"code/slipway/{name}" for name in names}
-    assert files == code | {"Dockerfile", "requirements/build-tools.txt", "requirements/trainer-cpu.txt"}
+    always = {"Dockerfile", "project/requirements.txt", "requirements/build-tools.txt"}
+    assert files == code | always | {"requirements/trainer-cpu.txt"}
     steps = {f"code/slipway/components/{name}" for name in ("__init__.py", "evaluate/report.html")}
     more = steps | {"requirements/steps-cpu.txt"}
     assert set(members(context_of(tree, "steps"))) == files - {"requirements/trainer-cpu.txt"} | more
@@ -112,6 +114,26 @@ def test_the_users_own_package_goes_in(tree: Path, write: Callable[[str, str], P
     assert found["code/flowers/net.py"] == b"z = 3\n"
     assert found["code/single.py"] == b"y = 2\n"
     assert "code/README.md" not in found
+
+
+def test_the_project_and_its_requirements_go_in_and_move_the_tag(tree: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name, text in {"model.py": "import layers\n", "layers.py": "x = 1\n", "more.txt": "lightgbm==4.6.0\n"}.items():
+        (folder / name).write_text(text)
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+
+    def context() -> Context:
+        return context_of(tree, project=project_content(folder, ContentSettings(requirements="more.txt"), ["model"]))
+
+    found = context()
+    before = found.tag
+    assert members(found)["code/layers.py"] == b"x = 1\n"
+    assert members(found)["project/requirements.txt"] == b"lightgbm==4.6.0\n"
+    assert found.project == {"code/layers.py", "code/model.py", "code/more.txt", "project/requirements.txt"}
+    (folder / "more.txt").write_text("lightgbm==4.7.0\n")
+    assert len({before, context().tag, context_of(tree).tag}) == 3
 
 
 def test_an_own_package_that_git_does_not_track_is_refused(tree: Path, write: Callable[[str, str], Path]) -> None:

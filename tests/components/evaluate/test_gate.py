@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from slipway.components.evaluate.gate import GateSettings, Opponent, Verdict, decide
+from slipway.core.errors import UserError
 
 NONE_YET = "There is no champion yet."
 
@@ -33,8 +36,38 @@ def test_the_minimum_is_inclusive(value: float, decision: str) -> None:
 
 
 @pytest.mark.parametrize(("value", "decision"), [(0.2, "promote"), (0.1999, "promote"), (0.2001, "reject")])
-def test_a_loss_has_to_be_at_most_the_minimum(value: float, decision: str) -> None:
-    assert verdict(value, metric="loss", minimum=0.2).decision == decision
+def test_a_loss_has_to_be_at_most_the_maximum(value: float, decision: str) -> None:
+    assert verdict(value, metric="loss", maximum=0.2).decision == decision
+
+
+@pytest.mark.parametrize(("value", "decision"), [(9.5, "promote"), (9.4, "reject")])
+def test_the_direction_of_any_metric_can_be_set(value: float, decision: str) -> None:
+    found = verdict(value, 9.5, metric="bleu", direction="maximize", minimum=9)
+    assert (found.decision, found.reasons[0].startswith("The bleu on the test split, 9.")) == (decision, True)
+
+
+@pytest.mark.parametrize(
+    ("gate", "words", "fix"),
+    [
+        ({"metric": "loss", "minimum": 0.2}, "a minimum for loss, which is minimized", "maximum instead of minimum"),
+        ({"maximum": 0.2}, "a maximum for accuracy, which is maximized", "minimum instead of maximum"),
+        ({"metric": "rmsle"}, "whether a higher or a lower rmsle is better", "direction=minimize"),
+    ],
+)
+def test_a_limit_of_the_wrong_direction_is_refused_by_name(gate: dict[str, Any], words: str, fix: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        GateSettings(**gate)
+    assert fix in str(error.value.fix)
+
+
+def test_a_missing_metric_is_told_with_the_nearest_of_model_and_champion() -> None:
+    gate = GateSettings(metric="rmse")
+    with pytest.raises(UserError) as error:
+        decide(gate, {"rsme": 0.4, "mae": 0.2}, None, NONE_YET)
+    assert (error.value.setting, error.value.nearest) == ("evaluate.gate.metric", "rsme")
+    with pytest.raises(UserError, match="The champion, version 1, has no metric rmse") as error:
+        decide(gate, {"rmse": 0.4}, Opponent("version 1", {"accuracy": 0.9}), NONE_YET)
+    assert "evaluate.champion=none" in str(error.value.fix)
 
 
 @pytest.mark.parametrize(

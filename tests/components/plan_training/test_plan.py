@@ -135,10 +135,20 @@ def test_a_training_module_of_ones_own_is_run_in_every_pool_and_told_where_the_d
     assert [spec["replica_count"] for spec in result.worker_pool_specs] == [1, 2]
     for spec in result.worker_pool_specs:
         container = spec["container_spec"]
-        assert container["command"] == ["python", "-m", "my.training"]
+        assert container["command"] == ["python", "-m", "slipway.trainer.launch", "my.training"]
         assert container["args"] == ["--epochs", "3"]
         assert container["image_uri"] == image
         assert {"name": "SLIPWAY_DATA", "value": "gs://bucket/set"} in container["env"]
+
+
+def test_a_module_may_have_a_process_per_device():
+    settings = TrainSettings(module="my.training", processes="per_device")
+    result = plan_training(pools(1), 0, manifest(1000, 4), "/data", None, settings, "")
+    (spec,) = result.worker_pool_specs
+    launcher = ["python", "-m", "slipway.trainer.launch", "--processes", "per_device", "my.training"]
+    assert spec["container_spec"]["command"] == launcher
+    with pytest.raises(UserError, match="processes requires a custom training module"):
+        TrainSettings(epochs=1, processes=2)
 
 
 @pytest.mark.parametrize("settings", [{"module": "my.training"}, {"epochs": 1}], ids=["custom module", "trainer"])
@@ -147,7 +157,7 @@ def test_machines_that_need_gib_start_the_program_with_its_environment(settings)
     train = TrainSettings(**settings)
     model = None if train.module else MODEL
     result = plan_training(wanting, 8, manifest(1024, 16), "gs://bucket/set", model, train, "host/image@sha256:1")
-    program = ["python", "-m", train.module or "slipway.trainer"]
+    program = ["python", "-m", *(["slipway.trainer.launch", train.module] if train.module else ["slipway.trainer"])]
     for spec in result.worker_pool_specs:
         starter = ["python", "-m", "slipway.trainer.distributed.nccl", "/usr/local/gib"]
         assert spec["container_spec"]["command"] == [*starter, *program]

@@ -165,6 +165,18 @@ def test_an_image_size_that_all_have_needs_no_resizing(
     assert (prepared.manifest.resize, prepared.manifest.channels) == (False, 3)
 
 
+def test_the_resize_mode_is_recorded_and_part_of_the_fingerprint(
+    make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings]
+) -> None:
+    """The default is not, so that data sets of earlier versions are reused."""
+    root = make_folder({"a": 3, "b": 3})
+    plain, cropped = (prepare(make_settings(root, **about), 1).manifest for about in ({}, {"resize_mode": "crop"}))
+    assert (plain.resize_mode, cropped.resize_mode) == ("stretch", "crop")
+    assert "resize_mode" not in plain.settings
+    assert cropped.settings["resize_mode"] == "crop"
+    assert plain.fingerprint != cropped.fingerprint
+
+
 def test_the_bytes_depend_on_nothing_but_source_settings_and_seed(
     make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings], tmp_path: Path
 ) -> None:

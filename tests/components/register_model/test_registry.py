@@ -256,6 +256,10 @@ def test_only_what_the_gate_promoted_is_registered(tmp_path: Path, model_folder:
     with pytest.raises(UserError, match="There is no trained model in"):
         register(settings, verdict="promote", source=tmp_path / "empty", **arguments)
     assert not (tmp_path / "models").exists()
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf/weights.gguf").write_bytes(b"any format")
+    version = register(settings, verdict="promote", source=tmp_path / "gguf", **arguments).version
+    assert (version.folder / "weights.gguf").read_bytes() == b"any format"
 
 
 def test_the_component_registers_and_reports(

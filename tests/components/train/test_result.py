@@ -1,4 +1,4 @@
-"""Collecting the model of a finished job: Slipway's own, or that of a custom training module."""
+"""Collecting the model of a finished job: Slipway's own, or that of a custom program."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipway.components.step import WorkFailed
 from slipway.components.train.result import publish
+from slipway.core.errors import UserError
 
 
 def write(folder: Path, weights_step: int) -> None:
@@ -34,9 +34,14 @@ def test_its_figures_are_those_of_the_weights_that_were_exported(tmp_path: Path)
     assert outputs == {"model": model.uri, **model.metadata, "validation": logged}
 
 
-def test_a_saved_model_is_enough_and_nothing_is_not(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    with pytest.raises(WorkFailed, match="AIP_MODEL_DIR"):
+def test_a_model_of_any_format_is_enough_and_an_empty_folder_is_not(tmp_path: Path) -> None:
+    (tmp_path / "model" / "empty").mkdir(parents=True)
+    with pytest.raises(UserError, match="wrote no model") as error:
         published(tmp_path)
-    (tmp_path / "model" / "saved_model.pb").write_bytes(b"")
-    assert published(tmp_path)[0].metadata == {}
+    assert "AIP_MODEL_DIR" in str(error.value.fix)
+    (tmp_path / "model" / "weights.gguf").write_bytes(b"")
+    (tmp_path / "model" / "model.json").write_text('{"format": "layers-model", "engine": "another"}')  # TensorFlow.js
+    lines = [{"kind": "validation", "step": 3, "epoch": 1, "rmse": 0.5, "bad": None, "time": 9.1}, {"step": 4}]
+    (tmp_path / "model" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    model, logged, _ = published(tmp_path)
+    assert (model.metadata, logged) == ({}, {"rmse": 0.5})

@@ -123,6 +123,22 @@ def test_a_typo_is_refused_with_the_option_that_fixes_it(write, override, settin
         ("model.arguments.deep=[{x: .nan}]", "model.arguments.deep.0.x", "finite"),
         ("data.beam.options.x=1.0e+400", "data.beam.options.x", "finite"),
         ("train.arguments=[.inf]", "train.arguments.0", "string"),
+        ("data.resize.size=100000", "data.resize.size", "less than or equal to 4096"),
+        ("data.resize={size: 256, quality: 101}", "data.resize.quality", "less than or equal to 100"),
+        ("data.resize={size: 256, mode: crap}", "data.resize.mode", "'crap' is not an allowed value"),
+        ("data.resize.mode=crop", "data.resize.size", "does not set data.resize.size"),
+        (
+            "data={source: digits, image_size: [9, 8], resize: {size: 256, mode: pad}}",
+            "data.resize",
+            "must be a square",
+        ),
+        (
+            "data={source: digits, resize_mode: pad, resize: {size: 9, mode: crop}}",
+            "data.resize",
+            "with crop; data.resize",
+        ),
+        ("data={source: digits, image_size: [300, 299], resize: {size: 256}}", "data.resize", "at least 299"),
+        ("data.resize_mode=letterbox", "data.resize_mode", "'letterbox' is not an allowed value"),
     ],
 )
 def test_wrong_values_are_refused_by_name(write, override, setting, words):
@@ -204,3 +220,42 @@ def test_malformed_override_is_refused(write, text):
 def test_every_configuration_in_the_repository_is_valid():
     for path in Path("configs").glob("*.yaml"):
         assert isinstance(load(path), RunConfig)
+
+
+PROGRAM = {"name": "own", "train": {"command": ["./fit"]}}
+
+
+@pytest.mark.parametrize(
+    ("values", "setting", "words"),
+    [
+        (
+            {**PROGRAM, "data": {"uri": "gs://b", "split": {}, "seed": 3}},
+            "data.seed",
+            "only to data that Slipway prepares",
+        ),
+        (
+            {**PROGRAM, "data": {"uri": "gs://b", "source": "digits"}},
+            "data.source",
+            "only to data that Slipway prepares",
+        ),
+        ({**PROGRAM, "data": {}}, "data.source", "neither source nor uri"),
+        ({**MINIMAL, "data": {"uri": "gs://b"}}, "data.uri", "is for custom programs"),
+        ({**PROGRAM, "model": MINIMAL["model"]}, "model.builder", "model and train.command are both set"),
+        ({**PROGRAM, "train": {"command": ["a"], "module": "b"}}, "train.command", "train.module and train.command"),
+        ({**PROGRAM, "train": {"command": ["a"], "epochs": 3}}, "train.epochs", "a receives train.arguments"),
+        ({**PROGRAM, "train": {"image": "own:latest"}}, "train.image", "digest or an immutable tag"),
+        ({**PROGRAM, "evaluate": {"module": "a:b", "worst_examples": 3}}, "evaluate.worst_examples", "a:b evaluates"),
+        ({**MINIMAL, "evaluate": {"gate": {"metric": "rmse"}}}, "evaluate.gate.metric", "no metric 'rmse'"),
+    ],
+)
+def test_what_belongs_to_a_custom_program_and_what_to_slipways_trainer(write, values, setting, words):
+    error = refusal(write(values))
+    assert error.setting == setting
+    assert words in error.message
+
+
+def test_data_that_are_not_prepared_keep_only_their_uri(write):
+    config = load(write({**PROGRAM, "data": {"uri": "s3://b/rows"}}))
+    assert yaml.safe_load(config.as_yaml())["data"] == {"uri": "s3://b/rows"}
+    assert load(write(config.as_yaml())) == config
+    assert load(write(PROGRAM)).prepared is None

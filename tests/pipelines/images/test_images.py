@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ from typer.testing import CliRunner
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, load
+from slipway.pipelines.doctor.check import Context
+from slipway.pipelines.doctor.model_builder import model_builder
 from slipway.pipelines.images.build import build_images
 from slipway.pipelines.images.images import accelerator_of, ensure_images, known_images, own_code, wanted_images
+from slipway.trainer.engines import builder
+from tests.components.build_image.conftest import git
 from tests.fakes.google import COMPUTE_ACCOUNT, PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import let_build
 
@@ -224,3 +229,55 @@ def test_the_users_own_modules_are_found(project: FakeGoogle, tmp_path: Path, mo
     values["model"]["builder"] = "slipway.trainer.models.digits:build"
     values["data"]["source"] = "digits"
     assert own_code(RunConfig.model_validate(values)) == {}
+
+
+def test_a_build_lists_what_the_images_contain_of_the_project(
+    project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = configuration(project, tmp_path)
+    values = yaml.safe_load(path.read_text()) | {"build": {"include": ["*.h5"]}}
+    values["model"]["builder"] = "nets:build"
+    path.write_text(yaml.safe_dump(values))
+    for name, size in {"nets.py": 0, "layers.py": 20, "backbone.h5": 2_000_000, "forgotten.py": 0}.items():
+        (tmp_path / name).write_bytes(b"#" * size)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "nets.py", "layers.py")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["build", "-c", str(path), "--target", "vertex", "--list"])
+    assert result.exit_code == 0, result.output
+    steps, trainer = result.stdout.split("\n\n")
+    for image, text in (("steps-cpu", steps), ("trainer-cpu", trainer)):
+        first, *lines = text.splitlines()
+        assert first.startswith(f"{PREFIX}/{image}:")
+        listed = {line.split("bytes")[1].strip(): line.split()[0] for line in lines}
+        assert listed.pop("backbone.h5") == "2,000,000"
+        assert set(listed) >= {"nets.py", "layers.py", "in 3 files of the project"}
+    assert "does not track it: forgotten.py" in result.stderr
+    assert project.world.writes.total() == 0
+    (contents, _) = json.loads(
+        CliRunner().invoke(app, ["build", "-c", str(path), "--target", "vertex", "--list", "--json"]).stdout
+    )
+    assert contents["project"] == {"backbone.h5": 2_000_000, "layers.py": 20, "nets.py": 0}
+
+
+def test_a_projects_package_wins_over_an_installed_one_of_its_name(
+    project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, installed = tmp_path / "project", tmp_path / "installed"
+    for folder in (own / "trainer", installed / "trainer"):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+    (own / "trainer/task.py").write_text("def examples(): ...\n")
+    monkeypatch.setattr("sys.path", [str(installed), *sys.path])
+    monkeypatch.chdir(own)
+    values = load(Path(__file__).parents[3] / "configs/digits.yaml").model_dump(by_alias=True)
+    config = RunConfig.model_validate({**values, "model": None, "train": {"module": "trainer.task"}})
+    assert own_code(config) == {"trainer": own / "trainer"}
+    assert model_builder(Context(config, "local", False, own)) == f"trainer.task in {own / 'trainer/task.py'}"
+    assert builder.load("trainer.task:examples").__code__.co_filename == str(own / "trainer/task.py")
+    del sys.modules["trainer"], sys.modules["trainer.task"]
+    (own / "trainer/__init__.py").unlink()
+    monkeypatch.setattr("sys.path", [str(installed), *sys.path])
+    with pytest.raises(UserError, match=r"The folder trainer has no __init__\.py") as error:
+        model_builder(Context(config, "local", False, own))
+    assert error.value.fix == "touch trainer/__init__.py"

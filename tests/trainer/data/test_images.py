@@ -6,29 +6,68 @@ import io
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from slipway.core.manifest import Manifest
 
+Pixels = NDArray[np.uint8]
+
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_an_image_is_resized_as_tensorflow_does_it(channels: int) -> None:
+def decoded(pixels: Pixels, height: int, width: int, mode: str = "stretch") -> Pixels:
+    """Return the pixels [height, width, channels] that a model receives for a PNG file of `pixels`."""
     import tensorflow as tf
 
     from slipway.trainer.data.images import decode_images
 
-    height, width = 45, 60
+    channels = pixels.shape[2]
     manifest = Manifest(
         name="x", fingerprint="", source="", settings={}, classes=[], image_size=(height, width), channels=channels,
-        resize=True, encodings=["png"], splits={},
+        resize=True, resize_mode=mode, encodings=["png"], splits={},
     )  # fmt: skip
+    file = io.BytesIO()
+    Image.fromarray(pixels if channels == 3 else pixels[:, :, 0]).save(file, "PNG")
+    (found,) = decode_images(tf.constant([file.getvalue()]), manifest).numpy()
+    return np.asarray(found)
+
+
+def resized(pixels: Pixels, height: int, width: int) -> Pixels:
+    """Resize with TensorFlow's own function."""
+    import tensorflow as tf
+
+    wanted = tf.image.resize(pixels, [height, width], method="bilinear", antialias=True).numpy()
+    return np.clip(np.round(wanted), 0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_image_is_resized_as_tensorflow_does_it(channels: int) -> None:
+    height, width = 45, 60
     generator = np.random.default_rng(3)
     for size in [(90, 120), (61, 60), (45, 60), (45, 23), (20, 300), (1, 1), (64, 1)]:
         pixels = generator.integers(0, 256, (*size, channels), np.uint8)
-        file = io.BytesIO()
-        Image.fromarray(pixels if channels == 3 else pixels[:, :, 0]).save(file, "PNG")
-        (found,) = decode_images(tf.constant([file.getvalue()]), manifest).numpy()
-        wanted = tf.image.resize(pixels, [height, width], method="bilinear", antialias=True).numpy()
-        np.testing.assert_array_equal(found, np.clip(np.round(wanted), 0, 255).astype(np.uint8), err_msg=str(size))
+        np.testing.assert_array_equal(decoded(pixels, height, width), resized(pixels, height, width), str(size))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_crop_and_pad_keep_the_aspect_ratio(channels: int) -> None:
+    """Crop cuts off both ends of the longer side, pad adds black at both ends of the shorter one."""
+    generator = np.random.default_rng(4)
+    # (height, width) of the image, and after resizing with its aspect ratio: for crop, for pad.
+    for size, whole, within in [
+        ((40, 80), (20, 40), (10, 20)),
+        ((60, 15), (80, 20), (20, 5)),
+        ((8, 8), (20, 20), (20, 20)),
+    ]:
+        pixels = generator.integers(1, 256, (*size, channels), np.uint8)
+        top, left = (whole[0] - 20) // 2, (whole[1] - 20) // 2
+        cropped = resized(pixels, *whole)[top : top + 20, left : left + 20]
+        np.testing.assert_array_equal(decoded(pixels, 20, 20, "crop"), cropped, str(size))
+        top, left = -(-(20 - within[0]) // 2), -(-(20 - within[1]) // 2)
+        padded = np.zeros((20, 20, channels), np.uint8)
+        padded[top : top + within[0], left : left + within[1]] = resized(pixels, *within)
+        np.testing.assert_array_equal(decoded(pixels, 20, 20, "pad"), padded, str(size))
+    pixels = generator.integers(0, 256, (30, 20, channels), np.uint8)
+    assert (decoded(pixels, 30, 20, "crop") == pixels).all()
+    assert (decoded(pixels, 30, 20, "pad") == pixels).all()

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slipway.core import manifest as manifests
@@ -50,6 +51,33 @@ def test_the_folder_takes_the_place_of_an_empty_or_older_one(tiny: Path, tmp_pat
     assert listing(tmp_path / "model") == ["metrics.jsonl", "model.json", "saved_model.pb"]
     assert json.loads((tmp_path / "model" / "model.json").read_text())["weights_checksum"] == "c2"
     assert listing(tmp_path) == ["metrics.jsonl", "model"]
+
+
+@pytest.mark.usefixtures("tensorflow")
+def test_the_saved_model_resizes_as_the_training_does(tiny: Path, tmp_path: Path) -> None:
+    """For each data.resize_mode; the network's logits are three of the pixels."""
+    import tensorflow as tf
+
+    from slipway.trainer.data.images import decode_images
+    from slipway.trainer.export import saved_model
+
+    wide = tf.io.encode_png(np.random.default_rng(0).integers(0, 256, (16, 40, 1), np.uint8))
+    found = []
+    for mode in ("stretch", "crop", "pad"):
+        manifest = manifests.read(tiny).model_copy(update={"resize_mode": mode, "classes": ["left", "middle", "right"]})
+        saved_model.write(tmp_path / mode, lambda images: 9 * images[:, 4, ::3, 0], [], manifest)
+        served = tf.saved_model.load(str(tmp_path / mode)).signatures["serving_default"](image_bytes=wide[None])
+        pixels = decode_images(wide[None], manifest)[:, 4, ::3, 0] / 255
+        np.testing.assert_allclose(served["probabilities"], tf.nn.softmax(9 * pixels), atol=1e-6)
+        found.append(served["probabilities"].numpy())
+    assert len(np.unique(np.stack(found).round(3), axis=0)) == 3
+
+
+def test_the_record_says_how_images_are_resized(tiny: Path, tmp_path: Path, make_job: Any) -> None:
+    """For programs that decode images themselves, and for the evaluation of pytorch models."""
+    write(WritingEngine(), tiny, tmp_path, make_job)
+    record = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert (record["image_size"], record["resize_mode"]) == ([8, 8], "stretch")
 
 
 def test_the_same_weights_are_not_written_again(tiny: Path, tmp_path: Path, make_job: Any) -> None:

@@ -13,8 +13,6 @@ from pathlib import Path
 import jax
 import keras
 import numpy as np
-import tensorflow as tf
-from jax.experimental import jax2tf
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.core.manifest import Manifest
@@ -30,7 +28,7 @@ from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
 from slipway.trainer.engines.jax.step import Arrays, Step, Variables, has_convolutions
 from slipway.trainer.engines.keras import augment, normalization, optimizer
 from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.export import saved_model
+from slipway.trainer.export import network, saved_model
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 
 
@@ -183,18 +181,8 @@ class JaxEngine:
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:  # noqa: ARG002
         self._into_model()
         model = self._model
-        trained = [variable.value for variable in model.trainable_variables]
-        others = [variable.value for variable in model.non_trainable_variables]
-        logits = jax2tf.convert(
-            lambda trained, images: model.stateless_call(trained, others, images, training=False)[0],
-            polymorphic_shapes=[None, f"(batch, {', '.join(map(str, manifest.image_shape))})"],
-            with_gradient=False,
-            native_serialization_platforms=("cpu", "cuda", "tpu"),
-        )
-        variables = [tf.Variable(np.asarray(array)) for array in trained]
-        # Otherwise AutoGraph would convert all of JAX's Python code, which takes most of a minute to no effect.
-        as_it_is = tf.autograph.experimental.do_not_convert(lambda images: logits(variables, images))
-        saved_model.write(folder, as_it_is, variables, manifest)
+        logits, variables = network.on_jax(model, manifest.image_shape)
+        saved_model.write(folder, logits, variables, manifest)
         model.save(folder / "model.keras")
 
     def close(self, wait_for_others: Callable[[], None]) -> None:

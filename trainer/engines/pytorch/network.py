@@ -68,6 +68,18 @@ class Network(torch.nn.Module):
         return list({id(each): each for each in found}.values())
 
 
+class Adapted(Network):
+    """A custom program's network, whose images are multiplied by `factor`, and which may return probabilities."""
+
+    def __init__(self, inner: torch.nn.Module, factor: float, *, from_logits: bool) -> None:
+        super().__init__(inner)
+        self._factor, self._from_logits = factor, from_logits
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found = super().forward(images * self._factor)
+        return found if self._from_logits else found.log()
+
+
 def build_classifier(settings: ModelSettings, image_shape: tuple[int, int, int], classes: int) -> Network:
     """Return the builder's network, from images [batch, *image_shape] to logits [batch, classes].
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
+from slipway.pipelines.config.config import validate
 from slipway.pipelines.platforms.kubeflow import launch
 from slipway.pipelines.platforms.kubeflow.server import COOKIE_VARIABLE, TOKEN_VARIABLE
 from slipway.pipelines.runs import record as runs
@@ -61,6 +62,19 @@ def test_a_run_is_submitted_with_its_parameters_and_followed_to_its_end(kubeflow
     assert [step for event, step in events.seen if event == "finished"] == steps_on("kubeflow")
     assert record.step("train").seconds == 30
     assert runs.find("latest").read() == record
+
+
+def test_a_program_with_its_own_data_has_no_step_that_prepares_any(kubeflow: FakeKubeflow) -> None:
+    values = configuration(host=kubeflow.host).model_dump(by_alias=True)
+    own = {"data": {"uri": "s3://rows"}, "model": None, "train": {"command": ["julia", "fit.jl"]}}
+    folder, record = launch.submit(validate({**values, **own}, "the test"))
+    [run] = kubeflow.runs.values()
+    assert run["runtime_config"]["parameters"]["data_uri"] == "s3://rows"
+    events = Events()
+    assert launch.watch(folder, events).status == "succeeded"
+    expected = [name for name in steps_on("kubeflow") if name != "prepare_data"]
+    assert [step.name for step in record.steps] == expected
+    assert [step for event, step in events.seen if event == "finished"] == expected
 
 
 def test_a_rejected_model_leaves_the_registration_skipped(kubeflow: FakeKubeflow) -> None:

@@ -11,7 +11,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from slipway.components.plan_training.plan import plan_training
 from slipway.pipelines.cli.app import app
+from slipway.pipelines.hardware import parse
+from slipway.trainer.config import TrainSettings
 
 IMAGE = "europe-west4-docker.pkg.dev/p/slipway/trainer@sha256:" + "0" * 64
 VERTEX = {
@@ -199,7 +202,7 @@ def test_dataflow_runs_in_the_runs_project_as_its_account(tmp_path):
     values = yaml.safe_load(Path("configs/digits.yaml").read_text()) | {"vertex": VERTEX}
     values["data"]["beam"] = {"runner": "DataflowRunner", "options": {"region": "europe-west1"}}
     config = validate(values, "the test")
-    beam = VertexPlatform(config.vertex, Images.one(IMAGE), trained=False).data(config).beam
+    beam = VertexPlatform(config.vertex, Images.one(IMAGE), trained=False).data(config.data).beam
     assert beam.options == {
         "project": "p",
         "region": "europe-west1",
@@ -208,4 +211,35 @@ def test_dataflow_runs_in_the_runs_project_as_its_account(tmp_path):
     }
     values["data"]["beam"] = {"runner": "DirectRunner"}
     config = validate(values, "the test")
-    assert VertexPlatform(config.vertex, Images.one(IMAGE), trained=False).data(config).beam.options == {}
+    assert VertexPlatform(config.vertex, Images.one(IMAGE), trained=False).data(config.data).beam.options == {}
+
+
+@pytest.mark.parametrize(("data", "parameter"), [(None, set()), ({"uri": "gs://rows/2026"}, {"data_uri"})])
+def test_a_program_with_its_own_data_and_image_has_no_step_that_prepares_or_builds(
+    tmp_path: Path, data: dict[str, str] | None, parameter: set[str]
+) -> None:
+    own = f"europe-docker.pkg.dev/p/own/torch@sha256:{'2' * 64}"
+    values = {"name": "own", "train": {"image": own, "arguments": ["--lr", "0.1"]}, "vertex": VERTEX}
+    gate = {"gate": {"metric": "rmse", "maximum": 3}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({**values, "data": data, "evaluate": gate}))
+    place = tmp_path / "spec.yaml"
+    told = ["-c", str(tmp_path / "own.yaml"), "--target", "vertex", "--hardware", "h100x8*2", "-o", str(place)]
+    result = CliRunner().invoke(app, ["compile", *told])
+    assert result.exit_code == 0, result.output
+    specification = yaml.safe_load(place.read_text())
+    tasks = specification["root"]["dag"]["tasks"]
+    assert not {"prepare-data", "build-image"} & set(tasks)
+    assert set(specification["root"]["inputDefinitions"]["parameters"]) == {"argument_lr", "gate_maximum"} | parameter
+    given = tasks["plan-training"]["inputs"]
+    assert "artifacts" not in given
+    assert ("componentInputParameter" in given["parameters"]["uri"]) == bool(parameter)
+    evaluated = tasks["evaluate"]["inputs"]
+    assert set(evaluated["artifacts"]) == {"model"}
+    train = TrainSettings.model_validate(values["train"])
+    pools = parse("h100x8*2").worker_pools()
+    planned = plan_training(pools, 8, None, "gs://rows/2026" if data else "", None, train, IMAGE)
+    assert planned.worker_pool_specs[1]["container_spec"] == {
+        "image_uri": own,
+        "args": ["--lr", "0.1"],
+        **({"env": [{"name": "SLIPWAY_DATA", "value": "gs://rows/2026"}]} if data else {}),
+    }

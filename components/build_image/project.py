@@ -1,0 +1,217 @@
+"""What a user's project adds to the images: its files, and its own pip requirements."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from slipway.components.build_image.settings import ContentSettings
+from slipway.core.errors import UserError, nearest
+
+# Never included in an image, even if git tracks them.
+SECRET_NAMES = (".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", "*credentials*.json", ".netrc")
+PACKAGE = "slipway"
+
+
+@dataclass(frozen=True)
+class ContextFile:
+    """A file of a build context: its path, and whether it is executable."""
+
+    source: Path
+    executable: bool
+
+    @classmethod
+    def of(cls, path: Path) -> ContextFile:
+        return cls(path, bool(path.stat().st_mode & 0o100))
+
+
+@dataclass(frozen=True)
+class ProjectContent:
+    """The files of a project by their path in it, and its requirements file.
+
+    `untracked` are the files that git neither tracks nor ignores and that no setting includes.
+    """
+
+    files: Mapping[str, ContextFile]
+    untracked: tuple[str, ...] = ()
+    requirements: Path | None = None
+
+
+def project_content(folder: Path, settings: ContentSettings, modules: Iterable[str]) -> ProjectContent:
+    """Return what the project in `folder` adds to an image.
+
+    Args:
+        folder: The project's folder: where `slipway` runs.
+        settings: The section `build`.
+        modules: The project's packages and modules that the run imports; the content must have them.
+
+    Raises:
+        UserError: The folder is not in a git checkout, git does not track a module, a pattern matches nothing, or the
+            requirements file does not exist.
+    """
+    included = _included(folder, settings.include)
+    tracked = [path for path in git_files(folder, "--cached") if not _excluded(path, settings)]
+    untracked = [path for path in git_files(folder, "--others", "--exclude-standard") if not _excluded(path, settings)]
+    names = sorted({*tracked, *included})
+    _check_modules(folder, names, modules)
+    if any(PurePosixPath(name).parts[0] in (PACKAGE, f"{PACKAGE}.py") for name in names):
+        raise UserError(
+            f"The project has a folder or module named {PACKAGE}, which would replace Slipway in the image.",
+            setting="build.exclude",
+            value=list(settings.exclude),
+            fix=f"rename {folder / PACKAGE}, or add it to build.exclude",
+        )
+    requirements = folder / settings.requirements if settings.requirements else None
+    if requirements is not None and not requirements.is_file():
+        raise UserError(
+            f"There is no requirements file {requirements}.",
+            setting="build.requirements",
+            value=settings.requirements,
+            nearest=nearest(str(settings.requirements), [path.name for path in folder.glob("*.txt")]),
+        )
+    files = {name: ContextFile.of(folder / name) for name in names}
+    known = {*files, settings.requirements}
+    return ProjectContent(files, tuple(name for name in untracked if name not in known), requirements)
+
+
+def git_files(folder: Path, *options: str, pattern: str = ".") -> list[str]:
+    """Return the paths in `folder` of the regular files that `git ls-files` lists with `options`, but secrets.
+
+    Symlinks are skipped: they may point to files outside the tree, or to untracked ones.
+    """
+    names = git(folder, "ls-files", "-z", *options, "--", pattern).split("\0")
+    return [name for name in names if name and _is_regular(folder / name)]
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Return the output of a git command in `folder`.
+
+    Raises:
+        UserError: git is not installed, or the folder is not in a checkout.
+    """
+    try:
+        answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise UserError("git is not installed; images contain the files that it tracks.", fix="install git") from None
+    if answer.returncode:
+        raise UserError(
+            f"{folder} is not in a git checkout; images contain the files that git tracks.",
+            fix=f"git -C {folder} init && git -C {folder} add . && git -C {folder} commit",
+        )
+    return answer.stdout
+
+
+def check_requirements(path: Path, locked: Path) -> None:
+    """Check that a requirements file pins every package, and none to another version than the image has.
+
+    Args:
+        path: The project's requirements file.
+        locked: The image's lock file.
+
+    Raises:
+        UserError: It does not.
+    """
+    image = {canonicalize_name(wanted.name): str(wanted.specifier) for _, wanted in _requirements(locked)}
+    for line, wanted in _requirements(path):
+        pins = [specifier for specifier in wanted.specifier if specifier.operator in ("==", "===")]
+        if wanted.url is None and (len(wanted.specifier) != 1 or not pins or pins[0].version.endswith(".*")):
+            raise UserError(
+                f"Line {line} of {path} does not pin {wanted.name} to a version: {wanted}.",
+                setting="build.requirements",
+                value=path.name,
+                allowed="NAME==VERSION on every line, so that an image's name always means the same packages",
+                fix=f"uv pip compile requirements.in -c {locked} -o {path}",
+            )
+        existing = image.get(canonicalize_name(wanted.name))
+        if existing is not None and existing != str(wanted.specifier):
+            raise UserError(
+                f"Line {line} of {path} requires {wanted}; the image has {wanted.name}{existing}, with which Slipway "
+                "is tested.",
+                setting="build.requirements",
+                value=path.name,
+                nearest=f"{wanted.name}{existing}",
+                fix=f"change line {line} to {wanted.name}{existing}, or remove it",
+            )
+
+
+def _requirements(path: Path) -> Iterator[tuple[int, Requirement]]:
+    """Yield the requirements of a file and the number of each one's first line, without hashes and comments."""
+    text = path.read_text(encoding="utf-8")
+    number = 1
+    for line in re.sub(r"\\\n", "\\\\", text).splitlines():  # continued lines as one, so that they can be counted
+        wanted = re.sub(r"(^|\s)#.*|--hash=\S+|\\", " ", line).strip()
+        if wanted:
+            try:
+                yield number, Requirement(wanted)
+            except InvalidRequirement:
+                raise UserError(
+                    f"Line {number} of {path} is not a requirement: {wanted}.",
+                    setting="build.requirements",
+                    value=path.name,
+                    allowed="NAME==VERSION on every line",
+                ) from None
+        number += 1 + line.count("\\")
+
+
+def _included(folder: Path, patterns: Iterable[str]) -> list[str]:
+    """Return the files that `build.include` names, whether git tracks them or not."""
+    patterns = tuple(patterns)
+    if not patterns:
+        return []
+    every = [path for path in _walk(folder) if _is_regular(folder / path)]
+    for pattern in patterns:
+        if not any(_matches(path, pattern) for path in every):
+            raise UserError(
+                f"No file in {folder} matches {pattern}.",
+                setting="build.include",
+                value=pattern,
+                nearest=nearest(pattern, every),
+            )
+    return [path for path in every if any(_matches(path, pattern) for pattern in patterns)]
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in (".git", "__pycache__")]
+        for name in names:
+            yield (Path(root) / name).relative_to(folder).as_posix()
+
+
+def _excluded(path: str, settings: ContentSettings) -> bool:
+    return any(_matches(path, pattern) for pattern in settings.exclude)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a pattern matches a file: its path or a folder of it; without a slash, any name in its path."""
+    parts = PurePosixPath(path).parts
+    pattern = pattern.removeprefix("./").rstrip("/")
+    if "/" not in pattern:
+        return any(fnmatch.fnmatchcase(part, pattern) for part in parts)
+    paths = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return any(fnmatch.fnmatchcase(each, pattern) for each in paths)
+
+
+def _check_modules(folder: Path, names: list[str], modules: Iterable[str]) -> None:
+    found = {PurePosixPath(name).parts[0] for name in names}
+    for module in modules:
+        if not found & {module, f"{module}.py"}:
+            path = module if (folder / module).is_dir() else f"{module}.py"
+            raise UserError(
+                f"The run needs {path}, which would not be in its image: git does not track it, or build.exclude "
+                "excludes it.",
+                value=module,
+                fix=f"git add {path}",
+            )
+
+
+def _is_regular(path: Path) -> bool:
+    secret = any(fnmatch.fnmatchcase(path.name.lower(), pattern) for pattern in SECRET_NAMES)
+    return not secret and path.is_file() and not path.is_symlink()

@@ -1,0 +1,72 @@
+"""Checks of a configuration's custom program: what trains, and the data that it needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slipway.components.build_image.reference import check_pinned
+from slipway.components.evaluate.gate import BUILT_IN
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.core.errors import UserError
+
+if TYPE_CHECKING:
+    from slipway.pipelines.config.config import RunConfig
+
+
+def check_evaluation(config: RunConfig) -> None:
+    """Check that Slipway's evaluation, if it is certain to evaluate the model, has the gate's metric.
+
+    Raises:
+        UserError: It does not have it.
+    """
+    settings = config.evaluate
+    if config.train.program is None and settings.module is None and settings.gate.metric not in BUILT_IN:
+        raise UserError.unknown("metric", settings.gate.metric, BUILT_IN, setting="evaluate.gate.metric")
+
+
+def check_program(config: RunConfig) -> None:
+    """Check that exactly one network or program trains, and that it has the data that it needs.
+
+    Raises:
+        UserError: It does not.
+    """
+    program = config.train.program
+    if program is None and config.model is None:
+        raise UserError(
+            "The configuration has neither model.builder nor a custom program.",
+            setting="model.builder",
+            value=None,
+            allowed="an importable module:function; or a custom program: train.module, train.command or train.image",
+            fix="--set model.builder=slipway.trainer.models.digits:build",
+        )
+    if program is not None and config.model is not None:
+        name = "module" if config.train.module else "command" if config.train.command else "image"
+        raise UserError(
+            f"model and train.{name} are both set; the custom program {program} builds its own network.",
+            setting="model.builder",
+            value=config.model.builder,
+            allowed=f"model or train.{name}, not both",
+            fix="remove the section model; pass arguments to the program with train.arguments",
+        )
+    if config.train.image is not None:
+        try:
+            check_pinned(config.train.image)
+        except ValueError as error:
+            raise UserError(f"{str(error).capitalize()}.", setting="train.image", value=config.train.image) from None
+    if program is None and config.data is None:
+        names = [name for name in DataSettings.model_fields if name not in ("source", "uri")]
+        raise UserError(
+            "The configuration has no section data, and Slipway's trainer needs one.",
+            setting="data",
+            value=None,
+            allowed=f"a section with source (required), {', '.join(names)}",
+            fix="--set data.source=digits; or, for a program that has its own data, --set train.module=MODULE",
+        )
+    if program is None and config.prepared is None and config.data is not None:
+        raise UserError(
+            "data.uri is for custom programs, which read their data themselves; Slipway's trainer needs prepared data.",
+            setting="data.uri",
+            value=config.data.uri,
+            allowed="data.source",
+            fix=f"replace data.uri by a source, such as --set data.source=images:{config.data.uri}",
+        )

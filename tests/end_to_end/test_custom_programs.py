@@ -1,0 +1,95 @@
+"""Programs with their own data, metrics and model formats, in packages that are called like Slipway's folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.workspace import Workspace, steps
+
+CONFIGURATION = """
+name: fit
+hardware: cpu*2
+train:
+  module: trainer.task
+  arguments: ["--error", "0.5"]
+evaluate:
+  gate: {metric: rsme, direction: minimize, maximum: 0.6}
+"""
+PROGRAM = """
+import json
+import os
+import sys
+from pathlib import Path
+
+from components import layers
+
+task = json.loads(os.environ["CLUSTER_SPEC"])["task"]
+print("data", os.environ.get("SLIPWAY_DATA"))
+if task == {"type": "workerpool0", "index": 0}:
+    folder = Path(os.environ["AIP_MODEL_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
+    error = float(sys.argv[-1])
+    (folder / layers.FILE).write_text(str(error))
+    (folder / "metrics.json").write_text(json.dumps({"rmse": error}))
+    (folder / "metrics.jsonl").write_text(json.dumps({"kind": "validation", "step": 1, "rmse": error}))
+"""
+EVALUATION = """
+def evaluate(model, data):
+    error = float((model / "weights.txt").read_text())
+    with open(f"{data}/offset.txt") as file:
+        return {"rmse": error + float(file.read())}
+"""
+
+
+@pytest.fixture(scope="module")
+def project(workspace: Workspace) -> Path:
+    folder = workspace.path
+    for package in ("trainer", "components", "pipelines"):
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").touch()
+    (folder / "trainer/task.py").write_text(PROGRAM)
+    (folder / "components/layers.py").write_text('FILE = "weights.txt"\n')
+    (folder / "pipelines/score.py").write_text(EVALUATION)
+    (folder / "rows").mkdir()
+    (folder / "rows/offset.txt").write_text("0.25")
+    (folder / "fit.sh").write_text('#!/bin/sh\nexec python3 -m trainer.task "$@"\n')
+    (folder / "fit.yaml").write_text(CONFIGURATION)
+    return folder
+
+
+def test_a_program_without_data_is_judged_by_the_metrics_that_it_wrote(workspace: Workspace, project: Path) -> None:
+    result = workspace.slipway("run", "-c", "fit.yaml", SLIPWAY_DATA="of another run")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "python -m trainer.task in every replica" in result.stdout
+    assert "There is no metric 'rsme'" in result.stderr
+    assert "closest:  rmse" in result.stderr
+    assert "Traceback" not in result.stderr
+    result = workspace.slipway("run", "--resume", "latest", "--set", "evaluate.gate.metric=rmse")
+    assert result.returncode == 0, result.stdout + result.stderr
+    record = workspace.record()
+    assert list(steps(record)) == ["plan_training", "train", "evaluate", "register_model"]
+    assert record["metrics"] == {"rmse": 0.5}
+    assert (project / "models/fit/1/weights.txt").read_text() == "0.5"
+    assert workspace.log("train").count("] data None") == 2  # once for each replica: a resumed run keeps the training
+    assert 'aria-label="rmse by step' in (project / "runs/latest/report.html").read_text()
+
+
+def test_a_command_receives_the_uri_and_is_judged_by_the_users_function(workspace: Workspace, project: Path) -> None:
+    values = "train={command: [./fit.sh], arguments: ['0.4']}", "data.uri=rows", "evaluate.gate.metric=rmse"
+    options = [option for value in values for option in ("--set", value)]
+    refused = workspace.slipway("run", "-c", "fit.yaml", *options)
+    assert refused.returncode == 2
+    assert "fix:      chmod +x ./fit.sh" in refused.stderr
+    (project / "fit.sh").chmod(0o755)
+    options += ["--hardware", "cpu", "--set", "evaluate.module=pipelines.score:evaluate"]
+    result = workspace.slipway("run", "-c", "fit.yaml", *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    record = workspace.record()
+    assert "[workerpool0-0] data rows" in workspace.log("train")
+    assert steps(record)["evaluate"]["outputs"]["champion_metrics"] == {"rmse": 0.75}
+    assert record["metrics"] == {"rmse": 0.65}
+    assert record["verdict"]["decision"] == "reject"  # better than the champion, but above the maximum
+    assert json.loads((project / "models/fit/1/metadata.json").read_text())["metrics"] == {"rmse": 0.5}
