@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from slipway.core.errors import UserError
+from slipway.trainer.augmentation import AugmentSettings
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.settings import Settings, Untyped
 from slipway.trainer.weights import WeightsSettings
@@ -102,31 +103,6 @@ class RestartSettings(Settings):
         default=1.0,
         description="Delay before the first restart, in seconds; doubles after each restart that saved no checkpoint.",
     )
-
-
-class AugmentSettings(Settings):
-    """Random augmentation of training images, drawn for each image in each step; everything is off by default."""
-
-    flip: bool = Field(default=False, description="Mirror half of the images horizontally.")
-    shift: NonNegativeInt = Field(
-        default=0,
-        description="Largest shift in pixels, vertically and horizontally; uncovered pixels are black.",
-    )
-    brightness: float = Field(
-        default=0.0, ge=0, le=1, description="Largest value added to or subtracted from all pixels (pixels: 0 to 1)."
-    )
-    contrast: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Contrast c multiplies each pixel's distance from the image's mean by a factor between 1 - c and "
-        "1 + c.",
-    )
-
-    @property
-    def is_on(self) -> bool:
-        """Whether any augmentation is on."""
-        return bool(self.flip or self.shift or self.brightness or self.contrast)
 
 
 def _with(name: str) -> JsonValue:

@@ -155,7 +155,7 @@ def augmented(images: tf.Tensor, train: TrainSettings, step: tf.Tensor, device: 
         device: Number of the device in the job, an integer scalar.
     """
     seed = tf.stack([tf.constant(train.seed, tf.int32), tf.cast(step, tf.int32)])
-    seeds = tf.unstack(tf.random.split(tf.random.fold_in(seed, tf.cast(device, tf.int32)), 4))
+    seeds = tf.unstack(tf.random.split(tf.random.fold_in(seed, tf.cast(device, tf.int32)), augment.TRANSFORMATIONS))
 
     def uniform(transformation: int, shape: tuple[int, ...], low: float, high: float) -> tf.Tensor:
         return tf.random.stateless_uniform(shape, seeds[transformation], low, high)
