@@ -17,7 +17,7 @@ from pydantic import JsonValue, ValidationError
 
 from slipway.core.errors import UserError
 from slipway.core.values import whole_numbers
-from slipway.trainer.config import Settings
+from slipway.trainer.settings import Settings
 
 PREFIX = "parameter--"
 REFERENCE = re.compile(rf"\$\{{({PREFIX}[\w-]+)\}}")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kfp.dsl.pipeline_channel import PipelineParameterChannel
 
     from slipway.pipelines.config.config import RunConfig
-    from slipway.trainer.config import Settings
+    from slipway.trainer.settings import Settings
 
 # The parameters of a pipeline that is being defined, by name.
 Channels: TypeAlias = "Mapping[str, PipelineParameterChannel]"

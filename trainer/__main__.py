@@ -22,6 +22,7 @@ from slipway.core import manifest as manifests
 from slipway.core.errors import UserError, report
 from slipway.core.exit_codes import FAILED, PEER_LOST, STOPPED, UNAVAILABLE, leave, reported
 from slipway.core.paths import OutputPaths, local_path, output_paths
+from slipway.trainer import weights
 from slipway.trainer.checkpoint.best import FOLDER as BEST_FOLDER
 from slipway.trainer.checkpoint.best import BestWeights, no_validation
 from slipway.trainer.checkpoint.resume import identity, resume
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _work(config: str, stop: StopRequest) -> None:
     """Check everything that does not need TensorFlow, which takes seconds to import; then train."""
-    job = processes.with_processes(_job(config), os.environ)
+    job = _with_checksum(processes.with_processes(_job(config), os.environ))
     installed.verify(job.train.engine)
     where = output_paths(os.environ)
     cluster, watch = _join_slice(job) if clusters.slice_hosts(os.environ) > 1 else (clusters.read(os.environ), None)
@@ -230,6 +231,14 @@ def _job(config: str) -> JobConfig:
             value=first.get("input"),
             allowed="the JSON of slipway.trainer.config.JobConfig, as plan_training writes it",
         ) from None
+
+
+def _with_checksum(job: JobConfig) -> JobConfig:
+    """Return the job with the checksum of its initial weights, which a resumed run and a finished one have to share."""
+    if job.model.weights is None:
+        return job
+    model = job.model.model_copy(update={"weights": weights.with_checksum(job.model.weights)})
+    return job.model_copy(update={"model": model})
 
 
 def _check_replicas(job: JobConfig, cluster: Cluster) -> None:

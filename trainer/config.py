@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     JsonValue,
@@ -23,8 +20,11 @@ from pydantic import (
 )
 
 from slipway.core.errors import UserError
+from slipway.trainer.augmentation import AugmentSettings
 from slipway.trainer.engines.table import ENGINES
+from slipway.trainer.settings import Settings, Untyped
 from slipway.trainer.tasks import FigureName
+from slipway.trainer.weights import WeightsSettings
 
 if TYPE_CHECKING:
     EngineName = str
@@ -42,24 +42,6 @@ STEPS = Field(default=None, description="Length in steps.")
 EXAMPLES = Field(default=None, description="Length in training examples; rounded up to whole steps.")
 
 
-class Settings(BaseModel):
-    """Base class of all settings: immutable; rejects unknown keys, infinities and NaN.
-
-    Untyped values are declared as `Untyped`, which applies the same rule. A number that is not finite is serialized as
-    `Infinity`, which the reader rejects, rather than as null, which would turn the setting off.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
-
-
-def _strict(value: JsonValue) -> JsonValue:
-    json.dumps(value, allow_nan=False)  # a JsonValue read from JSON can contain NaN
-    return value
-
-
-Untyped = Annotated[JsonValue, AfterValidator(_strict)]
-
-
 class ModelSettings(Settings):
     """The network that Slipway's trainer trains.
 
@@ -75,6 +57,9 @@ class ModelSettings(Settings):
         json_schema_extra={"pattern": f"^{BUILDER_PATTERN}$"},
     )
     arguments: dict[str, Untyped] = Field(default={}, description="Keyword arguments of the builder.")
+    weights: WeightsSettings | None = Field(
+        default=None, description="Initial weights from a file; null: those that the builder's network has."
+    )
 
     @field_validator("builder")
     @classmethod
@@ -121,31 +106,6 @@ class RestartSettings(Settings):
         default=1.0,
         description="Delay before the first restart, in seconds; doubles after each restart that saved no checkpoint.",
     )
-
-
-class AugmentSettings(Settings):
-    """Random augmentation of training images, drawn for each image in each step; everything is off by default."""
-
-    flip: bool = Field(default=False, description="Mirror half of the images horizontally.")
-    shift: NonNegativeInt = Field(
-        default=0,
-        description="Largest shift in pixels, vertically and horizontally; uncovered pixels are black.",
-    )
-    brightness: float = Field(
-        default=0.0, ge=0, le=1, description="Largest value added to or subtracted from all pixels (pixels: 0 to 1)."
-    )
-    contrast: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Contrast c multiplies each pixel's distance from the image's mean by a factor between 1 - c and "
-        "1 + c.",
-    )
-
-    @property
-    def is_on(self) -> bool:
-        """Whether any augmentation is on."""
-        return bool(self.flip or self.shift or self.brightness or self.contrast)
 
 
 def _with(name: str) -> JsonValue:

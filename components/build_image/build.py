@@ -13,7 +13,7 @@ from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.build_image.registry import ArtifactRegistry, HttpRegistry, Registry
 from slipway.components.cloud.connection import Connection
 from slipway.core.errors import UserError
-from slipway.trainer.config import Settings
+from slipway.trainer.settings import Settings
 
 LABELS = "org.opencontainers.image"
 

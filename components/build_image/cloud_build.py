@@ -15,7 +15,7 @@ from slipway.components.cloud.refusals import member_of, refusal
 from slipway.components.cloud.retries import paced, retried, status_of
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.trainer.config import Settings
+from slipway.trainer.settings import Settings
 
 DOCKER = "gcr.io/cloud-builders/docker"
 # Images with CUDA libraries exceed Cloud Build's default of ten minutes.

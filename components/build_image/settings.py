@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from slipway.trainer.config import Settings
+from slipway.trainer.settings import Settings
 
 # The Python version that the lock files are resolved for.
 BASE = "docker.io/library/python:3.11-slim-bookworm"

@@ -11,7 +11,8 @@ from pydantic import Field, PositiveInt, model_validator
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.values import JsonObject
-from slipway.trainer.config import BUILDER_PATTERN, Settings
+from slipway.trainer.config import BUILDER_PATTERN
+from slipway.trainer.settings import Settings
 from slipway.trainer.tasks import TASKS, Metric
 
 Decision = Literal["promote", "reject"]

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, field_validator, model_validator
 
 from slipway.core.errors import UserError
-from slipway.trainer.config import Settings
+from slipway.trainer.settings import Settings
 
 # Google's component accepts no more:
 # https://cloud.google.com/vertex-ai/docs/pipelines/email-notifications (RECIPIENTS_LIST: up to three addresses).

@@ -20,7 +20,7 @@ from pydantic import (
 from slipway.components.prepare_data.sources import COLUMN
 from slipway.core.errors import UserError
 from slipway.core.manifest import ResizeMode
-from slipway.trainer.config import Settings, Untyped
+from slipway.trainer.settings import Settings, Untyped
 
 Check = Literal["sample", "decode", "header"]
 

@@ -20,7 +20,7 @@ from pydantic import Field
 from slipway.core.atomic import FULL, replace_file, sync
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.trainer.config import Settings
+from slipway.trainer.settings import Settings
 
 METADATA = "metadata.json"
 CHAMPION = "champion"

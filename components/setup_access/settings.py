@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from slipway.components.cloud.connection import Connection
-from slipway.trainer.config import Settings
+from slipway.trainer.settings import Settings
 
 
 class AccessSettings(Settings):

@@ -27,7 +27,8 @@ from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
 from slipway.pipelines.config.values import read_values
-from slipway.trainer.config import ModelSettings, Settings, TrainSettings
+from slipway.trainer.config import ModelSettings, TrainSettings
+from slipway.trainer.settings import Settings
 from slipway.trainer.tasks import check_settings
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from slipway.components.build_image.reference import check_pinned
 from slipway.pipelines.config.resources import Cpu, Memory, StepResources, check_steps
-from slipway.trainer.config import Settings
+from slipway.trainer.settings import Settings
 
 LABEL_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt
 
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.table import STEPS, PlatformName, step_of, steps_on
-from slipway.trainer.config import Settings
+from slipway.trainer.settings import Settings
 
 CPU_PATTERN = r"^[1-9]\d*(m|\.\d+)?$"
 MEMORY_PATTERN = r"^[1-9]\d*([KMGT]i?)?$"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt, WithJsonSchema
 
-from slipway.trainer.config import Settings
+from slipway.trainer.settings import Settings
 
 # A time without an offset is in the schedule's time zone; JSON Schema's format date-time requires an offset.
 Time = Annotated[datetime, WithJsonSchema({"type": "string"})]

@@ -10,19 +10,23 @@ import shutil
 from pathlib import Path
 
 from slipway.core.errors import UserError, nearest
+from slipway.core.paths import is_remote
 from slipway.pipelines.doctor.check import Context, NotApplicableError
 from slipway.pipelines.doctor.configuration import prepared_data
 from slipway.trainer.engines.builder import check_signature, module_spec
+from slipway.trainer.weights import find
 
 
 def model_builder(context: Context) -> str:
-    """The model's builder, or the custom program, exists. It is not imported, because that takes seconds."""
+    """The model's builder and weights, or the custom program, exist. Nothing is imported, which would take seconds."""
     model = context.config.model
     if model is None:
         return _program(context)
     source, signature = _function(model.builder, "model.builder", context.folder)
     if signature is not None:
         check_signature(signature, model, prepared_data(context.config))
+    if model.weights is not None and not is_remote(model.weights.file):
+        return f"{model.builder} in {source}, weights in {find(model.weights)}"
     return f"{model.builder} in {source}"
 
 

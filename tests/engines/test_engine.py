@@ -13,7 +13,7 @@ from slipway.core.errors import UserError
 from slipway.trainer.data.assignment import Share
 from tests.engines.conftest import ENGINE, Bench
 
-ALL_CHANGES = {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2}
+ALL_CHANGES = {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2, "crop": 0.05, "rotation": 3, "erase": 0.1}
 
 
 def rates(count: int, rate: float = 0.01) -> Any:

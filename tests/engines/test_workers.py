@@ -13,13 +13,19 @@ import pytest
 
 from slipway.core.errors import ERROR_PREFIX
 from slipway.core.exit_codes import PEER_LOST, TRY_AGAIN
+from slipway.trainer.checkpoint.store import Checkpoints
 from tests.engines.conftest import ENGINE, HERE, Bench
-from tests.trainer.conftest import DataSets, job
+from tests.trainer.conftest import NETWORKS, DataSets, job
 
 SAVING = {"checkpoint": {"every_steps": 150, "every_seconds": None}}
 # Seconds long, so that it can be stopped in the middle.
 STEPS = 3000 if ENGINE == "pytorch" else 9000
 LONG = {"steps": STEPS, "steps_per_epoch": 150, "batch": 4, "builder": "sample_networks:dropout", **SAVING}
+
+
+BUILDERS = {"PYTHONPATH": f"{NETWORKS}:{HERE / 'networks'}"}
+# With dropout and, on pytorch, BatchNorm, whose statistics are exchanged.
+TWO = "torch_networks:regularized" if ENGINE == "pytorch" else "sample_networks:dropout"
 
 
 def last_line(place: Path) -> dict[str, Any]:
@@ -49,14 +55,14 @@ def test_stopped_then_killed_it_ends_with_the_same_weights(bench: Bench, tmp_pat
 
 
 def test_two_replicas_end_with_the_same_weights_also_when_killed(bench: Bench, tmp_path: Path, workers: Any) -> None:
-    config = bench.job(steps=900, steps_per_epoch=75, replicas=2, builder="sample_networks:dropout", **SAVING)
-    whole = [worker.wait() for worker in workers.start_two(config, tmp_path / "whole")]
+    config = bench.job(steps=900, steps_per_epoch=75, replicas=2, builder=TWO, **SAVING)
+    whole = [worker.wait() for worker in workers.start_two(config, tmp_path / "whole", **BUILDERS)]
     assert [end.status for end in whole] == [0, 0], whole
     assert whole[0].checksum == whole[1].checksum
     assert last_line(tmp_path / "whole")["accuracy"] > 0.9
 
     for victim, survivor in ((1, 0), (0, 1)):  # also the chief, which hosts the rendezvous
-        pair = workers.start_two(config, tmp_path / "killed")
+        pair = workers.start_two(config, tmp_path / "killed", **BUILDERS)
         pair[0].wait_for_checkpoint(150 if victim else 450)
         pair[victim].process.kill()
         lost = pair[survivor].wait()
@@ -64,7 +70,7 @@ def test_two_replicas_end_with_the_same_weights_also_when_killed(bench: Bench, t
         assert "another replica is gone" in lost.output, lost
         assert "Traceback" not in lost.errors
 
-    resumed = [worker.wait() for worker in workers.start_two(config, tmp_path / "killed")]
+    resumed = [worker.wait() for worker in workers.start_two(config, tmp_path / "killed", **BUILDERS)]
     assert [end.checksum for end in resumed] == [whole[0].checksum] * 2, resumed
 
 
@@ -88,6 +94,25 @@ def test_virtual_devices_train_as_one_would(bench: Bench, tmp_path: Path, worker
     assert "4 x CPU on this host" in end.output
     lines = [json.loads(line) for line in (tmp_path / "model" / "metrics.jsonl").read_text().splitlines()]
     np.testing.assert_allclose([line["loss"] for line in lines if line["kind"] == "train"], losses, rtol=1e-3)
+
+
+@pytest.mark.engine("jax")  # on pytorch, each process reads its own examples: test_normalization.py
+def test_batch_normalization_covers_the_batch_of_all_devices(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    config = bench.job(steps=60, steps_per_epoch=10, batch=30, builder="sample_networks:normalized")
+    two = workers.start(config, tmp_path, SLIPWAY_VIRTUAL_DEVICES="2")
+    engine = bench.engine(config)
+    losses = engine.run(bench.training(config), 0, np.full(60, 0.01, np.float32)).losses
+    end = two.wait()
+    assert end.status == 0, end.errors
+    lines = [json.loads(line) for line in (tmp_path / "model" / "metrics.jsonl").read_text().splitlines()]
+    found = [line["loss"] for line in lines if line["kind"] == "train"]
+    np.testing.assert_allclose(found, losses, rtol=1e-3, atol=1e-5)
+    saved = Checkpoints(tmp_path / "checkpoints", keep=3).newest()
+    assert saved is not None
+    statistics = {name: array for name, array in engine.state().items() if "moving" in name}
+    assert len(statistics) == 2
+    for name, array in statistics.items():
+        np.testing.assert_allclose(saved.state[name], array, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.engine("pytorch")

@@ -67,6 +67,7 @@ def identity(job: JobConfig, data_fingerprint: str) -> dict[str, object]:
         "train.engine": job.train.engine,
         "model.builder": job.model.builder,
         "model.arguments": job.model.arguments,
+        "model.weights": job.model.weights and job.model.weights.model_dump(mode="json", exclude={"file"}),
         "train.optimizer": job.train.optimizer,
         "train.momentum": job.train.momentum,
         "train.precision": job.train.precision,

@@ -33,6 +33,11 @@ def normalized(image_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))
 
 
+def regularized(image_shape, classes):
+    layers = [nn.Conv2d(image_shape[2], 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5)]
+    return nn.Sequential(*layers, nn.Linear(144, classes))
+
+
 def channels_last(image_shape, classes):
     return nn.Sequential(nn.Conv2d(8, 4, 3), nn.Flatten(), nn.LazyLinear(classes))
 

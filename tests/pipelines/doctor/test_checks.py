@@ -93,6 +93,7 @@ def vertex(says: str, *options: str, **settings: Any) -> Case:
 
 
 CASES = {
+    "no file of weights": Case("There is no file none.weights.h5", ("--set", "model.weights.file=none.weights.h5")),
     "an unknown source": data("digist", "There is no source"),
     "no such folder": data("images:nowhere", "There is no folder"),
     "an empty folder": data("images:some", "no class folders", "some/"),

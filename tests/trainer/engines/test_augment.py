@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.trainer.config import AugmentSettings, TrainSettings
+from slipway.trainer.augmentation import AugmentSettings
+from slipway.trainer.config import TrainSettings
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
-ALL = AugmentSettings(flip=True, shift=2, brightness=0.2, contrast=0.5)
+ALL = AugmentSettings(flip=True, shift=2, brightness=0.2, contrast=0.5, crop=0.3, rotation=20, erase=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,50 @@ def test_brightness_adds_to_an_image_and_contrast_scales_it(images: Any) -> None
     factors = found.std(axis=1) / before.std(axis=1)
     assert 0.5 <= factors.min() < 0.7
     assert 1.3 < factors.max() <= 1.5
+
+
+def test_a_crop_is_a_part_of_the_image_at_the_full_size() -> None:
+    """In an image of a plane, a crop is a plane with smaller slopes."""
+    rows, columns = np.mgrid[0:6, 0:8].astype(np.float32)
+    plane = np.stack([rows / 10, columns / 10], axis=-1)[None].repeat(64, axis=0)
+    found = augmented(plane, AugmentSettings(crop=0.4))
+    down, right = found[:, 1:, :, 0] - found[:, :-1, :, 0], found[:, :, 1:, 1] - found[:, :, :-1, 1]
+    kept = 10 * down.mean(axis=(1, 2))
+    np.testing.assert_allclose(10 * down, kept[:, None, None] + 0 * down, atol=1e-5)
+    np.testing.assert_allclose(10 * right, kept[:, None, None] + 0 * right, atol=1e-5)
+    assert 0.6 <= kept.min() < 0.7
+    assert 0.9 < kept.max() <= 1
+    first, last = found[:, 0, 0], found[:, -1, -1]  # the corners stay inside of the image, at different places
+    assert first.min() >= -1e-6
+    assert (last.max(axis=0) <= plane[0, -1, -1] + 1e-6).all()
+    assert (first.std(axis=0) > 0.02).all()
+
+
+def test_an_image_is_rotated_around_its_center() -> None:
+    from slipway.trainer.engines.keras import augment
+
+    square = np.random.default_rng(5).uniform(size=(4, 7, 7, 2)).astype(np.float32)
+    angles = np.radians([0, 90, -90, 180]).astype(np.float32)
+    draws = augment.Draws(None, None, None, None, None, angles, None)
+    found = np.asarray(augment.change(square, AugmentSettings(rotation=180), draws))
+    for number, quarters in enumerate((0, -1, 1, 2)):
+        np.testing.assert_allclose(found[number], np.rot90(square[number], quarters), atol=1e-5)
+    turned = augmented(square.repeat(16, axis=0) + 1, AugmentSettings(rotation=45))
+    assert (turned[:, 3, 3] > 1).all()  # the center stays
+    assert (turned[:, 0, 0] < 0.5).any()  # an uncovered corner is black
+
+
+def test_erasing_blackens_a_rectangle_of_each_image(images: Any) -> None:
+    found = augmented(images, AugmentSettings(erase=0.5))
+    erased = (found == 0).all(axis=-1)
+    np.testing.assert_array_equal(found[~erased], images[~erased])
+    sizes = []
+    for each in erased:
+        rows, columns = each.any(axis=1), each.any(axis=0)
+        assert (each == rows[:, None] & columns).all()
+        sizes.append((rows.sum(), columns.sum()))
+    assert np.max(sizes, axis=0).tolist() == [3, 4]  # half of 6 and 8
+    assert len(set(sizes)) > 4
 
 
 def test_moving_an_image_out_of_sight_is_refused() -> None:

@@ -76,20 +76,6 @@ def test_an_unknown_argument_is_told_with_the_nearest() -> None:
     assert "units" in (error.allowed or "")
 
 
-def test_batch_normalization_is_refused_on_several_devices_only() -> None:
-    from slipway.trainer.engines.keras import model as keras_model
-
-    settings = ModelSettings(builder="sample_networks:normalized")
-    found = keras_model.batch_normalization(keras_model.build_network(settings, manifest_of()))
-    keras_model.refuse_batch_normalization(found, settings, 1)
-    with pytest.raises(UserError, match="moving statistics") as caught:
-        keras_model.refuse_batch_normalization(found, settings, 2)
-    assert "GroupNormalization" in (caught.value.nearest or "")
-    settings = ModelSettings(builder="sample_networks:normalized", arguments={"synchronized": True})
-    synchronized = keras_model.build_network(settings, manifest_of())
-    keras_model.refuse_batch_normalization(keras_model.batch_normalization(synchronized), settings, 2)
-
-
 def test_a_stop_while_the_builder_runs_is_no_mistake_of_it() -> None:
     with pytest.raises(SystemExit), builder.user_code():
         sys.exit(STOPPED)

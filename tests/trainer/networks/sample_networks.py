@@ -47,6 +47,22 @@ def normalized(image_shape, classes, synchronized=False):
     )
 
 
+def backbone(image_shape, classes, frozen=12):
+    """A classifier on the first blocks of MobileNet with 7 BatchNormalization layers, the first 3 frozen."""
+    whole = keras.applications.MobileNet(image_shape, alpha=0.25, include_top=False, weights=None)
+    inner = keras.Model(whole.input, whole.get_layer("conv_pw_3_relu").output, name="mobilenet")
+    for layer in inner.layers[:frozen]:
+        layer.trainable = False
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            inner,
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(classes, name="head"),
+        ]
+    )
+
+
 def exits(image_shape, classes):
     raise SystemExit(3)
 

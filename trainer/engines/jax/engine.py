@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.core.manifest import Manifest
+from slipway.trainer import weights
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
@@ -25,7 +26,7 @@ from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, Ste
 from slipway.trainer.engines.jax.devices import Devices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
 from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Step, Variables, has_convolutions
-from slipway.trainer.engines.keras import augment, optimizer
+from slipway.trainer.engines.keras import augment, normalization, optimizer
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras.objective import objective
 from slipway.trainer.export import network, saved_model
@@ -71,6 +72,9 @@ class JaxEngine:
         keras.config.set_dtype_policy(self._precision)
         builder.load(job.model.builder)
         self._model = keras_model.build_network(job.model, manifest)
+        if job.model.weights:
+            weights.load_keras(self._model, job.model.weights)
+        normalization.synchronize(self._model, None)  # XLA computes the global batch's statistics
         scaled = self._precision == "mixed_float16"
         variables = self._model.trainable_variables
         inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)

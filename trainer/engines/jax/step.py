@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
 from slipway.core.manifest import Manifest
-from slipway.trainer.config import AugmentSettings
+from slipway.trainer.augmentation import AugmentSettings
 from slipway.trainer.data.features import Tensors, blank, each, in_order, with_image
 from slipway.trainer.engines.jax.devices import AXIS, Devices
 from slipway.trainer.engines.keras import augment
@@ -176,7 +176,7 @@ class Step:
         if self.augment.is_on:
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), step), jax.lax.axis_index(AXIS))
             # One key for each transformation, enabled or not, so that toggling one does not change the others' draws.
-            keys = jax.random.split(key, 4)
+            keys = jax.random.split(key, augment.TRANSFORMATIONS)
             draws = augment.draw(
                 self.augment,
                 labels.shape[0],

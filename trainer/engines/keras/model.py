@@ -6,8 +6,6 @@ import hashlib
 import logging
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import keras
@@ -21,7 +19,6 @@ from slipway.trainer.engines.base import ModelSize
 from slipway.trainer.tasks import TASKS
 
 FILE_NAME = "model.keras"
-_NAMED = 5  # layers, in the message
 
 logger = logging.getLogger(__name__)
 
@@ -122,50 +119,6 @@ def _refuse_built_in_batch(model: keras.Model, settings: ModelSettings, output: 
             f"has a fixed batch size of {sizes[0]}; each device processes a part of the batch",
             "use keras.Input without batch_size, and reshape with -1 for the batch",
         )
-
-
-@dataclass(frozen=True)
-class BatchNormalization:
-    """The layers of a network that normalize over one device's part of a batch.
-
-    `kind` is their library's name for the type, `layers` their names, `instead` the suggested replacement.
-    """
-
-    kind: str
-    layers: Sequence[str]
-    instead: str
-
-
-def batch_normalization(model: keras.Model) -> BatchNormalization:
-    """Return the layers whose moving statistics cover only one device's part of the batches."""
-    layers = [
-        layer.name
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
-    ]
-    return BatchNormalization(
-        "BatchNormalization", layers, "keras.layers.GroupNormalization or keras.layers.LayerNormalization"
-    )
-
-
-def refuse_batch_normalization(found: BatchNormalization, settings: ModelSettings, devices: int) -> None:
-    """Check that a network on several devices has no such layers: their statistics would silently differ.
-
-    Raises:
-        UserError: It has some.
-    """
-    if devices == 1 or not found.layers:
-        return
-    names = ", ".join(found.layers[:_NAMED]) + (", …" if len(found.layers) > _NAMED else "")
-    raise UserError(
-        f"The network of {settings.builder} has {found.kind} ({names}), whose moving statistics would differ between "
-        f"the {devices} devices.",
-        setting="model.builder",
-        value=settings.builder,
-        allowed="on several devices: normalization that is independent of the batch",
-        nearest=found.instead,
-        fix="replace these layers, or train on one device: --hardware cpu",
-    )
 
 
 def save(model: keras.Model, folder: Path) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
 from slipway.core.manifest import Manifest
+from slipway.trainer import weights
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.features import Labels, blank, each
@@ -26,9 +27,8 @@ from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.keras import augment
-from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras.objective import objective
-from slipway.trainer.engines.pytorch import export
+from slipway.trainer.engines.pytorch import export, normalization
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
 from slipway.trainer.engines.pytorch.export import Tensors, tensors
@@ -78,11 +78,12 @@ class PyTorchEngine:
         keras.config.set_dtype_policy(chosen)
         builder.load(job.model.builder)
         self._network = pytorch_network.build_network(job.model, manifest)
-        keras_model.refuse_batch_normalization(
-            pytorch_network.batch_normalization(self._network), job.model, devices.cluster.world_size
-        )
+        if job.model.weights:
+            load = weights.load_keras if self._network.is_keras else weights.load_torch
+            load(self._network.inner, job.model.weights)
+        normalization.synchronize(self._network, devices)
         self._network.to(devices.device)
-        weights = class_weights(job.train, manifest)
+        of_classes = class_weights(job.train, manifest)
         self._manifest = manifest
         self._step = Step(
             network=self._network,
@@ -92,7 +93,7 @@ class PyTorchEngine:
             objective=objective(manifest, CLASSIFICATION),
             train=job.train,
             precision=chosen,
-            class_weights=None if weights is None else torch.from_numpy(weights).to(devices.device),
+            class_weights=None if of_classes is None else torch.from_numpy(of_classes).to(devices.device),
             batch=job.plan.batch_per_process,
             devices=devices,
         )

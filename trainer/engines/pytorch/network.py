@@ -10,7 +10,6 @@ import math
 
 import keras
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
@@ -19,7 +18,7 @@ from slipway.trainer.data.features import blank
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
 from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.engines.keras.model import BatchNormalization
+from slipway.trainer.engines.pytorch import normalization
 from slipway.trainer.engines.pytorch.export import Tensors, scaled, tensors
 from slipway.trainer.tasks import TASKS
 
@@ -39,6 +38,15 @@ class Network(torch.nn.Module):
         self.inner = inner
         self.images = {name for name, one in manifest.all_inputs.items() if one.kind == "image"}
         self.is_keras = isinstance(inner, keras.Model)
+
+    def train(self, mode: bool = True) -> Network:
+        """Set training mode, except for BatchNorm modules whose parameters are frozen, as Keras does."""
+        super().train(mode)
+        for module in normalization.modules(self.inner):
+            parameters = list(module.parameters())
+            if parameters and not any(each.requires_grad for each in parameters):
+                module.eval()
+        return self
 
     def forward(self, inputs: Tensors) -> torch.Tensor:
         if self.is_keras:
@@ -133,18 +141,6 @@ def checked(model: object, settings: ModelSettings) -> torch.nn.Module:
     if not isinstance(model, torch.nn.Module):  # includes keras.Model on the torch backend
         raise _wrong(settings, f"returned {type(model).__name__}", "return a keras.Model or a torch.nn.Module")
     return model
-
-
-def batch_normalization(network: Network) -> BatchNormalization:
-    """Return the modules whose moving statistics cover only one device's part of the batches."""
-    if network.is_keras:
-        return keras_model.batch_normalization(network.inner)
-    names = [
-        name
-        for name, module in network.inner.named_modules()
-        if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm)
-    ]
-    return BatchNormalization("BatchNorm", names, "torch.nn.GroupNorm or torch.nn.LayerNorm")
 
 
 def size(model: torch.nn.Module) -> ModelSize:

@@ -52,6 +52,14 @@ def multi_worker_strategy(cluster: Cluster, names: Sequence[str]) -> tf.distribu
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 
 
+def gather(values: tf.Tensor) -> tf.Tensor:
+    """Return `values` of all devices, [devices, …], in replica context; differentiable."""
+    context = tf.distribute.get_replica_context()
+    own = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=values.dtype)
+    own = tf.reshape(own, [-1, *[1] * len(values.shape)])
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, own * values[tf.newaxis])
+
+
 def _job(task_type: str) -> str:
     return "chief" if task_type == "master" else task_type
 

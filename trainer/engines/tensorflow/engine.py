@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.trainer import weights
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.features import Tensors, each, scaled, specs
@@ -38,7 +39,7 @@ from slipway.trainer.engines.base import (
     Work,
     verify_state,
 )
-from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras import augment, normalization
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras.objective import Objective, objective
 from slipway.trainer.engines.tensorflow import devices as tensorflow_devices
@@ -115,7 +116,7 @@ class TensorFlowEngine:
         self._manifest, self._objective = manifest, objective(manifest, CLASSIFICATION)
         kind = tensorflow_devices.kind(self._names)
         self._precision = choose_precision(train, kind, tensorflow_devices.capability(self._names))
-        weights = class_weights(train, manifest)
+        of_classes = class_weights(train, manifest)
         devices = int(self._strategy.num_replicas_in_sync)
         keras.backend.clear_session()
         keras.utils.set_random_seed(train.seed)
@@ -125,12 +126,15 @@ class TensorFlowEngine:
         builder.load(job.model.builder)
         with _peers(), self._strategy.scope():  # the first values of variables are sent to all processes
             self._model = keras_model.build_network(job.model, manifest)
-            keras_model.refuse_batch_normalization(keras_model.batch_normalization(self._model), job.model, devices)
+            if devices > 1:
+                normalization.synchronize(self._model, tensorflow_devices.gather)
+            if job.model.weights:
+                weights.load_keras(self._model, job.model.weights)
             self._refuse_foreign_variables(job.model)
             self._optimizer = optimizer.make(train, self._model.trainable_variables)
             compiled = network.compiles(train, self._model, kind, devices)
             self._step = TrainingStep(
-                self._model, self._optimizer, self._objective, train, weights, devices,
+                self._model, self._optimizer, self._objective, train, of_classes, devices,
                 compiled=compiled and devices > 1,
             )  # fmt: skip
         layout = Layout(self._strategy, self._local_devices, devices, self._batch // self._local_devices)

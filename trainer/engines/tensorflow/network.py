@@ -7,10 +7,12 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, blank, scaled, specs
 from slipway.trainer.data.images import traced
+from slipway.trainer.engines.keras import normalization
 from slipway.trainer.engines.keras.objective import Objective
 
 # On a CPU, XLA's convolutions took more than twice as long as TensorFlow's own; networks of only these layers trained
@@ -32,9 +34,22 @@ def compiles(train: TrainSettings, model: keras.Model, kind: str, devices: int) 
     """Whether to compile; "auto" compiles on a single device if all layers are known to benefit.
 
     Depends only on the settings, the network and the device kind, so a resumed run decides the same.
+
+    Raises:
+        UserError: `train.xla` is true, and the devices exchange statistics of BatchNormalization, which XLA cannot
+            compile on CPUs and GPUs.
     """
     if kind == "TPU":  # TPUStrategy always compiles
         return False
+    if train.xla is True and devices > 1 and normalization.layers(model):
+        raise UserError(
+            f"XLA cannot compile BatchNormalization whose statistics cover {devices} devices.",
+            setting="train.xla",
+            value=True,
+            allowed="auto, false",
+            nearest="auto",
+            fix="--set train.xla=auto",
+        )
     if train.xla != "auto":
         return train.xla
     known = _DENSE if kind == "CPU" else _DENSE + _CONVOLUTIONAL

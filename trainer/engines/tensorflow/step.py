@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, each
 from slipway.trainer.data.images import traced
-from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras import augment, normalization
 from slipway.trainer.engines.keras.objective import Objective
 
 # Initial loss scale of mixed_float16, and the number of steps without overflow after which it doubles.
@@ -96,6 +96,8 @@ class TrainingStep:
         inputs = each(lambda values: tf.reshape(values, [parts, -1, *values.shape[1:]]), inputs)
         labels = tf.reshape(labels, [parts, -1, *labels.shape[1:]])
         # Sequentially, so that only one micro-batch's activations are in memory at a time.
+        if self._devices > 1 and normalization.layers(self._model):
+            return self._unrolled(inputs, labels)
         zeros = [tf.zeros_like(variable.value) for variable in self._variables]
 
         def add(
@@ -108,6 +110,19 @@ class TrainingStep:
         _, figures, sums = tf.while_loop(
             lambda number, *_: number < parts, add, first, parallel_iterations=1, maximum_iterations=parts
         )
+        return figures, sums
+
+    def _unrolled(self, inputs: Tensors, labels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Return the result of `gradients` without a loop, in which devices could not exchange statistics."""
+
+        def part(number: int) -> tuple[tf.Tensor, list[tf.Tensor]]:
+            return self.part(each(lambda values: values[number], inputs), labels[number])
+
+        figures, sums = part(0)
+        for number in range(1, self._train.accumulation):
+            with tf.control_dependencies(sums):
+                more, gradients = part(number)
+            figures, sums = figures + more, [one + other for one, other in zip(sums, gradients, strict=True)]
         return figures, sums
 
     def update(self, gradients: list[tf.Tensor]) -> None:
@@ -148,7 +163,7 @@ def augmented(images: tf.Tensor, train: TrainSettings, step: tf.Tensor, device: 
         device: Number of the device in the job, an integer scalar.
     """
     seed = tf.stack([tf.constant(train.seed, tf.int32), tf.cast(step, tf.int32)])
-    seeds = tf.unstack(tf.random.split(tf.random.fold_in(seed, tf.cast(device, tf.int32)), 4))
+    seeds = tf.unstack(tf.random.split(tf.random.fold_in(seed, tf.cast(device, tf.int32)), augment.TRANSFORMATIONS))
 
     def uniform(transformation: int, shape: tuple[int, ...], low: float, high: float) -> tf.Tensor:
         return tf.random.stateless_uniform(shape, seeds[transformation], low, high)

@@ -92,7 +92,10 @@ def test_one_call_of_many_steps_is_many_calls_of_one(tiny: Path, make_job: Any, 
     assert engine_for(make_job(tiny, steps=100, steps_per_epoch=75, seed=1)).weights_checksum() != checksum
 
 
-@pytest.mark.parametrize("augment", [{}, {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2}])
+@pytest.mark.parametrize(
+    "augment",
+    [{}, {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2, "crop": 0.2, "rotation": 10, "erase": 0.3}],
+)
 @pytest.mark.parametrize("budget", [0, 10**9])
 def test_restored_it_goes_on_bit_by_bit(
     tiny: Path, make_job: Any, training: Any, budget: int, augment: dict[str, Any]
