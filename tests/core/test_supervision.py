@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -36,11 +37,13 @@ def test_the_wait_ends_when_all_have_succeeded_with_their_last_lines() -> None:
     assert [list(child.tail) for child in children.all] == [["first", "0"], ["first", "1"]]
 
 
-def test_those_that_fail_by_themselves_are_returned_in_order_and_the_rest_is_stopped() -> None:
+def test_those_that_fail_by_themselves_are_returned_in_order_and_the_rest_is_stopped(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    then = f"\nwhile not os.path.exists({str(ended)!r}): time.sleep(0.01)\ntime.sleep(0.5)\nos.kill(os.getpid(), 9)"
     with Children() as children:
         start(children, "healthy", FOREVER)
-        start(children, "second", "print('ready', flush=True); time.sleep(0.5); os.kill(os.getpid(), 9)")
-        start(children, "first", "print('ready', flush=True); sys.exit(3)")
+        start(children, "second", f"print('ready', flush=True){then}")
+        start(children, "first", f"print('ready', flush=True); open({str(ended)!r}, 'w'); sys.exit(3)")
         failed = children.wait(lambda: False)
         assert [(child.name, child.status) for child in failed] == [("first", 3), ("second", 137)]
         assert children.all[0].is_running
