@@ -22,6 +22,7 @@ from pydantic import (
 from slipway.core.errors import UserError
 from slipway.trainer.augmentation import AugmentSettings
 from slipway.trainer.engines.table import ENGINES
+from slipway.trainer.hooks import FUNCTION_PATTERN, Function, MetricName
 from slipway.trainer.settings import Settings, Untyped
 from slipway.trainer.tasks import FigureName
 from slipway.trainer.weights import WeightsSettings
@@ -33,7 +34,6 @@ else:  # at run time, the names in the table: for validation, the JSON Schema an
 
 # Keras's default for AdamW.
 ADAMW_WEIGHT_DECAY = 0.004
-BUILDER_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 DURATIONS = ("epochs", "steps", "examples")
 # The settings that name a custom program.
 PROGRAM = ("module", "command", "image")
@@ -54,7 +54,7 @@ class ModelSettings(Settings):
 
     builder: str = Field(
         description="Importable function that builds the network, as module:function.",
-        json_schema_extra={"pattern": f"^{BUILDER_PATTERN}$"},
+        json_schema_extra={"pattern": f"^{FUNCTION_PATTERN}$"},
     )
     arguments: dict[str, Untyped] = Field(default={}, description="Keyword arguments of the builder.")
     weights: WeightsSettings | None = Field(
@@ -64,10 +64,10 @@ class ModelSettings(Settings):
     @field_validator("builder")
     @classmethod
     def _module_and_function(cls, builder: str) -> str:
-        if re.fullmatch(BUILDER_PATTERN, builder) is None:
+        if re.fullmatch(FUNCTION_PATTERN, builder) is None:
             module = re.sub(r"\.py(?=:|$)", "", builder).strip("./").replace("/", ".")
             near = module if ":" in module else ":".join(module.rsplit(".", 1))
-            near = near if re.fullmatch(BUILDER_PATTERN, near) else "slipway.trainer.models.digits:build"
+            near = near if re.fullmatch(FUNCTION_PATTERN, near) else "slipway.trainer.models.digits:build"
             raise UserError(
                 f"{builder!r} is not of the form module:function.",
                 setting="model.builder",
@@ -227,6 +227,15 @@ class TrainSettings(Settings):
     accumulation: PositiveInt = Field(
         default=1,
         description="Micro-batches per device per step (gradient accumulation). Saves memory; the update is the same.",
+    )
+    loss: Function | None = Field(
+        default=None,
+        description="Custom loss, as module:function: (outputs, labels) -> loss of each example. null: the task's.",
+    )
+    metrics: dict[MetricName, Function] = Field(
+        default={},
+        description="Custom validation metrics by name, as module:function: (outputs, labels) -> a number for each "
+        "example, which is averaged.",
     )
     optimizer: Literal["adam", "adamw", "sgd"] = Field(default="adam", description="Optimizer.")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="Momentum of sgd; other optimizers do not accept it.")

@@ -24,7 +24,7 @@ from slipway.trainer.data.inputs import Evaluation, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, Stopped, StopRequest
 from slipway.trainer.engines.base import Engine, Measured, OutOfMemory, StepFigures, Work
-from slipway.trainer.failures import check_finite, too_large
+from slipway.trainer.failures import check_finite, check_measured, too_large
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.speed import Speed
 from slipway.trainer.tasks import TASKS, in_words
@@ -236,9 +236,10 @@ class Loop:
             with self._stop_request.at_once():
                 measured = self._engine.evaluate(self._validation)
             self._validation_seconds = time.monotonic() - started
-            line += f": validation loss {measured.loss:.4f}, {in_words(self._figure)} {measured.figure:.4f}"
+            check_measured(measured, self._job)
+            values = {"loss": measured.loss, self._figure: measured.figure, **measured.metrics}
+            line += ": validation " + ", ".join(f"{in_words(name)} {value:.4f}" for name, value in values.items())
             if self._metrics:
-                values = {"loss": measured.loss, self._figure: measured.figure}
                 self._metrics.write("validation", self._step, self._epoch(), **values)
             self._select(measured)
         logger.info("%s", line)

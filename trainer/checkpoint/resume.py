@@ -75,6 +75,8 @@ def identity(job: JobConfig, data_fingerprint: str) -> dict[str, object]:
         "train.learning_rate": job.train.learning_rate,
         "train.seed": job.train.seed,
         "train.augment": job.train.augment.model_dump(),
+        "train.loss": job.train.loss,
+        "train.metrics": job.train.metrics,
         "data": data_fingerprint,
     }
 

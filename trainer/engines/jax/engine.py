@@ -83,7 +83,7 @@ class JaxEngine:
         self._step = Step(
             model=self._model,
             optimizer=self._optimizer,
-            objective=objective(manifest, CLASSIFICATION),
+            objective=objective(manifest, CLASSIFICATION, job.train),
             manifest=manifest,
             rate=_index(inner._learning_rate, self._optimizer.variables),
             loss_scale=_index(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
@@ -124,7 +124,8 @@ class JaxEngine:
 
     def evaluate(self, data: Evaluation) -> Measured:
         trained, others, _ = self._variables
-        sums = np.zeros(3)
+        metrics = self._step.objective.metrics
+        sums = np.zeros(3 + len(metrics))
         with errors_named(self._devices.cluster):
             waiting: Arrays = []
             for batch in data.batches():
@@ -133,8 +134,7 @@ class JaxEngine:
                     sums += np.asarray(waiting.pop(0))
             for result in waiting:
                 sums += np.asarray(result)
-        loss, figure, examples = sums
-        return Measured(float(loss / examples), float(figure / examples), round(examples))
+        return Measured.of(sums.tolist(), metrics)
 
     def agree(self, values: Sequence[float]) -> list[float]:
         own = np.asarray(values, np.float64)

@@ -95,17 +95,13 @@ class Step:
         )
 
     def measuring(self) -> Callable[..., jax.Array]:
-        """Return the compiled function (trained, others, decoded inputs, labels, weights) -> sums, float32 [3].
-
-        They are the weighted sums of losses and figures over the global batch, and the sum of the weights.
-        """
+        """Return the compiled function (trained, others, decoded inputs, labels, weights) -> sums (Objective.sums)."""
 
         def measure(
             trained: Arrays, others: Arrays, inputs: Tensors, labels: jax.Array, weights: jax.Array
         ) -> jax.Array:
             outputs = self.model.stateless_call(trained, others, self._scaled(inputs), training=False)[0]
-            losses, figures = self._measured(outputs, labels)
-            return jnp.stack([jnp.sum(losses * weights), jnp.sum(figures * weights), jnp.sum(weights)])
+            return self.objective.sums(outputs.astype(jnp.float32), labels, weights)
 
         return jax.jit(measure, out_shardings=self.devices.whole_layout)
 

@@ -1,0 +1,92 @@
+"""Load and call the functions of `slipway.trainer.hooks` in an engine; their errors become UserErrors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest
+from slipway.trainer import hooks
+from slipway.trainer.config import TrainSettings
+from slipway.trainer.data.features import blank
+from slipway.trainer.engines import builder
+
+
+def load(train: TrainSettings, setting: str) -> Callable[..., Any]:
+    """Return the function that a setting names; it raises UserError where the user's code raises.
+
+    Raises:
+        UserError: It does not exist.
+    """
+    name, contract = hooks.functions(train)[setting], str(hooks.hook_of(setting))
+    function = builder.load(name, setting, contract)
+
+    def called(*arguments: Any) -> Any:
+        try:
+            with builder.user_code():
+                return function(*arguments)
+        except UserError:
+            raise
+        except Exception as error:
+            if type(error).__name__ == "OutOfMemoryError":  # of torch, which says so where the memory is needed
+                raise
+            raise UserError(
+                f"The function {name} {builder.what_happened(error)}",
+                setting=setting,
+                value=name,
+                allowed=contract,
+                fix="fix the function",
+            ) from builder.origin(error)
+
+    return called
+
+
+def per_example(train: TrainSettings, setting: str, manifest: Manifest) -> Callable[[Any, Any], Any]:
+    """Return the function of outputs and labels that a setting names, with float32 results, after a trial on zeros.
+
+    Raises:
+        UserError: It does not exist, raises, or does not return a number for each example.
+    """
+    function = load(train, setting)
+
+    def values(outputs: Any, labels: Any) -> Any:
+        found, examples = function(outputs, labels), labels.shape[0]
+        if not _has_shape(found, (examples,)):
+            raise wrong_result(train, setting, found, f"[{examples}] for a batch of {examples}")
+        return ops.cast(found, "float32")
+
+    examples = manifest.outputs + 1  # unlike any other dimension
+    labels = blank(manifest, examples)[1]
+    if labels.dtype == np.int32 and keras.backend.backend() == "torch":
+        labels = labels.astype(np.int64)
+    values(ops.zeros((examples, manifest.outputs), "float32"), ops.convert_to_tensor(labels))
+    return values
+
+
+def wrong_result(train: TrainSettings, setting: str, found: object, wanted: str) -> UserError:
+    """Return the error for a function that returns `found`."""
+    name, shape = hooks.functions(train)[setting], getattr(found, "shape", None)
+    given = type(found).__name__ if shape is None else f"values of shape {list(shape)}"
+    return UserError(
+        f"The function {name} returns {given} instead of {wanted}.",
+        setting=setting,
+        value=name,
+        allowed=str(hooks.hook_of(setting)),
+        fix="fix the function",
+    )
+
+
+def _has_shape(found: Any, wanted: tuple[int, ...]) -> bool:
+    """Return whether a tensor has this shape; TensorFlow may not know dimensions in a graph."""
+    try:
+        shape = tuple(found.shape)
+    except AttributeError:
+        return False
+    except ValueError:  # a tensor of unknown rank
+        return True
+    return len(shape) == len(wanted) and all(one in (None, other) for one, other in zip(shape, wanted, strict=True))

@@ -1,0 +1,86 @@
+"""Hooks: functions of the user's project that Slipway's trainer calls, named by settings as module:function."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, Field
+
+from slipway.core.errors import UserError
+from slipway.trainer.tasks import MONITORS
+
+if TYPE_CHECKING:
+    from slipway.trainer.config import TrainSettings
+
+FUNCTION_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+Function = Annotated[str, Field(pattern=f"^{FUNCTION_PATTERN}$")]
+# Names that records of a validation have already.
+TAKEN = (*MONITORS, "kind", "step", "epoch", "time")
+
+
+def _is_free(name: str) -> str:
+    if name in TAKEN:
+        raise UserError(
+            f"The name {name} is taken by Slipway's own record of a validation.",
+            setting="train.metrics",
+            value=name,
+            allowed=f"another name than {', '.join(TAKEN)}",
+            nearest=f"custom_{name}",
+            fix=f"rename it, such as to custom_{name}",
+        )
+    return name
+
+
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$"), AfterValidator(_is_free)]
+
+
+@dataclass(frozen=True)
+class Hook:
+    """What a function accepts and returns."""
+
+    parameters: tuple[str, ...]
+    returns: str
+
+    def __str__(self) -> str:
+        return f"a function of ({', '.join(self.parameters)}) that returns {self.returns}"
+
+
+# The hooks by setting; each entry of `train.metrics` has its name after that.
+HOOKS = {
+    "train.loss": Hook(("outputs", "labels"), "the loss of each example, [batch]"),
+    "train.metrics": Hook(("outputs", "labels"), "a number for each example, [batch]"),
+}
+
+
+def functions(train: TrainSettings) -> dict[str, str]:
+    """Return the configured functions by setting, such as train.loss or train.metrics.NAME."""
+    found = {"train.loss": train.loss}
+    found |= {f"train.metrics.{name}": function for name, function in train.metrics.items()}
+    return {setting: function for setting, function in found.items() if function is not None}
+
+
+def hook_of(setting: str) -> Hook:
+    """Return the hook of a setting."""
+    return next(hook for name, hook in HOOKS.items() if f"{setting}.".startswith(f"{name}."))
+
+
+def check_signature(setting: str, function: str, signature: inspect.Signature) -> None:
+    """Check that a function with this signature accepts the arguments of its hook.
+
+    Raises:
+        UserError: It does not.
+    """
+    hook = hook_of(setting)
+    try:
+        signature.bind(*hook.parameters)
+    except TypeError as error:
+        called = ", ".join(hook.parameters)
+        raise UserError(
+            f"The function {function} cannot be called with ({called}): {error}.",
+            setting=setting,
+            value=function,
+            allowed=str(hook),
+            fix=f"def {function.partition(':')[2]}({called}): …",
+        ) from None
