@@ -237,7 +237,11 @@ class TrainSettings(Settings):
         description="Custom validation metrics by name, as module:function: (outputs, labels) -> a number for each "
         "example, which is averaged.",
     )
-    optimizer: Literal["adam", "adamw", "sgd"] = Field(default="adam", description="Optimizer.")
+    optimizer: Literal["adam", "adamw", "sgd"] | Function = Field(
+        default="adam",
+        description="Optimizer, or a function that returns one, as module:function: (learning_rate) -> Keras "
+        "optimizer; on the engine pytorch, (parameters, learning_rate) -> torch optimizer.",
+    )
     momentum: float = Field(default=0.0, ge=0, lt=1, description="Momentum of sgd; other optimizers do not accept it.")
     nesterov: bool = Field(default=False, description="Use Nesterov momentum; requires sgd and a momentum above 0.")
     weight_decay: NonNegativeFloat | None = Field(
@@ -345,6 +349,11 @@ class TrainSettings(Settings):
                 "Nesterov momentum needs a momentum above 0.", "momentum", self.momentum, "above 0 and below 1",
                 nearest="0.9", fix="--set train.momentum=0.9",
             )  # fmt: skip
+        if ":" in self.optimizer and self.weight_decay is not None:
+            raise _contradiction(
+                f"{self.optimizer} sets the weight decay of its optimizer itself.", "weight_decay", self.weight_decay,
+                "with the optimizers adamw and sgd", nearest=None, fix="set it in the function",
+            )  # fmt: skip
         if self.optimizer == "adam" and self.weight_decay:
             raise _contradiction(
                 "adam does not support weight decay; adamw does.", "weight_decay", self.weight_decay,
@@ -402,6 +411,8 @@ class TrainSettings(Settings):
     @property
     def optimizer_kind(self) -> str:
         """The optimizer's name; sgd with momentum is distinct, since it keeps a slot per weight."""
+        if ":" in self.optimizer:
+            return "a custom optimizer"
         return f"{self.optimizer} with momentum" if self.momentum else self.optimizer
 
     @property

@@ -51,28 +51,39 @@ class Hook:
 HOOKS = {
     "train.loss": Hook(("outputs", "labels"), "the loss of each example, [batch]"),
     "train.metrics": Hook(("outputs", "labels"), "a number for each example, [batch]"),
+    "train.optimizer": Hook(("learning_rate",), "a Keras optimizer"),
 }
+IN_STEP = ("train.loss", "train.optimizer", "train.augment.function")
+TORCH_OPTIMIZER = Hook(("parameters", "learning_rate"), "a torch.optim.Optimizer of all parameters")
 
 
 def functions(train: TrainSettings) -> dict[str, str]:
     """Return the configured functions by setting, such as train.loss or train.metrics.NAME."""
-    found = {"train.loss": train.loss}
+    optimizer = train.optimizer if ":" in train.optimizer else None
+    found = {"train.loss": train.loss, "train.optimizer": optimizer}
     found |= {f"train.metrics.{name}": function for name, function in train.metrics.items()}
     return {setting: function for setting, function in found.items() if function is not None}
 
 
-def hook_of(setting: str) -> Hook:
-    """Return the hook of a setting."""
+def are_in_step(train: TrainSettings) -> bool:
+    """Whether a training step calls a function of the user."""
+    return any(setting in IN_STEP for setting in functions(train))
+
+
+def hook_of(setting: str, engine: str) -> Hook:
+    """Return the hook of a setting on an engine."""
+    if setting == "train.optimizer" and engine == "pytorch":
+        return TORCH_OPTIMIZER
     return next(hook for name, hook in HOOKS.items() if f"{setting}.".startswith(f"{name}."))
 
 
-def check_signature(setting: str, function: str, signature: inspect.Signature) -> None:
-    """Check that a function with this signature accepts the arguments of its hook.
+def check_signature(setting: str, function: str, signature: inspect.Signature, engine: str) -> None:
+    """Check that a function with this signature accepts the arguments of its hook on an engine.
 
     Raises:
         UserError: It does not.
     """
-    hook = hook_of(setting)
+    hook = hook_of(setting, engine)
     try:
         signature.bind(*hook.parameters)
     except TypeError as error:

@@ -32,7 +32,7 @@ def model_builder(context: Context) -> str:
     for setting, function in hooks.functions(context.config.train).items():
         source, signature = _function(function, setting, context.folder)
         if signature is not None:
-            hooks.check_signature(setting, function, signature)
+            hooks.check_signature(setting, function, signature, context.config.train.engine)
         found += f", {setting} in {source}"
     return found
 

@@ -70,13 +70,18 @@ def test_metrics_are_means_over_the_validation_split(bench: Bench) -> None:
     [
         ({"loss": "own_functions:mean"}, r"own_functions:mean returns values of shape \[\] instead of \[4\]"),
         ({"loss": "own_functions:fails"}, "own_functions:fails raised KeyError: 'no such label'"),
+        ({"optimizer": "own_optimizers:nothing"}, "own_optimizers:nothing returns NoneType instead of a"),
+        (
+            {"optimizer": "own_optimizers:scheduled"},
+            "own_optimizers:scheduled (has a schedule|raised)",
+        ),
         ({"metrics": {"some": "own_functions:means"}}, "The module own_functions has no function 'means'"),
     ],
 )
 def test_wrong_functions_are_told_before_the_training(bench: Bench, settings: Any, problem: str) -> None:
     with pytest.raises(UserError, match=problem) as error:
         bench.engine(bench.job(**settings))
-    assert str(error.value.setting) in ("train.loss", "train.metrics.some")
+    assert str(error.value.setting) in ("train.loss", "train.optimizer", "train.metrics.some")
 
 
 def test_values_that_are_not_finite_name_the_function(bench: Bench) -> None:
@@ -89,3 +94,12 @@ def test_values_that_are_not_finite_name_the_function(bench: Bench) -> None:
     with pytest.raises(UserError, match="own_functions:infinite returned -inf") as error:
         check_measured(bench.engine(config).evaluate(bench.validation(50)), config)
     assert error.value.setting == "train.metrics.depth"
+
+
+def test_an_optimizer_equal_to_the_built_in_one_trains_alike_and_another_resumes_exactly(bench: Bench) -> None:
+    clipped = {"clip_norm": 0.5}
+    built_in = trained(bench, **clipped)
+    assert is_close(built_in, trained(bench, optimizer="own_optimizers:adam", **clipped))
+    assert not is_close(built_in, trained(bench, optimizer="own_optimizers:adam"))
+    assert not is_close(built_in, trained(bench, optimizer="own_optimizers:decaying", **clipped))
+    resumes_exactly(bench, optimizer="own_optimizers:decaying")

@@ -29,7 +29,7 @@ def test_the_doctor_finds_each_function(
 ) -> None:
     far = "values" if problem and "mine:far" in problem else "outputs, labels"
     (tmp_path / "mine.py").write_text(f"def loss(outputs, labels): ...\ndef far({far}): ...\n")
-    own = subject(tmp_path, model=MODEL, train={"epochs": 1, **train})
+    own = subject(tmp_path, model=MODEL, data={"source": "digits"}, train={"epochs": 1, **train})
     if problem is None:
         found = model_builder.model_builder(own)
         assert f"train.loss in {tmp_path / 'mine.py'}, train.metrics.far in" in found

@@ -23,7 +23,7 @@ def load(train: TrainSettings, setting: str) -> Callable[..., Any]:
     Raises:
         UserError: It does not exist.
     """
-    name, contract = hooks.functions(train)[setting], str(hooks.hook_of(setting))
+    name, contract = hooks.functions(train)[setting], str(hooks.hook_of(setting, train.engine))
     function = builder.load(name, setting, contract)
 
     def called(*arguments: Any) -> Any:
@@ -68,6 +68,33 @@ def per_example(train: TrainSettings, setting: str, manifest: Manifest) -> Calla
     return values
 
 
+def keras_optimizer(train: TrainSettings, clip_norm: float | None) -> keras.optimizers.Optimizer:
+    """Return the optimizer of the function `train.optimizer`, not yet built.
+
+    Args:
+        train: The settings.
+        clip_norm: The maximum global norm of the gradients, for an engine that leaves clipping to the optimizer.
+
+    Raises:
+        UserError: The function does not exist, raises, or does not return an optimizer with a plain learning rate.
+    """
+    setting = "train.optimizer"
+    made = load(train, setting)(train.learning_rate)
+    if not isinstance(made, keras.optimizers.Optimizer) or isinstance(made, keras.optimizers.LossScaleOptimizer):
+        raise wrong_result(train, setting, made, "a Keras optimizer")
+    if not isinstance(made._learning_rate, keras.Variable):
+        raise UserError(
+            f"The optimizer of {train.optimizer} has a schedule, but the trainer sets its learning rate at each step.",
+            setting=setting,
+            value=train.optimizer,
+            allowed="an optimizer with the learning rate that the function receives",
+            fix="pass learning_rate to the optimizer, and configure train.schedule",
+        )
+    if clip_norm is not None:
+        made.global_clipnorm = clip_norm
+    return made
+
+
 def wrong_result(train: TrainSettings, setting: str, found: object, wanted: str) -> UserError:
     """Return the error for a function that returns `found`."""
     name, shape = hooks.functions(train)[setting], getattr(found, "shape", None)
@@ -76,7 +103,7 @@ def wrong_result(train: TrainSettings, setting: str, found: object, wanted: str)
         f"The function {name} returns {given} instead of {wanted}.",
         setting=setting,
         value=name,
-        allowed=str(hooks.hook_of(setting)),
+        allowed=str(hooks.hook_of(setting, train.engine)),
         fix="fix the function",
     )
 

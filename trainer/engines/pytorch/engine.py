@@ -28,7 +28,7 @@ from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras.objective import objective
-from slipway.trainer.engines.pytorch import export, normalization
+from slipway.trainer.engines.pytorch import export, normalization, own_optimizer
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
 from slipway.trainer.engines.pytorch.export import Tensors, tensors
@@ -170,6 +170,8 @@ class PyTorchEngine:
         return {name: np.array(tensor.detach().cpu().numpy()) for name, tensor in self._tensors().items()}
 
     def load_state(self, state: State) -> None:
+        if ":" in self._step.train.optimizer:
+            own_optimizer.create_state(self._step.optimizer, state)
         tensors = self._tensors()
         expected = {
             name: (tuple(tensor.shape), str(tensor.dtype).partition(".")[2]) for name, tensor in tensors.items()

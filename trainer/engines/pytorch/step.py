@@ -16,6 +16,7 @@ from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import each, with_image
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras.objective import Objective
+from slipway.trainer.engines.pytorch import own_optimizer
 from slipway.trainer.engines.pytorch.devices import Devices
 from slipway.trainer.engines.pytorch.export import Tensors, scaled
 from slipway.trainer.engines.pytorch.network import Network
@@ -31,6 +32,8 @@ _KEPT_BY_ADAM = ("step", "exp_avg", "exp_avg_sq")
 def make_optimizer(train: TrainSettings, network: Network) -> torch.optim.Optimizer:
     """Return the configured optimizer with initialized state; weight decay is applied by the step, not by it."""
     parameters = network.trained()
+    if ":" in train.optimizer and parameters:
+        return own_optimizer.make(train, parameters)
     groups = [{"params": parameters}]  # as a group, since the list is empty for a frozen network
     if train.optimizer == "sgd":
         optimizer = torch.optim.SGD(groups, lr=train.learning_rate, momentum=train.momentum, nesterov=train.nesterov)
