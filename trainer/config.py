@@ -285,6 +285,11 @@ class TrainSettings(Settings):
         description="Validation metric that `early_stop` and `export` use: loss, or the task's: accuracy "
         "(classification), label_accuracy (multilabel) or mae (regression).",
     )
+    on_epoch_end: Function | None = Field(
+        default=None,
+        description="Function that is called after each validation, as module:function: (epoch, step, metrics, "
+        "folder); if it returns True, training ends.",
+    )
     early_stop: EarlyStopSettings | None = Field(default=None, description="Early stopping; null: off.")
     export: Literal["last", "best"] = Field(
         default="last",

@@ -52,6 +52,10 @@ HOOKS = {
     "train.loss": Hook(("outputs", "labels"), "the loss of each example, [batch]"),
     "train.metrics": Hook(("outputs", "labels"), "a number for each example, [batch]"),
     "train.optimizer": Hook(("learning_rate",), "a Keras optimizer"),
+    "train.augment.function": Hook(("images", "seed"), "images, float32 [batch, height, width, channels]"),
+    "train.on_epoch_end": Hook(
+        ("epoch", "step", "metrics", "folder"), "nothing, or True to end the training after this epoch"
+    ),
 }
 IN_STEP = ("train.loss", "train.optimizer", "train.augment.function")
 TORCH_OPTIMIZER = Hook(("parameters", "learning_rate"), "a torch.optim.Optimizer of all parameters")
@@ -60,7 +64,12 @@ TORCH_OPTIMIZER = Hook(("parameters", "learning_rate"), "a torch.optim.Optimizer
 def functions(train: TrainSettings) -> dict[str, str]:
     """Return the configured functions by setting, such as train.loss or train.metrics.NAME."""
     optimizer = train.optimizer if ":" in train.optimizer else None
-    found = {"train.loss": train.loss, "train.optimizer": optimizer}
+    found = {
+        "train.loss": train.loss,
+        "train.optimizer": optimizer,
+        "train.augment.function": train.augment.function,
+        "train.on_epoch_end": train.on_epoch_end,
+    }
     found |= {f"train.metrics.{name}": function for name, function in train.metrics.items()}
     return {setting: function for setting, function in found.items() if function is not None}
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from slipway.core.errors import UserError
+from slipway.trainer import hooks
+from slipway.trainer.config import TrainSettings
 from slipway.trainer.failures import check_finite, check_measured
 from tests.engines.conftest import Bench
 
@@ -75,13 +77,17 @@ def test_metrics_are_means_over_the_validation_split(bench: Bench) -> None:
             {"optimizer": "own_optimizers:scheduled"},
             "own_optimizers:scheduled (has a schedule|raised)",
         ),
+        (
+            {"augment": {"function": "own_functions:smaller"}},
+            r"smaller returns values of shape \[2, 7, 8",
+        ),
         ({"metrics": {"some": "own_functions:means"}}, "The module own_functions has no function 'means'"),
     ],
 )
 def test_wrong_functions_are_told_before_the_training(bench: Bench, settings: Any, problem: str) -> None:
     with pytest.raises(UserError, match=problem) as error:
         bench.engine(bench.job(**settings))
-    assert str(error.value.setting) in ("train.loss", "train.optimizer", "train.metrics.some")
+    assert error.value.setting in hooks.functions(TrainSettings(epochs=1, **settings))
 
 
 def test_values_that_are_not_finite_name_the_function(bench: Bench) -> None:
@@ -103,3 +109,20 @@ def test_an_optimizer_equal_to_the_built_in_one_trains_alike_and_another_resumes
     assert not is_close(built_in, trained(bench, optimizer="own_optimizers:adam"))
     assert not is_close(built_in, trained(bench, optimizer="own_optimizers:decaying", **clipped))
     resumes_exactly(bench, optimizer="own_optimizers:decaying")
+
+
+def test_an_augmentation_changes_images_differently_in_each_step(bench: Bench) -> None:
+    """At a learning rate of 0, the loss of the same examples shows whether the images differ."""
+
+    def losses(**augment: Any) -> list[float]:
+        config = bench.job(augment=augment, xla=False)  # XLA draws other numbers
+        data = bench.training(config)
+        first = bench.engine(config).run(data, 0, rates(75, 0.0)).losses
+        return [*first, bench.engine(config).run(data, 3, rates(1, 0.0)).losses[0]]
+
+    shifted = losses(shift=1)
+    np.testing.assert_allclose(losses(shift=1, function="own_functions:unchanged"), shifted, rtol=1e-5)
+    noisy = losses(shift=1, function="own_functions:noisy")
+    assert not np.isclose(noisy, shifted).any()
+    assert noisy[3] == noisy[-1]  # again from the seed, the step and the device
+    resumes_exactly(bench, augment={"function": "own_functions:noisy"})

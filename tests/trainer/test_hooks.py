@@ -45,6 +45,8 @@ def test_the_doctor_finds_each_function(
     [
         ({"epochs": 1, "metrics": {"loss": "mine:loss"}}, "The name loss is taken"),
         ({"module": "my_program", "loss": "mine:loss"}, "train.loss applies only to Slipway's training loop"),
+        ({"epochs": 1, "optimizer": "mine:adam", "weight_decay": 0.1}, "mine:adam sets the weight decay"),
+        ({"module": "my_program", "on_epoch_end": "mine:end"}, "train.on_epoch_end applies only to Slipway's"),
         ({"module": "my_program", "metrics": {"far": "mine:far"}}, "train.metrics applies only to Slipway's"),
     ],
 )

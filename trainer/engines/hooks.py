@@ -16,6 +16,9 @@ from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import blank
 from slipway.trainer.engines import builder
 
+# Function (images, draw) -> images, where draw(n) is the n-th seed of a step on a device.
+Augmentation = Callable[[Any, Callable[[int], Any]], Any]
+
 
 def load(train: TrainSettings, setting: str) -> Callable[..., Any]:
     """Return the function that a setting names; it raises UserError where the user's code raises.
@@ -66,6 +69,41 @@ def per_example(train: TrainSettings, setting: str, manifest: Manifest) -> Calla
         labels = labels.astype(np.int64)
     values(ops.zeros((examples, manifest.outputs), "float32"), ops.convert_to_tensor(labels))
     return values
+
+
+class Seeds(keras.random.SeedGenerator):
+    """The seeds of one step on one device, for the argument `seed` of keras.random; the n-th one is draw(n)."""
+
+    def __init__(self, draw: Callable[[int], Any]) -> None:  # without the variable of Keras's own generator
+        self._draw, self._count = draw, 0
+
+    def next(self, ordered: bool = True) -> Any:  # noqa: ARG002
+        """Return the next seed, [2]."""
+        self._count += 1
+        return self._draw(self._count - 1)
+
+
+def augmentation(train: TrainSettings, manifest: Manifest) -> Augmentation | None:
+    """Return the function `train.augment.function`, after a trial on black images; None without one.
+
+    Raises:
+        UserError: The function does not exist, raises, or does not return images of the same shape.
+    """
+    setting = "train.augment.function"
+    if train.augment.function is None:
+        return None
+    function = load(train, setting)
+
+    def changed(images: Any, draw: Callable[[int], Any]) -> Any:
+        found, wanted = function(images, Seeds(draw)), tuple(images.shape)
+        if not _has_shape(found, wanted):
+            raise wrong_result(train, setting, found, f"images of shape {list(wanted)}")
+        return ops.reshape(ops.cast(found, "float32"), wanted)
+
+    kind = "uint32" if keras.backend.backend() == "jax" else "int32"
+    black = ops.zeros((2, *manifest.image_shape), "float32")
+    changed(black, lambda number: ops.convert_to_tensor(np.array([0, number], kind)))
+    return changed
 
 
 def keras_optimizer(train: TrainSettings, clip_norm: float | None) -> keras.optimizers.Optimizer:

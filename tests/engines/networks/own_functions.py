@@ -1,5 +1,6 @@
 """Functions of a project, as train.loss and the other hooks name them: correct ones and wrong ones."""
 
+import keras
 from keras import ops
 
 
@@ -29,3 +30,16 @@ def fails(outputs, labels):
 
 def infinite(outputs, labels):
     return cross_entropy(outputs, labels) + ops.log(ops.zeros_like(outputs[:, 0]))
+
+
+def noisy(images, seed):
+    images = images + keras.random.uniform(images.shape, -0.2, 0.2, seed=seed)
+    return ops.clip(images * keras.random.uniform((images.shape[0], 1, 1, 1), 0.8, 1.0, seed=seed), 0.0, 1.0)
+
+
+def unchanged(images, seed):
+    return images
+
+
+def smaller(images, seed):
+    return images[:, 1:]

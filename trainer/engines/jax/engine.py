@@ -21,7 +21,7 @@ from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder
+from slipway.trainer.engines import builder, hooks
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.jax.devices import Devices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
@@ -93,6 +93,7 @@ class JaxEngine:
             augment=job.train.augment,
             seed=job.train.seed,
             devices=self._devices,
+            own_augmentation=hooks.augmentation(job.train, manifest),
             is_loop_fast=self._devices.kind != "CPU" or not has_convolutions(self._model),
         )
         self._measure, self._feed = self._step.measuring(), None

@@ -24,7 +24,7 @@ from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.features import Labels, blank, each
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder
+from slipway.trainer.engines import builder, hooks
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras.objective import objective
@@ -96,6 +96,7 @@ class PyTorchEngine:
             class_weights=None if of_classes is None else torch.from_numpy(of_classes).to(devices.device),
             batch=job.plan.batch_per_process,
             devices=devices,
+            own_augmentation=hooks.augmentation(job.train, manifest),
         )
         self._batches, self._position = None, 0
 

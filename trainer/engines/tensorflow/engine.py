@@ -27,7 +27,7 @@ from slipway.trainer.data.features import Tensors, each, scaled, specs
 from slipway.trainer.data.images import traced
 from slipway.trainer.data.inputs import Evaluation, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder
+from slipway.trainer.engines import builder, hooks
 from slipway.trainer.engines.base import (
     Engine,
     Measured,
@@ -114,6 +114,7 @@ class TensorFlowEngine:
         augment.verify(job.train.augment, manifest.image_shape)
         self._train = train = job.train
         self._manifest, self._objective = manifest, objective(manifest, CLASSIFICATION, train)
+        own_augmentation = hooks.augmentation(train, manifest)
         kind = tensorflow_devices.kind(self._names)
         self._precision = choose_precision(train, kind, tensorflow_devices.capability(self._names))
         of_classes = class_weights(train, manifest)
@@ -140,7 +141,7 @@ class TensorFlowEngine:
         layout = Layout(self._strategy, self._local_devices, devices, self._batch // self._local_devices)
         self._loop = StepLoop(
             self._step, self._optimizer, layout, train, compiled=compiled and devices == 1,
-            resident=self._names[0] if kind != "CPU" else None,
+            resident=self._names[0] if kind != "CPU" else None, own_augmentation=own_augmentation,
         )  # fmt: skip
         logger.info("computing in %s, %s", self._precision, "compiled by XLA" if compiled else "not compiled")
 
