@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, NonNegativeInt
 
+from slipway.trainer.hooks import Function
 from slipway.trainer.settings import Settings
 
 
@@ -41,6 +42,12 @@ class AugmentSettings(Settings):
         ge=0,
         le=1,
         description="Largest height and width of a black rectangle at a random place, as fractions of the image's.",
+    )
+
+    function: Function | None = Field(
+        default=None,
+        description="Custom augmentation after the other ones, as module:function: (images, seed) -> images, float32 "
+        "in [0, 1], [batch, height, width, channels]; `seed` is for keras.random.",
     )
 
     @property

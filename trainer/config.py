@@ -22,6 +22,7 @@ from pydantic import (
 from slipway.core.errors import UserError
 from slipway.trainer.augmentation import AugmentSettings
 from slipway.trainer.engines.table import ENGINES
+from slipway.trainer.hooks import FUNCTION_PATTERN, Function, MetricName
 from slipway.trainer.settings import Settings, Untyped
 from slipway.trainer.tasks import FigureName
 from slipway.trainer.weights import WeightsSettings
@@ -33,7 +34,6 @@ else:  # at run time, the names in the table: for validation, the JSON Schema an
 
 # Keras's default for AdamW.
 ADAMW_WEIGHT_DECAY = 0.004
-BUILDER_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 DURATIONS = ("epochs", "steps", "examples")
 # The settings that name a custom program.
 PROGRAM = ("module", "command", "image")
@@ -54,7 +54,7 @@ class ModelSettings(Settings):
 
     builder: str = Field(
         description="Importable function that builds the network, as module:function.",
-        json_schema_extra={"pattern": f"^{BUILDER_PATTERN}$"},
+        json_schema_extra={"pattern": f"^{FUNCTION_PATTERN}$"},
     )
     arguments: dict[str, Untyped] = Field(default={}, description="Keyword arguments of the builder.")
     weights: WeightsSettings | None = Field(
@@ -64,10 +64,10 @@ class ModelSettings(Settings):
     @field_validator("builder")
     @classmethod
     def _module_and_function(cls, builder: str) -> str:
-        if re.fullmatch(BUILDER_PATTERN, builder) is None:
+        if re.fullmatch(FUNCTION_PATTERN, builder) is None:
             module = re.sub(r"\.py(?=:|$)", "", builder).strip("./").replace("/", ".")
             near = module if ":" in module else ":".join(module.rsplit(".", 1))
-            near = near if re.fullmatch(BUILDER_PATTERN, near) else "slipway.trainer.models.digits:build"
+            near = near if re.fullmatch(FUNCTION_PATTERN, near) else "slipway.trainer.models.digits:build"
             raise UserError(
                 f"{builder!r} is not of the form module:function.",
                 setting="model.builder",
@@ -228,7 +228,20 @@ class TrainSettings(Settings):
         default=1,
         description="Micro-batches per device per step (gradient accumulation). Saves memory; the update is the same.",
     )
-    optimizer: Literal["adam", "adamw", "sgd"] = Field(default="adam", description="Optimizer.")
+    loss: Function | None = Field(
+        default=None,
+        description="Custom loss, as module:function: (outputs, labels) -> loss of each example. null: the task's.",
+    )
+    metrics: dict[MetricName, Function] = Field(
+        default={},
+        description="Custom validation metrics by name, as module:function: (outputs, labels) -> a number for each "
+        "example, which is averaged.",
+    )
+    optimizer: Literal["adam", "adamw", "sgd"] | Function = Field(
+        default="adam",
+        description="Optimizer, or a function that returns one, as module:function: (learning_rate) -> Keras "
+        "optimizer; on the engine pytorch, (parameters, learning_rate) -> torch optimizer.",
+    )
     momentum: float = Field(default=0.0, ge=0, lt=1, description="Momentum of sgd; other optimizers do not accept it.")
     nesterov: bool = Field(default=False, description="Use Nesterov momentum; requires sgd and a momentum above 0.")
     weight_decay: NonNegativeFloat | None = Field(
@@ -271,6 +284,11 @@ class TrainSettings(Settings):
         default="loss",
         description="Validation metric that `early_stop` and `export` use: loss, or the task's: accuracy "
         "(classification), label_accuracy (multilabel) or mae (regression).",
+    )
+    on_epoch_end: Function | None = Field(
+        default=None,
+        description="Function that is called after each validation, as module:function: (epoch, step, metrics, "
+        "folder); if it returns True, training ends.",
     )
     early_stop: EarlyStopSettings | None = Field(default=None, description="Early stopping; null: off.")
     export: Literal["last", "best"] = Field(
@@ -336,6 +354,11 @@ class TrainSettings(Settings):
                 "Nesterov momentum needs a momentum above 0.", "momentum", self.momentum, "above 0 and below 1",
                 nearest="0.9", fix="--set train.momentum=0.9",
             )  # fmt: skip
+        if ":" in self.optimizer and self.weight_decay is not None:
+            raise _contradiction(
+                f"{self.optimizer} sets the weight decay of its optimizer itself.", "weight_decay", self.weight_decay,
+                "with the optimizers adamw and sgd", nearest=None, fix="set it in the function",
+            )  # fmt: skip
         if self.optimizer == "adam" and self.weight_decay:
             raise _contradiction(
                 "adam does not support weight decay; adamw does.", "weight_decay", self.weight_decay,
@@ -393,6 +416,8 @@ class TrainSettings(Settings):
     @property
     def optimizer_kind(self) -> str:
         """The optimizer's name; sgd with momentum is distinct, since it keeps a slot per weight."""
+        if ":" in self.optimizer:
+            return "a custom optimizer"
         return f"{self.optimizer} with momentum" if self.momentum else self.optimizer
 
     @property

@@ -12,7 +12,8 @@ import numpy as np
 from slipway.core.atomic import FULL
 from slipway.core.errors import UserError
 from slipway.trainer.config import JobConfig
-from slipway.trainer.engines.base import OutOfMemory, StepFigures
+from slipway.trainer.engines.base import Measured, OutOfMemory, StepFigures
+from slipway.trainer.hooks import functions
 
 
 def check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:
@@ -23,14 +24,31 @@ def check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:
     step = first + int(bad[0]) + 1
     what = "not a number (NaN)" if math.isnan(figures.losses[bad[0]]) else "infinite"
     lower = job.train.learning_rate / 10
+    places = " and ".join(["the network", *(name for name in functions(job.train).values())])
     raise UserError(
         f"The loss is {what} at step {step} of {job.plan.steps} (epoch {step / job.plan.steps_per_epoch:.2f}).",
         setting="train.learning_rate",
         value=job.train.learning_rate,
         allowed="a learning rate at which the loss stays finite",
         nearest=f"{lower:g}",
-        fix=f"--set train.learning_rate={lower:g}; also check divisions and logarithms in the network",
+        fix=f"--set train.learning_rate={lower:g}; also check divisions and logarithms in {places}",
     )
+
+
+def check_measured(measured: Measured, job: JobConfig) -> None:
+    """Raise UserError if the user's loss or a metric is NaN or infinite for the validation split."""
+    own = functions(job.train)
+    values = {"train.loss": measured.loss}
+    values |= {f"train.metrics.{name}": value for name, value in measured.metrics.items()}
+    for setting, value in values.items():
+        if setting in own and not math.isfinite(value):
+            raise UserError(
+                f"The function {own[setting]} returned {value} as the validation split's mean.",
+                setting=setting,
+                value=own[setting],
+                allowed="a finite number for each example",
+                fix="check divisions and logarithms in the function",
+            )
 
 
 def too_large(error: OutOfMemory, job: JobConfig, devices: int) -> UserError:

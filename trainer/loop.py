@@ -24,7 +24,7 @@ from slipway.trainer.data.inputs import Evaluation, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, Stopped, StopRequest
 from slipway.trainer.engines.base import Engine, Measured, OutOfMemory, StepFigures, Work
-from slipway.trainer.failures import check_finite, too_large
+from slipway.trainer.failures import check_finite, check_measured, too_large
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.speed import Speed
 from slipway.trainer.tasks import TASKS, in_words
@@ -74,6 +74,7 @@ class Loop:
         self._speed = Speed()
         self._saved_step = progress.step
         self._validated_step = 0
+        self._is_ended = False  # by the user's function
         self._saved_at = time.monotonic()
         self._shown_at = -math.inf
         self._validation_seconds = math.inf  # duration of the last validation
@@ -101,7 +102,7 @@ class Loop:
         while True:
             if self._ends_epoch(self._step) and self._step != self._validated_step:
                 self._validate()
-            if self._step == self._plan.steps or self._progress.selection.ends(self._job.train):
+            if self._step == self._plan.steps or self._progress.selection.ends(self._job.train) or self._is_ended:
                 return
             stop, save, count = self._agree()
             if stop or save:
@@ -228,6 +229,7 @@ class Loop:
         speed = self._speed.describe(self._job.train.batch_size, self._work)
         line = f"epoch {self._epoch():.2f}, step {self._step} of {self._plan.steps}"
         line += f", {speed}" if speed else ""
+        values: dict[str, float] = {}
         if self._validation is not None:
             if self._validation_seconds > PROGRESS_SECONDS:
                 events.phase("validating")
@@ -236,14 +238,37 @@ class Loop:
             with self._stop_request.at_once():
                 measured = self._engine.evaluate(self._validation)
             self._validation_seconds = time.monotonic() - started
-            line += f": validation loss {measured.loss:.4f}, {in_words(self._figure)} {measured.figure:.4f}"
+            check_measured(measured, self._job)
+            values = {"loss": measured.loss, self._figure: measured.figure, **measured.metrics}
+            line += ": validation " + ", ".join(f"{in_words(name)} {value:.4f}" for name, value in values.items())
             if self._metrics:
-                values = {"loss": measured.loss, self._figure: measured.figure}
                 self._metrics.write("validation", self._step, self._epoch(), **values)
             self._select(measured)
         logger.info("%s", line)
+        if self._job.train.on_epoch_end is not None:
+            self._end_epoch(values)
         self._validated_step = self._step
         self._speed = Speed()
+
+    def _end_epoch(self, values: dict[str, float]) -> None:
+        """Call the user's function on the chief, which decides for all replicas whether training ends.
+
+        A run that resumes from the end of an epoch calls it again, as it validates again.
+        """
+        ended = False
+        if self._metrics:
+            from slipway.trainer.engines import hooks  # imports Keras
+
+            self._metrics.flush()
+            with self._stop_request.at_once():
+                function = hooks.load(self._job.train, "train.on_epoch_end")
+                ended = function(self._epoch(), self._step, dict(values), self._metrics.folder) is True
+        (agreed,) = self._engine.agree([float(ended)])
+        self._is_ended = agreed > 0
+        if self._is_ended and self._metrics and self._step < self._plan.steps:
+            text = f"{self._job.train.on_epoch_end} ended the training at step {self._step} of {self._plan.steps}"
+            logger.info("%s", text)
+            events.message(text)
 
     def _select(self, measured: Measured) -> None:
         """Update the best weights, and log if training stops early."""

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt, model_validator
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.values import JsonObject
-from slipway.trainer.config import BUILDER_PATTERN
+from slipway.trainer.hooks import FUNCTION_PATTERN
 from slipway.trainer.settings import Settings
 from slipway.trainer.tasks import TASKS, Metric
 
@@ -152,7 +152,7 @@ class EvaluateSettings(Settings):
 
     module: str | None = Field(
         default=None,
-        pattern=f"^{BUILDER_PATTERN}$",
+        pattern=f"^{FUNCTION_PATTERN}$",
         description="Function that evaluates instead of Slipway, as module:function. It receives a model's folder and "
         "the data, and returns its metrics; champion and challenger are measured by the same function. null: "
         "metrics.json in the model's folder if the program wrote it, else Slipway's evaluation on the test split.",

@@ -13,21 +13,28 @@ from slipway.core.errors import UserError, nearest
 from slipway.core.paths import is_remote
 from slipway.pipelines.doctor.check import Context, NotApplicableError
 from slipway.pipelines.doctor.configuration import prepared_data
+from slipway.trainer import hooks
 from slipway.trainer.engines.builder import check_signature, module_spec
 from slipway.trainer.weights import find
 
 
 def model_builder(context: Context) -> str:
-    """The model's builder and weights, or the custom program, exist. Nothing is imported, which would take seconds."""
+    """The model's builder, weights and hooks, or the custom program, exist. Nothing is imported: it takes seconds."""
     model = context.config.model
     if model is None:
         return _program(context)
     source, signature = _function(model.builder, "model.builder", context.folder)
     if signature is not None:
         check_signature(signature, model, prepared_data(context.config))
+    found = f"{model.builder} in {source}"
     if model.weights is not None and not is_remote(model.weights.file):
-        return f"{model.builder} in {source}, weights in {find(model.weights)}"
-    return f"{model.builder} in {source}"
+        found += f", weights in {find(model.weights)}"
+    for setting, function in hooks.functions(context.config.train).items():
+        source, signature = _function(function, setting, context.folder)
+        if signature is not None:
+            hooks.check_signature(setting, function, signature, context.config.train.engine)
+        found += f", {setting} in {source}"
+    return found
 
 
 def evaluation(context: Context) -> str:

@@ -13,8 +13,8 @@ from slipway.pipelines.hardware.request import Request
 from slipway.pipelines.hardware.rules import resolve
 
 GIB = 2**30
-# Number of values that an optimizer stores per trainable variable.
-OPTIMIZER_VALUES = {"adam": 2, "adamw": 2, "sgd": 0, "sgd with momentum": 1}
+# Number of values that an optimizer stores per trainable variable; of a custom one, it is not known before it is built.
+OPTIMIZER_VALUES = {"adam": 2, "adamw": 2, "sgd": 0, "sgd with momentum": 1, "a custom optimizer": 2}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def fits_memory(
     Args:
         hardware: The training hardware.
         variables_bytes: Size of all variables of the built model.
-        optimizer: adam, adamw, sgd or sgd with momentum.
+        optimizer: A name in OPTIMIZER_VALUES.
         trainable_bytes: Size of the trainable variables; by default, all are trainable.
         engine: The training engine; suggested hardware supports it.
 

@@ -30,6 +30,7 @@ from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.hardware import Hardware
 from slipway.trainer.engines.builder import module_spec
 from slipway.trainer.engines.table import ENGINES
+from slipway.trainer.hooks import functions
 
 SOURCE_TREE = Path(slipway.__file__).parents[1]
 Say = Callable[[str], None]
@@ -217,7 +218,7 @@ def own_code(config: RunConfig) -> dict[str, Path]:
     """Return the user's packages and modules that a run imports, by name: a folder or a .py file."""
     trained = None if config.train.image else config.train.module  # an image of one's own contains it
     programs = (config.model and config.model.builder, trained, config.evaluate.module)
-    names = [name for name in programs if name]
+    names = [name for name in (*programs, *functions(config.train).values()) if name]
     if config.prepared and not source_kind(config.prepared.source).prefix:
         names.append(config.prepared.source)
     found = {}

@@ -34,20 +34,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Bench:
     """A single-process engine and its training data."""
 
-    def __init__(self, data: Path) -> None:
-        self.data, self.manifest = data, manifests.read(data)
+    def __init__(self, data: Path, name: str = ENGINE) -> None:
+        self.data, self.manifest, self.name = data, manifests.read(data), name
         self.share = Share(data, self.manifest, 0, 1)
         self._engine: Any = None
 
     def job(self, **settings: Any) -> JobConfig:
-        return job(self.data, **{"steps": 100, "steps_per_epoch": 75, "engine": ENGINE, **settings})
+        return job(self.data, **{"steps": 100, "steps_per_epoch": 75, "engine": self.name, **settings})
 
     def engine(self, config: JobConfig) -> Any:
-        """A new engine with the given network; there is one per process."""
+        """A new engine with the given network; of jax and pytorch, there is one per process."""
         from slipway.trainer.engines import base
 
-        if self._engine is None:
-            self._engine = base.load(ENGINE)
+        if self._engine is None or self.name == "tensorflow":
+            self._engine = base.load(self.name)
             self._engine.open(clusters.read({}))
         self._engine.build(config, self.manifest)
         return self._engine

@@ -550,3 +550,33 @@ def test_the_learning_rate_of_each_log_point_is_in_the_history(tmp_path: Path, m
     history = Run(config, tmp_path, CountingEngine()).train()
     rates = [line["learning_rate"] for line in history if line["kind"] == "train"]
     assert rates == pytest.approx([0.4 - 0.2 * (step - 1) / 40 for step in range(4, 41, 4)])
+
+
+def test_the_users_function_is_called_after_each_validation_and_may_end_the_training(
+    tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "epoch_ends.py").write_text(
+        "def note(epoch, step, metrics, folder):\n"
+        "    with open(folder / 'noted', 'a') as file:\n"
+        "        print(epoch, step, metrics, file=file)\n"
+        "    return step == 30\n"
+        "def fails(epoch, step, metrics, folder):\n"
+        "    return 1 / 0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = make_job(Path("x"), steps=60, steps_per_epoch=10, on_epoch_end="epoch_ends:note")
+    engine = CountingEngine()
+    Run(config, tmp_path / "run", engine).train()
+    assert engine.weight == 30
+    noted = (tmp_path / "run/logs/noted").read_text().splitlines()
+    assert noted == [f"{number}.0 {number}0 {{'loss': 0.5, 'accuracy': 0.75}}" for number in (1, 2, 3)]
+    again = CountingEngine()  # a run that has ended stays ended
+    Run(config, tmp_path / "run", again).train()
+    assert again.calls == []
+    failing = make_job(Path("x"), steps=60, steps_per_epoch=10, on_epoch_end="epoch_ends:fails")
+    with pytest.raises(UserError, match="The function epoch_ends:fails raised ZeroDivisionError") as error:
+        Run(failing, tmp_path / "other", CountingEngine()).train()
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+    with pytest.raises(UserError, match=r"another train\.on_epoch_end"):
+        Run(failing, tmp_path / "run", CountingEngine())

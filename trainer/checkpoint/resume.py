@@ -75,6 +75,9 @@ def identity(job: JobConfig, data_fingerprint: str) -> dict[str, object]:
         "train.learning_rate": job.train.learning_rate,
         "train.seed": job.train.seed,
         "train.augment": job.train.augment.model_dump(),
+        "train.loss": job.train.loss,
+        "train.metrics": job.train.metrics,
+        "train.on_epoch_end": job.train.on_epoch_end,
         "data": data_fingerprint,
     }
 

@@ -7,9 +7,9 @@ and close. With several processes, all must make the same calls in the same orde
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -49,11 +49,19 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class Measured:
-    """A split's mean loss and figure, and its number of examples."""
+    """A split's mean loss and figure, its number of examples, and the custom metrics by name."""
 
     loss: float
     figure: float
     examples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sums: Sequence[float], metrics: Iterable[str]) -> Measured:
+        """Return the means from the sums of losses, figures, examples and the named metrics over a split."""
+        loss, figure, examples, *more = map(float, sums)
+        means = {name: each / examples for name, each in zip(metrics, more, strict=True)}
+        return cls(loss / examples, figure / examples, round(examples), means)
 
 
 class OutOfMemory(Exception):

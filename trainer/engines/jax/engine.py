@@ -21,7 +21,7 @@ from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder
+from slipway.trainer.engines import builder, hooks
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.jax.devices import Devices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
@@ -83,7 +83,7 @@ class JaxEngine:
         self._step = Step(
             model=self._model,
             optimizer=self._optimizer,
-            objective=objective(manifest, CLASSIFICATION),
+            objective=objective(manifest, CLASSIFICATION, job.train),
             manifest=manifest,
             rate=_index(inner._learning_rate, self._optimizer.variables),
             loss_scale=_index(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
@@ -93,6 +93,7 @@ class JaxEngine:
             augment=job.train.augment,
             seed=job.train.seed,
             devices=self._devices,
+            own_augmentation=hooks.augmentation(job.train, manifest),
             is_loop_fast=self._devices.kind != "CPU" or not has_convolutions(self._model),
         )
         self._measure, self._feed = self._step.measuring(), None
@@ -124,7 +125,8 @@ class JaxEngine:
 
     def evaluate(self, data: Evaluation) -> Measured:
         trained, others, _ = self._variables
-        sums = np.zeros(3)
+        metrics = self._step.objective.metrics
+        sums = np.zeros(3 + len(metrics))
         with errors_named(self._devices.cluster):
             waiting: Arrays = []
             for batch in data.batches():
@@ -133,8 +135,7 @@ class JaxEngine:
                     sums += np.asarray(waiting.pop(0))
             for result in waiting:
                 sums += np.asarray(result)
-        loss, figure, examples = sums
-        return Measured(float(loss / examples), float(figure / examples), round(examples))
+        return Measured.of(sums.tolist(), metrics)
 
     def agree(self, values: Sequence[float]) -> list[float]:
         own = np.asarray(values, np.float64)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from slipway.core.manifest import Manifest
 from slipway.trainer.augmentation import AugmentSettings
 from slipway.trainer.data.features import Tensors, blank, each, in_order, with_image
+from slipway.trainer.engines.hooks import Augmentation
 from slipway.trainer.engines.jax.devices import AXIS, Devices
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras.objective import Objective
@@ -56,6 +57,7 @@ class Step:
         seed: The run's seed.
         devices: The job's Devices.
         is_loop_fast: Whether the steps of a call run in one compiled loop; else each is a separate call.
+        own_augmentation: The user's augmentation, or None.
     """
 
     model: keras.Model
@@ -71,6 +73,7 @@ class Step:
     seed: int
     devices: Devices
     is_loop_fast: bool
+    own_augmentation: Augmentation | None = None
 
     def from_memory(self) -> Steps:
         """Return steps on (inputs, labels, order).
@@ -95,17 +98,13 @@ class Step:
         )
 
     def measuring(self) -> Callable[..., jax.Array]:
-        """Return the compiled function (trained, others, decoded inputs, labels, weights) -> sums, float32 [3].
-
-        They are the weighted sums of losses and figures over the global batch, and the sum of the weights.
-        """
+        """Return the compiled function (trained, others, decoded inputs, labels, weights) -> sums (Objective.sums)."""
 
         def measure(
             trained: Arrays, others: Arrays, inputs: Tensors, labels: jax.Array, weights: jax.Array
         ) -> jax.Array:
             outputs = self.model.stateless_call(trained, others, self._scaled(inputs), training=False)[0]
-            losses, figures = self._measured(outputs, labels)
-            return jnp.stack([jnp.sum(losses * weights), jnp.sum(figures * weights), jnp.sum(weights)])
+            return self.objective.sums(outputs.astype(jnp.float32), labels, weights)
 
         return jax.jit(measure, out_shardings=self.devices.whole_layout)
 
@@ -184,6 +183,11 @@ class Step:
                 lambda change, shape, low, high: jax.random.randint(keys[change], shape, low, high),
             )
             inputs = with_image(lambda images: augment.change(images, self.augment, draws), inputs)
+            if own := self.own_augmentation:
+                inputs = with_image(
+                    lambda images: own(images, lambda number: jax.random.key_data(jax.random.fold_in(key, number))),
+                    inputs,
+                )
         share = labels.shape[0] // self.accumulation
         return jax.tree.map(
             lambda values: values.reshape(self.accumulation, share, *values.shape[1:]), (inputs, labels)

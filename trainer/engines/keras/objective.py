@@ -5,12 +5,14 @@ An engine passes its own cross-entropy for classification, in its framework's fu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from keras import ops
 
 from slipway.core.manifest import Manifest
+from slipway.trainer.config import TrainSettings
+from slipway.trainer.engines import hooks
 from slipway.trainer.engines.keras.augment import Tensor
 
 # Function (outputs float32 [batch, outputs], labels [batch, …]) -> float32 [batch].
@@ -19,14 +21,47 @@ PerExample = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of each example, whose mean is minimized, and its part of the task's figure (TASKS[task].figure)."""
+    """The loss of each example, whose mean is minimized, and its part of the task's figure (TASKS[task].figure).
+
+    `metrics` are the custom metrics by name (`train.metrics`).
+    """
 
     losses: PerExample
     figures: PerExample
+    metrics: Mapping[str, PerExample] = field(default_factory=dict)
+
+    def sums(self, outputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        """Return the sums of losses, figures, weights (1, or 0 for padding) and custom metrics, float32 [3 + metrics].
+
+        Args:
+            outputs: The network's, float32 [batch, outputs].
+            labels: [batch, …].
+            weights: float32 [batch].
+        """
+        losses, figures = self.losses(outputs, labels), self.figures(outputs, labels)
+        values = [losses, figures, weights, *(metric(outputs, labels) for metric in self.metrics.values())]
+        # Not a product with the weights: the user's functions may return NaN for padding.
+        return ops.stack([ops.sum(ops.where(weights > 0, each, 0.0)) for each in values])
 
 
-def objective(manifest: Manifest, classification: Objective) -> Objective:
-    """Return the objective of the data set's task; `classification` is the engine's own."""
+def objective(manifest: Manifest, classification: Objective, train: TrainSettings) -> Objective:
+    """Return the objective of the data set's task, with the user's loss and metrics if there are any.
+
+    Args:
+        manifest: The data set's manifest.
+        classification: The engine's own objective for classes.
+        train: The settings.
+
+    Raises:
+        UserError: A function of the user does not exist or is wrong.
+    """
+    chosen = _of_task(manifest, classification)
+    losses = hooks.per_example(train, "train.loss", manifest) if train.loss else chosen.losses
+    metrics = {name: hooks.per_example(train, f"train.metrics.{name}", manifest) for name in train.metrics}
+    return Objective(losses, chosen.figures, metrics)
+
+
+def _of_task(manifest: Manifest, classification: Objective) -> Objective:
     if manifest.task == "multilabel":
         return Objective(_sigmoid_cross_entropy, _label_accuracy)
     if manifest.target is not None:

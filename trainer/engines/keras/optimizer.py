@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 
 from slipway.trainer.config import TrainSettings
+from slipway.trainer.engines import hooks
 
 # The optimizer of each value of `train.optimizer`.
 OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
@@ -31,6 +32,8 @@ def make(
         optimizers: The table to choose from.
         clip_norm: The maximum global norm of the gradients, for an engine that leaves clipping to the optimizer.
     """
+    if train.optimizer not in optimizers:
+        return hooks.keras_optimizer(train, clip_norm)
     options: dict[str, float | bool | None] = {"learning_rate": train.learning_rate, "global_clipnorm": clip_norm}
     if train.optimizer == "sgd":
         options |= {"momentum": train.momentum, "nesterov": train.nesterov}

@@ -24,11 +24,11 @@ from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.features import Labels, blank, each
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder
+from slipway.trainer.engines import builder, hooks
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras.objective import objective
-from slipway.trainer.engines.pytorch import export, normalization
+from slipway.trainer.engines.pytorch import export, normalization, own_optimizer
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
 from slipway.trainer.engines.pytorch.export import Tensors, tensors
@@ -90,12 +90,13 @@ class PyTorchEngine:
             wrapped=self._wrapped(),
             optimizer=make_optimizer(job.train, self._network),
             scaler=torch.amp.GradScaler(devices.device.type, enabled=chosen == "mixed_float16"),
-            objective=objective(manifest, CLASSIFICATION),
+            objective=objective(manifest, CLASSIFICATION, job.train),
             train=job.train,
             precision=chosen,
             class_weights=None if of_classes is None else torch.from_numpy(of_classes).to(devices.device),
             batch=job.plan.batch_per_process,
             devices=devices,
+            own_augmentation=hooks.augmentation(job.train, manifest),
         )
         self._batches, self._position = None, 0
 
@@ -146,22 +147,21 @@ class PyTorchEngine:
 
     def evaluate(self, data: Evaluation) -> Measured:
         self._network.eval()
-        sums = torch.zeros(3, dtype=torch.float64)
+        metrics = self._step.objective.metrics
+        sums = torch.zeros(3 + len(metrics), dtype=torch.float64)
         with errors_named(self._devices.cluster):
             with torch.no_grad():
                 for inputs, labels, weights in data.batches():
                     sums += self._measure(tensors(inputs), _labels(labels), torch.from_numpy(weights))
-            loss, figure, examples = self._devices.reduced(sums, "SUM").tolist()
-        return Measured(loss / examples, figure / examples, round(examples))
+            return Measured.of(self._devices.reduced(sums, "SUM").tolist(), metrics)
 
     def _measure(self, decoded: Tensors, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sums of losses and figures, and of the weights: float64 [3] on the CPU."""
-        device, goal = self._devices.device, self._step.objective
+        """Return a batch's sums (Objective.sums), float64 on the CPU."""
+        device = self._devices.device
         labels, weights = labels.to(device), weights.to(device)
         with self._step.autocast():
             outputs = self._network(export.scaled(each(lambda one: one.to(device), decoded)))
-        losses, figures = goal.losses(outputs, labels), goal.figures(outputs, labels)
-        return torch.stack([(losses * weights).sum(), (figures * weights).sum(), weights.sum()]).double().cpu()
+        return self._step.objective.sums(outputs, labels, weights).double().cpu()
 
     def agree(self, values: Sequence[float]) -> list[float]:
         with errors_named(self._devices.cluster):
@@ -171,6 +171,8 @@ class PyTorchEngine:
         return {name: np.array(tensor.detach().cpu().numpy()) for name, tensor in self._tensors().items()}
 
     def load_state(self, state: State) -> None:
+        if ":" in self._step.train.optimizer:
+            own_optimizer.create_state(self._step.optimizer, state)
         tensors = self._tensors()
         expected = {
             name: (tuple(tensor.shape), str(tensor.dtype).partition(".")[2]) for name, tensor in tensors.items()

@@ -14,8 +14,10 @@ from torch.nn.functional import cross_entropy
 
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import each, with_image
+from slipway.trainer.engines.hooks import Augmentation
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras.objective import Objective
+from slipway.trainer.engines.pytorch import own_optimizer
 from slipway.trainer.engines.pytorch.devices import Devices
 from slipway.trainer.engines.pytorch.export import Tensors, scaled
 from slipway.trainer.engines.pytorch.network import Network
@@ -31,6 +33,8 @@ _KEPT_BY_ADAM = ("step", "exp_avg", "exp_avg_sq")
 def make_optimizer(train: TrainSettings, network: Network) -> torch.optim.Optimizer:
     """Return the configured optimizer with initialized state; weight decay is applied by the step, not by it."""
     parameters = network.trained()
+    if ":" in train.optimizer and parameters:
+        return own_optimizer.make(train, parameters)
     groups = [{"params": parameters}]  # as a group, since the list is empty for a frozen network
     if train.optimizer == "sgd":
         optimizer = torch.optim.SGD(groups, lr=train.learning_rate, momentum=train.momentum, nesterov=train.nesterov)
@@ -59,6 +63,7 @@ class Step:
         class_weights: A factor for each class on the device, float32 [classes], or None.
         batch: This process's examples per step.
         devices: This process's Devices.
+        own_augmentation: The user's augmentation, or None.
     """
 
     network: Network
@@ -71,6 +76,7 @@ class Step:
     class_weights: torch.Tensor | None
     batch: int
     devices: Devices
+    own_augmentation: Augmentation | None = None
 
     def run(self, decoded: Tensors, labels: torch.Tensor, number: int, rate: float) -> torch.Tensor:
         """Run one update; return this process's mean loss and figure before it, float32 [2] on the device.
@@ -159,7 +165,11 @@ class Step:
             return torch.randint(low, high, shape, generator=generator(change), device=self.devices.device)
 
         draws = augment.draw(self.train.augment, len(images), uniform, integers)
-        return augment.change(images, self.train.augment, draws)
+        images = augment.change(images, self.train.augment, draws)
+        if self.own_augmentation is None:
+            return images
+        numbers = (self.train.seed, number, self.devices.cluster.rank, "function")
+        return self.own_augmentation(images, lambda count: torch.tensor([_seed(*numbers, count), 0]))
 
 
 def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -194,6 +204,6 @@ def load_loss_scale(scaler: torch.amp.GradScaler, values: NDArray[np.float32]) -
     )
 
 
-def _seed(*numbers: int) -> int:
+def _seed(*numbers: int | str) -> int:
     """Return a seed below 2**31 derived from a hash of `numbers`."""
     return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:4], "big") >> 1

@@ -27,7 +27,7 @@ from slipway.trainer.data.features import Tensors, each, scaled, specs
 from slipway.trainer.data.images import traced
 from slipway.trainer.data.inputs import Evaluation, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder
+from slipway.trainer.engines import builder, hooks
 from slipway.trainer.engines.base import (
     Engine,
     Measured,
@@ -113,7 +113,8 @@ class TensorFlowEngine:
         check_shared_evenly(job.train, job.plan.replicas, self._local_devices)
         augment.verify(job.train.augment, manifest.image_shape)
         self._train = train = job.train
-        self._manifest, self._objective = manifest, objective(manifest, CLASSIFICATION)
+        self._manifest, self._objective = manifest, objective(manifest, CLASSIFICATION, train)
+        own_augmentation = hooks.augmentation(train, manifest)
         kind = tensorflow_devices.kind(self._names)
         self._precision = choose_precision(train, kind, tensorflow_devices.capability(self._names))
         of_classes = class_weights(train, manifest)
@@ -140,7 +141,7 @@ class TensorFlowEngine:
         layout = Layout(self._strategy, self._local_devices, devices, self._batch // self._local_devices)
         self._loop = StepLoop(
             self._step, self._optimizer, layout, train, compiled=compiled and devices == 1,
-            resident=self._names[0] if kind != "CPU" else None,
+            resident=self._names[0] if kind != "CPU" else None, own_augmentation=own_augmentation,
         )  # fmt: skip
         logger.info("computing in %s, %s", self._precision, "compiled by XLA" if compiled else "not compiled")
 
@@ -170,12 +171,11 @@ class TensorFlowEngine:
         if key not in self._measures:  # retracing each epoch would take longer than evaluating a small split
             self._measures[key] = self._measuring_function(data)
         measure = self._measures[key]
-        sums = np.zeros(3)
+        sums = np.zeros(3 + len(self._objective.metrics))
         with self._errors():
             for inputs, labels, weights in data.batches():
                 sums += measure(inputs, labels, weights).numpy()
-        loss, figure, examples = self._over_processes(sums, "SUM")
-        return Measured(loss / examples, figure / examples, round(examples))
+        return Measured.of(self._over_processes(sums, "SUM"), self._objective.metrics)
 
     def agree(self, values: Sequence[float]) -> list[float]:
         return self._over_processes(values, "MAX")
@@ -240,9 +240,7 @@ class TensorFlowEngine:
                 inputs = each(lambda values: values[start : start + share], inputs)
                 labels, weights = (part[start : start + share] for part in (labels, weights))
             outputs = tf.cast(self._model(scaled(inputs), training=False), tf.float32)
-            losses, figures = self._objective.losses(outputs, labels), self._objective.figures(outputs, labels)
-            sums = tf.stack([tf.reduce_sum(values * weights) for values in (losses, figures, tf.ones_like(weights))])
-            return tf.cast(sums, tf.float64)
+            return tf.cast(self._objective.sums(outputs, labels, weights), tf.float64)
 
         @traced(input_signature=[inputs_spec, labels_spec, tf.TensorSpec([data.batch], tf.float32)])
         def measure(inputs: Tensors, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -20,6 +20,7 @@ from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, each, scaled, with_image
 from slipway.trainer.data.images import traced
 from slipway.trainer.data.inputs import MemoryTraining, StreamTraining, TrainingData
+from slipway.trainer.engines.hooks import Augmentation
 from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite, augmented
 
 Rates = NDArray[np.float32]
@@ -60,6 +61,7 @@ class StepLoop:
         train: The settings.
         compiled: Whether XLA compiles the whole loop; single device only.
         resident: The device that holds an in-memory split for a compiled loop ("GPU:0"); None for the CPU.
+        own_augmentation: The user's augmentation, or None.
     """
 
     def __init__(
@@ -71,9 +73,10 @@ class StepLoop:
         *,
         compiled: bool,
         resident: str | None,
+        own_augmentation: Augmentation | None = None,
     ) -> None:
         self._step, self._optimizer, self._layout, self._train = step, optimizer, layout, train
-        self._compiled, self._resident = compiled, resident
+        self._compiled, self._resident, self._own_augmentation = compiled, resident, own_augmentation
 
     def on(self, data: TrainingData, first: int) -> Call:
         """Return the call for `data`; a stream starts at step `first` and is read in order."""
@@ -265,7 +268,7 @@ class StepLoop:
         inputs = scaled(decoded)
         if not self._train.augment.is_on:
             return inputs
-        return with_image(lambda images: augmented(images, self._train, step, device), inputs)
+        return with_image(lambda images: augmented(images, self._train, step, device, self._own_augmentation), inputs)
 
 
 def _in_parts(rows: int, fetch: Callable[[int, int], tuple[Tensors, ...]], steps: Callable[..., tf.Tensor]) -> Call:

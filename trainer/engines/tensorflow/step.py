@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, each
 from slipway.trainer.data.images import traced
+from slipway.trainer.engines.hooks import Augmentation
 from slipway.trainer.engines.keras import augment, normalization
 from slipway.trainer.engines.keras.objective import Objective
 
@@ -153,7 +154,9 @@ class TrainingStep:
         return tf.stack([loss, figure]), [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
-def augmented(images: tf.Tensor, train: TrainSettings, step: tf.Tensor, device: tf.Tensor) -> tf.Tensor:
+def augmented(
+    images: tf.Tensor, train: TrainSettings, step: tf.Tensor, device: tf.Tensor, own: Augmentation | None = None
+) -> tf.Tensor:
     """Augment each image independently: float32 in [0, 1], [batch, height, width, channels], to the same.
 
     Args:
@@ -161,9 +164,11 @@ def augmented(images: tf.Tensor, train: TrainSettings, step: tf.Tensor, device: 
         train: The settings.
         step: Number of the step in the run (from 0), an integer scalar.
         device: Number of the device in the job, an integer scalar.
+        own: The user's augmentation, or None.
     """
     seed = tf.stack([tf.constant(train.seed, tf.int32), tf.cast(step, tf.int32)])
-    seeds = tf.unstack(tf.random.split(tf.random.fold_in(seed, tf.cast(device, tf.int32)), augment.TRANSFORMATIONS))
+    seed = tf.random.fold_in(seed, tf.cast(device, tf.int32))
+    seeds = tf.unstack(tf.random.split(seed, augment.TRANSFORMATIONS))
 
     def uniform(transformation: int, shape: tuple[int, ...], low: float, high: float) -> tf.Tensor:
         return tf.random.stateless_uniform(shape, seeds[transformation], low, high)
@@ -172,7 +177,8 @@ def augmented(images: tf.Tensor, train: TrainSettings, step: tf.Tensor, device: 
         return tf.random.stateless_uniform(shape, seeds[transformation], low, high, tf.int32)
 
     draws = augment.draw(train.augment, images.shape[0], uniform, integers)
-    return augment.change(images, train.augment, draws)
+    images = augment.change(images, train.augment, draws)
+    return images if own is None else own(images, lambda number: tf.random.fold_in(seed, number))
 
 
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,106 @@
+"""Hooks: functions of the user's project that Slipway's trainer calls, named by settings as module:function."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, Field
+
+from slipway.core.errors import UserError
+from slipway.trainer.tasks import MONITORS
+
+if TYPE_CHECKING:
+    from slipway.trainer.config import TrainSettings
+
+FUNCTION_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+Function = Annotated[str, Field(pattern=f"^{FUNCTION_PATTERN}$")]
+# Names that records of a validation have already.
+TAKEN = (*MONITORS, "kind", "step", "epoch", "time")
+
+
+def _is_free(name: str) -> str:
+    if name in TAKEN:
+        raise UserError(
+            f"The name {name} is taken by Slipway's own record of a validation.",
+            setting="train.metrics",
+            value=name,
+            allowed=f"another name than {', '.join(TAKEN)}",
+            nearest=f"custom_{name}",
+            fix=f"rename it, such as to custom_{name}",
+        )
+    return name
+
+
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$"), AfterValidator(_is_free)]
+
+
+@dataclass(frozen=True)
+class Hook:
+    """What a function accepts and returns."""
+
+    parameters: tuple[str, ...]
+    returns: str
+
+    def __str__(self) -> str:
+        return f"a function of ({', '.join(self.parameters)}) that returns {self.returns}"
+
+
+# The hooks by setting; each entry of `train.metrics` has its name after that.
+HOOKS = {
+    "train.loss": Hook(("outputs", "labels"), "the loss of each example, [batch]"),
+    "train.metrics": Hook(("outputs", "labels"), "a number for each example, [batch]"),
+    "train.optimizer": Hook(("learning_rate",), "a Keras optimizer"),
+    "train.augment.function": Hook(("images", "seed"), "images, float32 [batch, height, width, channels]"),
+    "train.on_epoch_end": Hook(
+        ("epoch", "step", "metrics", "folder"), "nothing, or True to end the training after this epoch"
+    ),
+}
+IN_STEP = ("train.loss", "train.optimizer", "train.augment.function")
+TORCH_OPTIMIZER = Hook(("parameters", "learning_rate"), "a torch.optim.Optimizer of all parameters")
+
+
+def functions(train: TrainSettings) -> dict[str, str]:
+    """Return the configured functions by setting, such as train.loss or train.metrics.NAME."""
+    optimizer = train.optimizer if ":" in train.optimizer else None
+    found = {
+        "train.loss": train.loss,
+        "train.optimizer": optimizer,
+        "train.augment.function": train.augment.function,
+        "train.on_epoch_end": train.on_epoch_end,
+    }
+    found |= {f"train.metrics.{name}": function for name, function in train.metrics.items()}
+    return {setting: function for setting, function in found.items() if function is not None}
+
+
+def are_in_step(train: TrainSettings) -> bool:
+    """Whether a training step calls a function of the user."""
+    return any(setting in IN_STEP for setting in functions(train))
+
+
+def hook_of(setting: str, engine: str) -> Hook:
+    """Return the hook of a setting on an engine."""
+    if setting == "train.optimizer" and engine == "pytorch":
+        return TORCH_OPTIMIZER
+    return next(hook for name, hook in HOOKS.items() if f"{setting}.".startswith(f"{name}."))
+
+
+def check_signature(setting: str, function: str, signature: inspect.Signature, engine: str) -> None:
+    """Check that a function with this signature accepts the arguments of its hook on an engine.
+
+    Raises:
+        UserError: It does not.
+    """
+    hook = hook_of(setting, engine)
+    try:
+        signature.bind(*hook.parameters)
+    except TypeError as error:
+        called = ", ".join(hook.parameters)
+        raise UserError(
+            f"The function {function} cannot be called with ({called}): {error}.",
+            setting=setting,
+            value=function,
+            allowed=str(hook),
+            fix=f"def {function.partition(':')[2]}({called}): …",
+        ) from None
