@@ -70,6 +70,9 @@ class CountingEngine:
     def work(self) -> Work:
         return Work("NVIDIA H100 80GB HBM3", 4, "mixed_bfloat16", 1e12)
 
+    def begin(self, _step: int) -> None:
+        pass
+
     def load_state(self, state: State) -> None:
         self.weight = int(state["weight"])
 
