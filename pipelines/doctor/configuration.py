@@ -135,6 +135,10 @@ def stages(context: Context) -> str:
     prepared = prepared_data(config)
     if prepared is None:
         raise NotApplicableError("the network's inputs are unknown until the data are prepared")
+    try:
+        installed.verify(config.train.engine)
+    except UserError as error:
+        raise NotApplicableError(error.message) from None
     check_patterns(config.train.stages, builder.layers(config.train.engine, config.model, prepared))
     return "every pattern matches a layer"
 
