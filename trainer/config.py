@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from typing import TYPE_CHECKING, Literal, Self
@@ -24,6 +23,17 @@ from slipway.trainer.augmentation import AugmentSettings
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.hooks import FUNCTION_PATTERN, Function, MetricName
 from slipway.trainer.settings import Settings, Untyped
+from slipway.trainer.stages import (
+    DURATIONS,
+    EPOCHS,
+    EXAMPLES,
+    LENGTHS,
+    STEPS,
+    Duration,
+    StageSettings,
+    check_one_length,
+    with_setting,
+)
 from slipway.trainer.tasks import FigureName
 from slipway.trainer.weights import WeightsSettings
 
@@ -34,12 +44,8 @@ else:  # at run time, the names in the table: for validation, the JSON Schema an
 
 # Keras's default for AdamW.
 ADAMW_WEIGHT_DECAY = 0.004
-DURATIONS = ("epochs", "steps", "examples")
 # The settings that name a custom program.
 PROGRAM = ("module", "command", "image")
-EPOCHS = Field(default=None, description="Length in passes over the training split; may be a fraction.")
-STEPS = Field(default=None, description="Length in steps.")
-EXAMPLES = Field(default=None, description="Length in training examples; rounded up to whole steps.")
 
 
 class ModelSettings(Settings):
@@ -108,35 +114,6 @@ class RestartSettings(Settings):
     )
 
 
-def _with(name: str) -> JsonValue:
-    """Return the JSON Schema of a section in which the setting `name` is not null."""
-    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
-
-
-class Duration(Settings):
-    """A length of training: exactly one of epochs, steps and examples."""
-
-    model_config = ConfigDict(json_schema_extra={"oneOf": [_with(name) for name in DURATIONS]})
-
-    epochs: PositiveFloat | None = EPOCHS
-    steps: PositiveInt | None = STEPS
-    examples: PositiveInt | None = EXAMPLES
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        _check_one_duration(self)
-        return self
-
-    def in_steps(self, batch_size: int, steps_per_epoch: int) -> int:
-        """Return `steps`, or the number of steps needed to process `examples` or `epochs`, rounded up; at least 1."""
-        if self.steps is not None:
-            return self.steps
-        if self.examples is not None:
-            return math.ceil(self.examples / batch_size)
-        assert self.epochs is not None
-        return max(1, math.ceil(round(self.epochs * steps_per_epoch, 6)))
-
-
 class ScheduleSettings(Settings):
     """Learning rate schedule; `train.learning_rate` is the peak. Formulas: `slipway.trainer.hyperparameters`."""
 
@@ -201,6 +178,7 @@ class EarlyStopSettings(Settings):
     )
 
 
+_WITH_STAGES: JsonValue = {"required": ["stages"], "properties": {"stages": {"minItems": 1}}}
 # The JSON Schema of a custom program that is an image's entry point.
 _IMAGE_ALONE: JsonValue = {
     "required": ["image"],
@@ -209,20 +187,25 @@ _IMAGE_ALONE: JsonValue = {
 
 
 class TrainSettings(Settings):
-    """How to train. Exactly one of `epochs`, `steps` and `examples` sets the length.
+    """How to train. Exactly one of `epochs`, `steps`, `examples` and `stages` sets the length.
 
     With a custom program (`module`, `command`, `image`), only these, `arguments`, `processes` and `restarts` may be
     set.
     """
 
     model_config = ConfigDict(
-        json_schema_extra={"oneOf": [*map(_with, (*DURATIONS, "module", "command")), _IMAGE_ALONE]}
+        json_schema_extra={"oneOf": [*map(with_setting, (*DURATIONS, "module", "command")), _WITH_STAGES, _IMAGE_ALONE]}
     )
 
     engine: EngineName = Field(default="tensorflow", description="Framework that executes the training step.")
     epochs: PositiveFloat | None = EPOCHS
     steps: PositiveInt | None = STEPS
     examples: PositiveInt | None = EXAMPLES
+    stages: tuple[StageSettings, ...] = Field(
+        default=(),
+        description="Stages that train different layers, such as first the head and then the whole network; their sum "
+        "is the length.",
+    )
     batch_size: PositiveInt = Field(default=64, description="Global batch size: examples per step over all replicas.")
     accumulation: PositiveInt = Field(
         default=1,
@@ -331,7 +314,7 @@ class TrainSettings(Settings):
         if self.program is not None:
             self._check_nothing_else()
             return self
-        _check_one_duration(self)
+        check_one_length(self, LENGTHS)
         if self.arguments:
             raise _contradiction(
                 "train.arguments requires a custom program, and none is set.",
@@ -364,12 +347,13 @@ class TrainSettings(Settings):
                 "adam does not support weight decay; adamw does.", "weight_decay", self.weight_decay,
                 "with the optimizers adamw and sgd", nearest="adamw", fix="--set train.optimizer=adamw",
             )  # fmt: skip
-        final = self.schedule.final
-        if final is not None and final >= self.learning_rate:
+        final, peaks = self.schedule.final, [each.learning_rate or self.learning_rate for each in self.stages]
+        peak = min(peaks, default=self.learning_rate)
+        if final is not None and final >= peak:
+            of = "the lowest learning_rate of train.stages" if self.stages else "train.learning_rate"
             raise _contradiction(
                 "The final learning rate is not below the peak.", "schedule.final", final,
-                f"below train.learning_rate = {self.learning_rate:g}", nearest=f"{self.learning_rate / 100:g}",
-                fix=f"--set train.schedule.final={self.learning_rate / 100:g}",
+                f"below {of} = {peak:g}", nearest=f"{peak / 100:g}", fix=f"--set train.schedule.final={peak / 100:g}",
             )  # fmt: skip
         return self
 
@@ -402,11 +386,6 @@ class TrainSettings(Settings):
         return self.module or (shlex.join(self.command) if self.command else self.image)
 
     @property
-    def duration(self) -> Duration:
-        """The length of the training; not valid with a custom program."""
-        return Duration(epochs=self.epochs, steps=self.steps, examples=self.examples)
-
-    @property
     def decay(self) -> float:
         """The effective weight decay."""
         if self.weight_decay is not None:
@@ -424,13 +403,6 @@ class TrainSettings(Settings):
     def needs_validation(self) -> bool:
         """Whether early stopping or the export depends on the validation split."""
         return self.early_stop is not None or self.export == "best"
-
-
-def _check_one_duration(settings: Duration | TrainSettings) -> None:
-    given = [name for name in DURATIONS if getattr(settings, name) is not None]
-    if len(given) != 1:
-        found = " and ".join(given) if given else "none"
-        raise ValueError(f"set exactly one of epochs, steps and examples; got {found}")
 
 
 def _contradiction(

@@ -14,6 +14,7 @@ from slipway.core.errors import UserError
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines.base import Measured, OutOfMemory, StepFigures
 from slipway.trainer.hooks import functions
+from slipway.trainer.stages import stage_of
 
 
 def check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:
@@ -23,15 +24,19 @@ def check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:
         return
     step = first + int(bad[0]) + 1
     what = "not a number (NaN)" if math.isnan(figures.losses[bad[0]]) else "infinite"
-    lower = job.train.learning_rate / 10
     places = " and ".join(["the network", *(name for name in functions(job.train).values())])
+    stage = stage_of(job.train, job.plan, step - 1)
+    lower, setting = f"{stage.learning_rate / 10:g}", "train.learning_rate"
+    fix = f"--set train.learning_rate={lower}"
+    if job.train.stages and job.train.stages[stage.number].learning_rate is not None:
+        setting, fix = f"train.stages.{stage.number}.learning_rate", f"set learning_rate: {lower} for this stage"
     raise UserError(
         f"The loss is {what} at step {step} of {job.plan.steps} (epoch {step / job.plan.steps_per_epoch:.2f}).",
-        setting="train.learning_rate",
-        value=job.train.learning_rate,
+        setting=setting,
+        value=stage.learning_rate,
         allowed="a learning rate at which the loss stays finite",
-        nearest=f"{lower:g}",
-        fix=f"--set train.learning_rate={lower:g}; also check divisions and logarithms in {places}",
+        nearest=lower,
+        fix=f"{fix}; also check divisions and logarithms in {places}",
     )
 
 

@@ -9,7 +9,7 @@ After that, with x = (k - W) / (T - W):
 - exponential: p (f / p)^x
 - piecewise: p multiplied by `factor` once for each milestone reached by k, but at least f
 
-The first three would reach f right after the last step.
+The first three would reach f right after the last step. In a run with stages, k, T and p are those of the stage.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import Plan, TrainSettings
+from slipway.trainer.stages import Stage, stage_of
 
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 # Minimum NVIDIA compute capability for matrix multiplication in bfloat16 (Ampere) and in float16 (Volta).
@@ -32,23 +33,26 @@ FACTOR = 0.1
 
 
 def rates(train: TrainSettings, plan: Plan, step: int, count: int) -> NDArray[np.float32]:
-    """Return the learning rates of `count` steps starting at `step` (from 0), float32 [count]."""
-    steps = np.arange(step, step + count, dtype=np.float64)
+    """Return the learning rates of `count` steps of a stage starting at `step` (from 0), float32 [count]."""
+    stage = stage_of(train, plan, step)
+    steps = np.arange(step, step + count, dtype=np.float64) - stage.start
     warmup = warmup_steps(train, plan)
-    rising = train.learning_rate * (steps + 1) / (warmup + 1)
-    return np.where(steps < warmup, rising, _after_warmup(train, plan, steps, warmup)).astype(np.float32)
+    rising = stage.learning_rate * (steps + 1) / (warmup + 1)
+    return np.where(steps < warmup, rising, _after_warmup(train, plan, stage, steps, warmup)).astype(np.float32)
 
 
 def warmup_steps(train: TrainSettings, plan: Plan) -> int:
-    """Return the number of warm-up steps, which may exceed the length of the run."""
+    """Return the number of warm-up steps, which may exceed the length of the run or stage."""
     warmup = train.schedule.warmup
     return 0 if warmup is None else warmup.in_steps(train.batch_size, plan.steps_per_epoch)
 
 
-def _after_warmup(train: TrainSettings, plan: Plan, steps: NDArray[np.float64], warmup: int) -> NDArray[np.float64]:
-    peak, schedule = train.learning_rate, train.schedule
+def _after_warmup(
+    train: TrainSettings, plan: Plan, stage: Stage, steps: NDArray[np.float64], warmup: int
+) -> NDArray[np.float64]:
+    peak, schedule = stage.learning_rate, train.schedule
     final = schedule.final or 0.0
-    over = np.clip((steps - warmup) / max(1, plan.steps - warmup), 0.0, 1.0)
+    over = np.clip((steps - warmup) / max(1, stage.end - stage.start - warmup), 0.0, 1.0)
     match schedule.shape:
         case "constant":
             return np.full_like(steps, peak)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import time
@@ -27,6 +26,7 @@ from slipway.trainer.engines.base import Engine, Measured, OutOfMemory, StepFigu
 from slipway.trainer.failures import check_finite, check_measured, too_large
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.speed import Speed
+from slipway.trainer.stages import stage_of
 from slipway.trainer.tasks import TASKS, in_words
 
 # Maximum duration of an engine call; longer calls run fewer steps than `steps_per_call`. Progress, checkpoints and stop
@@ -71,6 +71,8 @@ class Loop:
         self._to_profile = job.train.profile_steps if metrics else 0  # steps left to profile
         self._profiling = False
         self._warm = False
+        self._stage = stage_of(job.train, job.plan, max(0, progress.step - 1))
+        self._stage_work: Work | None = None
         self._speed = Speed()
         self._saved_step = progress.step
         self._validated_step = 0
@@ -88,6 +90,8 @@ class Loop:
         """
         with self._stop_request.deferred():
             try:
+                if self._step < self._stage.end:
+                    self._tell_stage()
                 self._run()
             finally:
                 self._profile.close()
@@ -109,9 +113,27 @@ class Loop:
                 self._save()
             if stop:
                 self._end_together()
+            if self._step == self._stage.end:  # not earlier: a checkpoint of this step has the old stage's optimizer
+                self._begin_next_stage()
             self._call(count)
             if self._ends_epoch(self._step) or self._is_saving_step():
                 self._save()
+
+    def _begin_next_stage(self) -> None:
+        self._engine.begin(self._step)
+        self._stage = stage_of(self._job.train, self._plan, self._step)
+        self._stage_work = None
+        self._warm = False  # the step is compiled anew
+        self._tell_stage()
+
+    def _tell_stage(self) -> None:
+        """Report the stage that the next step belongs to."""
+        stage, count = self._stage, len(self._job.train.stages)
+        if count:
+            text = f"stage {stage.number + 1} of {count}, to step {stage.end}: training {', '.join(stage.trainable)} "
+            text += f"with the learning rate {stage.learning_rate:g}"
+            logger.info("%s", text)
+            events.message(text)
 
     def _end_together(self) -> None:
         """Exit together with all replicas once the chief has saved; an early exit would abort the others."""
@@ -125,9 +147,11 @@ class Loop:
     def _step(self) -> int:
         return self._progress.step
 
-    @functools.cached_property
+    @property
     def _work(self) -> Work:
-        return self._engine.work()
+        if self._stage_work is None:
+            self._stage_work = self._engine.work()
+        return self._stage_work
 
     def _epoch(self) -> float:
         """Return the number of completed epochs, which may be a fraction."""
@@ -150,10 +174,10 @@ class Loop:
         return stop > 0, save > 0, round(count)
 
     def _count(self) -> int:
-        """Return the steps of the next call: `steps_per_call`, or fewer if an epoch, save or profile ends before."""
-        if not self._warm:
+        """Return the steps of the next call: `steps_per_call`, or up to the end of an epoch, stage, save or profile."""
+        if not self._warm or self._step == self._stage.end:
             return 1
-        ends = [self._plan.steps, _next_multiple(self._step, self._plan.steps_per_epoch)]
+        ends = [self._stage.end, _next_multiple(self._step, self._plan.steps_per_epoch)]
         every = self._job.train.checkpoint.every_steps
         if every is not None:
             ends.append(_next_multiple(self._step, every))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import io
+import itertools
 import logging
 import sys
 import zipfile
@@ -108,13 +109,12 @@ def load_keras(model: keras.Model, settings: WeightsSettings) -> None:
     """
     if not settings.file.endswith(KERAS):
         raise _wrong(settings, f"{settings.file} is not of a Keras network.", f"a file ending in {', '.join(KERAS)}")
-    layers = {path: layer for path, layer in _walk(model, "") if _own(layer)}
+    layers = {path: layer for path, layer in walk(model) if own_variables(layer)}
     found = _read_keras(find(settings), settings)
     chosen = _chosen(settings, layers, found)
     for path, other in chosen.items():
-        _verify(
-            settings, path, [tuple(each.shape) for each in _own(layers[path])], [each.shape for each in found[other]]
-        )
+        own = [tuple(each.shape) for each in own_variables(layers[path])]
+        _verify(settings, path, own, [each.shape for each in found[other]])
     for path, other in chosen.items():
         layers[path].load_own_variables({str(number): array for number, array in enumerate(found[other])})
     _tell(settings, layers, chosen)
@@ -173,20 +173,26 @@ def aligned(wanted: Collection[str], found: Collection[str]) -> dict[str, str]:
 
 
 def matches(path: str, patterns: Collection[str]) -> bool:
-    """Whether a pattern matches the path of a layer, or the name of the layer or of a model that contains it."""
-    names = [path, *path.split("/")]
+    """Whether a pattern matches the path or the name of a layer, or those of a model that contains it."""
+    outer = containers(path)
+    names = [*outer, *path.split("/"), *(each.replace("/", ".") for each in outer)]  # as in PyTorch: features.0
     return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
-def _walk(layer: keras.Layer, path: str) -> Iterator[tuple[str, keras.Layer]]:
+def containers(path: str) -> list[str]:
+    """Return the paths of the models that contain a layer, from the outermost on, and its own."""
+    return list(itertools.accumulate(path.split("/"), "{}/{}".format))
+
+
+def walk(layer: keras.Layer, path: str = "") -> Iterator[tuple[str, keras.Layer]]:
     """Yield all layers inside of `layer` with their paths, such as mobilenet/conv1."""
     for inner in layer._flatten_layers(include_self=False, recursive=False):
         name = f"{path}{inner.name}"
         yield name, inner
-        yield from _walk(inner, f"{name}/")
+        yield from walk(inner, f"{name}/")
 
 
-def _own(layer: keras.Layer) -> list[keras.Variable]:
+def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     """Return a layer's variables without those of the layers inside of it, in the order in which Keras saves them."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 

@@ -19,6 +19,7 @@ from slipway.trainer.engines import table
 from slipway.trainer.engines.builder import example_elements
 from slipway.trainer.engines.quick_import import PLUGGABLE_VARIABLE
 from slipway.trainer.hyperparameters import class_weights, warmup_steps
+from slipway.trainer.stages import stages, whole_length
 from slipway.trainer.tasks import check_inputs
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
@@ -81,11 +82,13 @@ def plan_training(
         train = _fitted(replicas * devices, manifest, model, train, memory)
     plan = _plan(replicas, devices, manifest, train)
     warmup = warmup_steps(train, plan)
-    if warmup >= plan.steps and not memory:
-        events.message(
-            f"the run ends after {plan.steps} steps, during the warm-up of {warmup}: the learning rate never reaches "
-            f"{train.learning_rate:g}"
-        )
+    for stage in stages(train, plan):
+        if warmup >= (steps := stage.end - stage.start) and not memory:
+            what = f"stage {stage.number + 1}" if train.stages else "the run"
+            events.message(
+                f"{what} ends after {steps} steps, during the warm-up of {warmup}: the learning rate never reaches "
+                f"{stage.learning_rate:g}"
+            )
     job = JobConfig(data=data, model=model, train=train, plan=plan)
     container: Container = {"command": TRAINER_COMMAND, "args": ["--config", job.model_dump_json()]}
     return TrainingPlan(_with_container(pools, container, image, train, hosts), plan)
@@ -190,5 +193,5 @@ def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings)
         replicas=replicas,
         batch_per_replica=batch // replicas,
         steps_per_epoch=steps_per_epoch,
-        steps=train.duration.in_steps(batch, steps_per_epoch),
+        steps=whole_length(train, batch, steps_per_epoch),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -106,9 +107,11 @@ def rehearse(
 ) -> None:
     """Try a hardware layout on this machine for a few training steps."""
     from slipway.pipelines.config.config import load
+    from slipway.trainer.stages import shortened
 
     path = configuration_path(file, config)
-    if program := load(path, overrides or (), hardware).train.program:
+    train = load(path, overrides or (), hardware).train
+    if program := train.program:
         raise UserError(
             f"The custom program {program} cannot be rehearsed, because it decides itself how many steps it trains.",
             setting="train",
@@ -117,7 +120,7 @@ def rehearse(
             fix="slipway run with the same options, and train.arguments that make the program stop early",
         )
     few = [
-        f"train.steps={steps}",
+        f"train.stages={json.dumps(shortened(train.stages, steps))}" if train.stages else f"train.steps={steps}",
         f"train.steps_per_call={max(1, steps // 2)}",
         "evaluate.gate.minimum=null",
         "evaluate.gate.maximum=null",

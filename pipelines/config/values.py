@@ -10,7 +10,7 @@ import yaml
 
 from slipway.core.errors import UserError, nearest
 from slipway.core.yaml_loader import DEEPEST, NotYaml, load_yaml
-from slipway.trainer.config import DURATIONS
+from slipway.trainer.stages import DURATIONS, LENGTHS
 
 Values = dict[str, object]
 Key = tuple[str, ...]
@@ -88,7 +88,7 @@ def _key_and_value(override: str) -> tuple[str, str]:
 def apply_overrides(values: Values, overrides: Iterable[str]) -> None:
     """Apply "dotted.key=value" overrides to `values` in place; values are parsed as YAML.
 
-    An overridden duration replaces the file's, even if that has another unit.
+    An overridden duration replaces the file's, even if that has another unit; stages replace it, too.
     """
     parsed = [(text, *_key_and_value(text)) for text in overrides]
     keys = {key for _, key, _ in parsed}
@@ -105,7 +105,7 @@ def apply_overrides(values: Values, overrides: Iterable[str]) -> None:
             target[last] = load_yaml(value, f"--set {text}")
         except NotYaml:
             target[last] = value
-        if parents[:1] == ["train"] and last in DURATIONS:
+        if parents[:1] == ["train"] and last in LENGTHS:
             for other in DURATIONS:
                 if other != last and ".".join([*parents, other]) not in keys:
                     target.pop(other, None)

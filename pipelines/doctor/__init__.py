@@ -26,6 +26,7 @@ CHECKS = (
     Check("model builder", model_builder.model_builder, of_run=True),
     Check("evaluation", model_builder.evaluation, of_run=True),
     Check("model memory", configuration.model_memory),
+    Check("stages", configuration.stages),
     Check("image context", configuration.image_context, of_run=True),
     Check("serving image", configuration.serving_image, of_run=True),
     Check("notification", configuration.notification, of_run=True),

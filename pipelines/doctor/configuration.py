@@ -15,6 +15,7 @@ from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.remote import remote
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.engines import builder, installed, table
+from slipway.trainer.stages import check_patterns
 
 
 def hardware_choice(context: Context) -> str:
@@ -124,6 +125,22 @@ def model_memory(context: Context) -> str:
         engine=engine,
     )
     return f"{need} per device of {hardware.accelerator_row.title}, not counting activations"
+
+
+def stages(context: Context) -> str:
+    """The patterns of the training's stages match layers of the network. Builds the model."""
+    config = context.config
+    if not config.train.stages or config.model is None:
+        raise NotApplicableError("train.stages is not set")
+    prepared = prepared_data(config)
+    if prepared is None:
+        raise NotApplicableError("the network's inputs are unknown until the data are prepared")
+    try:
+        installed.verify(config.train.engine)
+    except UserError as error:
+        raise NotApplicableError(error.message) from None
+    check_patterns(config.train.stages, builder.layers(config.train.engine, config.model, prepared))
+    return "every pattern matches a layer"
 
 
 def prepared_data(config: RunConfig) -> Manifest | None:

@@ -67,7 +67,7 @@ def test_settings_that_contradict_each_other_are_refused_by_the_step() -> None:
 def test_invalid_settings_without_a_parameter_are_an_error_of_the_user() -> None:
     with pytest.raises(UserError, match=r"train\.batch_size is invalid"):
         read(TrainSettings, "train", json.dumps({"epochs": 1, "batch_size": 0}))
-    with pytest.raises(UserError, match="train is invalid: set exactly one of epochs, steps and examples; got none"):
+    with pytest.raises(UserError, match=r"train is invalid: set exactly one of epochs, .*; got none"):
         read(TrainSettings, "train", "{}")
 
 

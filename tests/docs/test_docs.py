@@ -193,6 +193,8 @@ def test_yaml_examples_are_valid(page: Path) -> None:
             validate(values, page.name)
         else:
             base = read_yaml(ROOT / "configs/digits.yaml")
+            if "stages" in values.get("train", {}):
+                base["train"].pop("epochs")
             if values.get("task", "classification") != "classification":
                 del base["evaluate"]  # a gate on the accuracy
             validate(merged(base, values), page.name)

@@ -11,8 +11,9 @@ from tests.end_to_end.workspace import Workspace, steps
 
 @pytest.mark.parametrize(("hardware", "processes", "devices"), [("t4x2*3", 3, 2), ("tpu-v3-8", 1, 8)])
 def test_a_cloud_layout_is_rehearsed_with_virtual_devices(workspace: Workspace, hardware, processes, devices):
-    """A rehearsal proves the layout and registers nothing."""
-    few = ("--set", "train.batch_size=48", "--steps", "4")
+    """A rehearsal proves the layout, with steps of every stage, and registers nothing."""
+    stages = "train.stages=[{epochs: 1, trainable: ['dense*']}, {epochs: 2}]"
+    few = ("--set", "train.batch_size=48", "--set", stages, "--steps", "4")
     result = workspace.slipway("rehearse", "--hardware", hardware, *few)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "not proven" in result.stdout
@@ -21,6 +22,8 @@ def test_a_cloud_layout_is_rehearsed_with_virtual_devices(workspace: Workspace, 
     opened = re.findall(r"\[(workerpool\d-\d)\] .*MirroredStrategy, (\d+) x CPU", log)
     assert opened == [(name, str(devices)) for name, _ in opened]
     assert len(opened) == processes
+    begun = re.findall(r"stage (\d) of 2, to step (\d)", log)
+    assert sorted(begun) == [*[("1", "2")] * processes, *[("2", "4")] * processes]
     assert len(set(re.findall(r"weights checksum ([0-9a-f]+)", log))) == 1
     record = workspace.record()
     assert record["rehearsal"]

@@ -24,7 +24,9 @@ LONG = {"steps": STEPS, "steps_per_epoch": 150, "batch": 4, "builder": "sample_n
 
 
 BUILDERS = {"PYTHONPATH": f"{NETWORKS}:{HERE / 'networks'}"}
-# With dropout and, on pytorch, BatchNorm, whose statistics are exchanged.
+# With dropout and, on pytorch, BatchNorm, whose statistics are exchanged; first the last layer is trained.
+LAST = "5" if ENGINE == "pytorch" else "dense*"
+STAGES = [{"steps": 300, "trainable": [LAST]}, {"epochs": 8}]
 TWO = "torch_networks:regularized" if ENGINE == "pytorch" else "sample_networks:dropout"
 
 
@@ -55,7 +57,7 @@ def test_stopped_then_killed_it_ends_with_the_same_weights(bench: Bench, tmp_pat
 
 
 def test_two_replicas_end_with_the_same_weights_also_when_killed(bench: Bench, tmp_path: Path, workers: Any) -> None:
-    config = bench.job(steps=900, steps_per_epoch=75, replicas=2, builder=TWO, **SAVING)
+    config = bench.job(steps=900, steps_per_epoch=75, replicas=2, builder=TWO, stages=STAGES, **SAVING)
     whole = [worker.wait() for worker in workers.start_two(config, tmp_path / "whole", **BUILDERS)]
     assert [end.status for end in whole] == [0, 0], whole
     assert whole[0].checksum == whole[1].checksum

@@ -134,12 +134,13 @@ def job(
     arguments: dict[str, Any] | None = None,
     **train: Any,
 ) -> JobConfig:
-    """Return a job on the data set in `data`."""
+    """Return a job on the data set in `data`; `stages` in `train` have to be of `steps` together."""
+    length = {} if "stages" in train else {"steps": steps}
     return JobConfig.model_validate(
         {
             "data": str(data),
             "model": {"builder": builder, "arguments": arguments or {}},
-            "train": {"steps": steps, "batch_size": batch, "learning_rate": 0.01, **train},
+            "train": {**length, "batch_size": batch, "learning_rate": 0.01, **train},
             "plan": {
                 "replicas": replicas,
                 "batch_per_replica": batch // replicas,

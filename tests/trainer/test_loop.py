@@ -35,6 +35,7 @@ class CountingEngine:
         self.calls: list[tuple[int, int]] = []
         self.validated: list[int] = []
         self.weight = 0
+        self.begun: list[tuple[int, int]] = []
         self.losses: dict[int, float] = {}
         self.on_call: Any = lambda: None
         self.measured: dict[int, tuple[float, float]] = {}
@@ -69,6 +70,9 @@ class CountingEngine:
 
     def work(self) -> Work:
         return Work("NVIDIA H100 80GB HBM3", 4, "mixed_bfloat16", 1e12)
+
+    def begin(self, step: int) -> None:
+        self.begun.append((self.weight, step))
 
     def load_state(self, state: State) -> None:
         self.weight = int(state["weight"])
@@ -131,6 +135,39 @@ def test_the_steps_are_exact_and_calls_end_where_something_is_due(
     assert saved_steps(tmp_path) == [45, 90, 100, 135, 180, 200, 225, 230]
     if steps_per_call == 50:
         assert engine.calls[:5] == [(0, 1), (1, 44), (45, 45), (90, 10), (100, 35)]
+
+
+def test_a_call_ends_with_its_stage_and_a_checkpoint_belongs_to_the_stage_before_it(
+    tmp_path: Path, make_job: Any
+) -> None:
+    stages = [{"steps": 7}, {"steps": 3, "learning_rate": 1e3}, {"steps": 10}]
+    checkpoint = {"every_steps": 10, "every_seconds": None}
+    config = make_job(
+        Path("x"), steps=20, steps_per_epoch=10, stages=stages, checkpoint=checkpoint, export="best", monitor="accuracy"
+    )  # fmt: skip
+    engine = CountingEngine()
+    engine.measured = {10: (0.5, 0.9), 20: (0.5, 0.8)}
+    engine.losses = {12: float("nan")}
+    run = Run(config, tmp_path, engine)
+    with pytest.raises(UserError) as caught:
+        run.train()
+    assert caught.value.setting == "train.learning_rate"  # the third stage's own is not set
+    assert engine.calls == [(0, 1), (1, 6), (7, 1), (8, 2), (10, 1), (11, 9)]
+    assert engine.begun == [(7, 7), (10, 10)]
+
+    engine = CountingEngine()
+    engine.losses = {7: float("nan")}
+    with pytest.raises(UserError) as caught:
+        Run(config, tmp_path / "other", engine).train()
+    assert (caught.value.setting, caught.value.value) == ("train.stages.1.learning_rate", 1e3)
+
+    engine = CountingEngine()
+    engine.measured = {10: (0.5, 0.9), 20: (0.5, 0.8)}
+    run = Run(config, tmp_path, engine)
+    assert run.progress.step == 10
+    run.train()
+    assert run.best.restore(run.engine, 10)
+    assert engine.begun == [(0, 9), (10, 10), (20, 9)]
 
 
 def test_log_points_and_their_means_do_not_depend_on_the_calls(tmp_path: Path, make_job: Any) -> None:

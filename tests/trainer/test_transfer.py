@@ -36,7 +36,7 @@ def test_a_backbone_with_batch_normalization_ends_with_the_same_weights_when_a_r
     saved.save_weights(tmp_path / "backbone.weights.h5")
     config = make_job(
         images, steps=18, steps_per_epoch=6, replicas=2, builder="sample_networks:backbone", steps_per_call=1,
-        **SAVING,
+        stages=[{"steps": 7, "trainable": ["head"]}, {"steps": 11}], **SAVING,
     )  # fmt: skip
     weights = WeightsSettings(file=str(tmp_path / "backbone.weights.h5"))
     config = config.model_copy(update={"model": config.model.model_copy(update={"weights": weights})})

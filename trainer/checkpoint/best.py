@@ -103,5 +103,6 @@ class BestWeights:
         found = found or self._checkpoints.at(step)
         if found is None:
             raise RuntimeError(f"the chief has the best weights, of step {step}, which this replica cannot read")
+        engine.begin(step - 1)
         engine.load_state(found.state)
         return True

@@ -73,6 +73,7 @@ def identity(job: JobConfig, data_fingerprint: str) -> dict[str, object]:
         "train.precision": job.train.precision,
         "train.batch_size": job.train.batch_size,
         "train.learning_rate": job.train.learning_rate,
+        "train.stages": [stage.model_dump(mode="json") for stage in job.train.stages],
         "train.seed": job.train.seed,
         "train.augment": job.train.augment.model_dump(),
         "train.loss": job.train.loss,
@@ -109,6 +110,7 @@ def resume(
         raise RuntimeError(f"the chief resumes from step {step}, but this replica cannot read that checkpoint")
     _check_form(checkpoint, identity)
     _check(checkpoint, identity, steps)
+    engine.begin(step - 1)  # at the end of a stage, the state is still that stage's
     engine.load_state(checkpoint.state)
     logger.info("resuming from the checkpoint at step %d of %d", step, steps)
     record = checkpoint.record

@@ -1,7 +1,8 @@
 """The engine interface: an engine executes training steps. All accept the same data and return numbers and arrays.
 
-The order of calls is open, build, load_state (when resuming), then any number of run, evaluate and agree, then export
-and close. With several processes, all must make the same calls in the same order, since most are collective.
+The order of calls is open, build, begin and load_state (when resuming), then any number of begin, run, evaluate and
+agree, then export and close. With several processes, all must make the same calls in the same order, since most are
+collective.
 """
 
 from __future__ import annotations
@@ -106,14 +107,21 @@ class Engine(Protocol):
         """Claim the devices and join the cluster; return a short description of them. Must be called first."""
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
-        """Create the network and its optimizer, seeded.
+        """Create the network and the first stage's optimizer, seeded.
 
         Raises:
-            UserError: The builder or its network is not valid, or the batch size is not divisible by the devices.
+            UserError: The builder or its network is not valid, a stage's pattern matches no layer, or the batch size is
+                not divisible by the devices.
+        """
+
+    def begin(self, step: int) -> None:
+        """Prepare for the stage of the step number `step` (from 0): freeze its layers, create its optimizer.
+
+        Does nothing if the engine is in that stage already.
         """
 
     def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
-        """Train for exactly len(rates) steps, starting at step `step` (from 0).
+        """Train for exactly len(rates) steps of the current stage, starting at step `step` (from 0).
 
         Args:
             data: The training split.
@@ -141,11 +149,11 @@ class Engine(Protocol):
         """Restore the result of `state`.
 
         Raises:
-            UserError: It belongs to a different network or optimizer.
+            UserError: It belongs to a different network, optimizer or stage.
         """
 
     def work(self) -> Work:
-        """Return the computation of a training step; called once, may take a second."""
+        """Return the computation of a training step; called once per stage, may take a second."""
 
     def graph(self) -> bytes | None:
         """Return the network as a serialized tf.GraphDef, for TensorBoard; None if the engine has no such graph."""

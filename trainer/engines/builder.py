@@ -143,9 +143,23 @@ def example_elements(engine: str, settings: ModelSettings, manifest: Manifest) -
     )
 
 
+def layers(engine: str, settings: ModelSettings, manifest: Manifest) -> dict[str, bool]:
+    """Build the network for the engine; return the path of each layer, and whether it is trainable.
+
+    Raises:
+        UserError: As in `network_size`.
+    """
+    networks, model = _built(engine, settings, manifest)
+    found: dict[str, bool] = networks.layers(model)
+    return found
+
+
 def _built(engine: str, settings: ModelSettings, manifest: Manifest) -> tuple[ModuleType, Any]:
     """Return the engine's `networks` module and the network, with Keras imported on the engine's backend."""
     import_tensorflow(engine)
+    import keras
+
+    keras.backend.clear_session()  # names of layers are numbered anew, as in the trainer
     model = build(settings, manifest)
     networks = importlib.import_module(ENGINES[engine].networks)
     return networks, networks.checked(model, settings)

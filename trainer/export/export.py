@@ -83,6 +83,7 @@ def inputs_and_classes(manifest: Manifest) -> dict[str, object]:
 
 
 def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weights_step: int) -> dict[str, object]:
+    stages = [stage.model_dump(mode="json", exclude_none=True) for stage in job.train.stages]
     return {
         **inputs_and_classes(manifest),
         "builder": job.model.builder,
@@ -90,6 +91,7 @@ def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weigh
         "engine": job.train.engine,
         "optimizer": job.train.optimizer,
         "learning_rate": job.train.learning_rate,
+        **({"stages": stages} if stages else {}),
         "batch_size": job.train.batch_size,
         "replicas": job.plan.replicas,
         "steps": steps,

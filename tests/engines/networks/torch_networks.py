@@ -17,6 +17,17 @@ def dropout(image_shape, classes, width=4):
     )
 
 
+def fine_tuned(image_shape, classes):
+    """A small backbone with BatchNorm, and a head with random state."""
+    normalization = [nn.BatchNorm2d(5), nn.BatchNorm2d(5, affine=False)]
+    backbone = nn.Sequential(nn.Conv2d(image_shape[2], 5, 2), *normalization)
+    network = nn.Sequential()
+    network.add_module("backbone", backbone)
+    network.add_module("flat", nn.Sequential(nn.Flatten(), nn.Dropout(0.5)))
+    network.add_module("head", nn.Linear(5 * (image_shape[0] - 1) * (image_shape[1] - 1), classes))
+    return network
+
+
 class Half(nn.Module):
     """Uses only the left half of the images (channels first)."""
 

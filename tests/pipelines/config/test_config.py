@@ -62,10 +62,16 @@ def test_a_duration_on_the_command_line_replaces_the_files(write, override, dura
     assert (train.epochs, train.steps, train.examples) == duration
 
 
+def test_stages_on_the_command_line_replace_the_files_duration(write):
+    train = load(write(MINIMAL), ["train.stages=[{epochs: 2, trainable: [head]}, {epochs: 1}]"]).train
+    assert (train.epochs, [each.epochs for each in train.stages]) == (None, [2, 1])
+    assert train.stages[0].trainable == ("head",)
+
+
 def test_two_durations_are_refused(write):
     error = refusal(write(MINIMAL), "train.steps=7", "train.epochs=1")
     assert error.setting == "train"
-    assert "exactly one of epochs, steps and examples" in str(error)
+    assert "exactly one of epochs, steps, examples and stages" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import configuration
-from slipway.pipelines.doctor.check import Context
+from slipway.pipelines.doctor.check import Context, NotApplicableError
+from tests.trainer.conftest import manifest_of
 
 
 def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vertex", **train: object) -> Context:
@@ -19,7 +20,7 @@ def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vert
             "name": "digits",
             "data": {"source": "digits"},
             "model": {"builder": "slipway.trainer.models.digits:build"},
-            "train": {"epochs": 1, "engine": name, **train},
+            "train": {"engine": name, **({} if "stages" in train else {"epochs": 1}), **train},
             "hardware": hardware,
         }
     )
@@ -68,3 +69,14 @@ def test_only_a_local_run_needs_it_installed(monkeypatch: pytest.MonkeyPatch) ->
     configuration.training_engine(subject("jax", "cpu"))
     with pytest.raises(UserError, match="jax is not installed"):
         configuration.training_engine(subject("jax", "cpu", "local"))
+
+
+def test_the_patterns_of_stages_match_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = {"epochs": 1, "trainable": ["dense"]}, {"epochs": 1, "trainable": ["dens"]}
+    with pytest.raises(NotApplicableError):
+        configuration.stages(subject("tensorflow", "cpu"))
+    monkeypatch.setattr(configuration, "prepared_data", lambda _config: manifest_of((8, 8, 1), 10))
+    assert configuration.stages(subject("tensorflow", "cpu", stages=[first])) == "every pattern matches a layer"
+    with pytest.raises(UserError, match="No layer of the network matches 'dens'") as caught:
+        configuration.stages(subject("tensorflow", "cpu", stages=[first, second]))
+    assert (caught.value.setting, caught.value.nearest) == ("train.stages.1.trainable", "dense")

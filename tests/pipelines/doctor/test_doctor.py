@@ -34,7 +34,15 @@ def finding_of(name: str, context: Context) -> Finding:
 
 
 # Also what this configuration does not ask for.
-NOT_LOCAL = ("evaluation", "model memory", "image context", "serving image", "notification", "kubeflow server")
+NOT_LOCAL = (
+    "evaluation",
+    "model memory",
+    "stages",
+    "image context",
+    "serving image",
+    "notification",
+    "kubeflow server",
+)
 
 
 def test_a_valid_configuration_passes_all_checks(tmp_path):

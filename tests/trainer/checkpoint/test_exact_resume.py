@@ -77,6 +77,9 @@ class ChainEngine:
     def state(self) -> State:
         return {"weight": np.array(self.weight), "draws": np.array(self.draws)}
 
+    def begin(self, _step: int) -> None:
+        pass
+
     def load_state(self, state: State) -> None:
         self.weight, self.draws = int(state["weight"]), int(state["draws"])
 

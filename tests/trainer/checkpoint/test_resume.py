@@ -26,6 +26,9 @@ class OneWeight:
     def state(self) -> dict[str, Any]:
         return {"weight": np.array(self.weight)}
 
+    def begin(self, _step: int) -> None:
+        pass
+
     def load_state(self, state: dict[str, Any]) -> None:
         self.weight = int(state["weight"])
 

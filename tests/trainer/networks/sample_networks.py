@@ -63,6 +63,22 @@ def backbone(image_shape, classes, frozen=12):
     )
 
 
+def fine_tuned(image_shape, classes, frozen=False):
+    """A small backbone with BatchNormalization, and a head with random state."""
+    backbone = keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Conv2D(5, 2, name="conv"),
+            keras.layers.BatchNormalization(name="normalization", momentum=0.5),
+            keras.layers.BatchNormalization(name="statistics", momentum=0.5, center=False, scale=False),
+        ],
+        name="backbone",
+    )
+    backbone.trainable = not frozen
+    head = [keras.layers.Flatten(), keras.layers.Dropout(0.5), keras.layers.Dense(classes, name="head")]
+    return keras.Sequential([keras.Input(image_shape), backbone, *head])
+
+
 def exits(image_shape, classes):
     raise SystemExit(3)
 

@@ -7,7 +7,7 @@ global batch's statistics.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -28,9 +28,11 @@ from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
 from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Step, Variables, has_convolutions
 from slipway.trainer.engines.keras import augment, normalization, optimizer
 from slipway.trainer.engines.keras import model as keras_model
+from slipway.trainer.engines.keras.freezing import freezer
 from slipway.trainer.engines.keras.objective import objective
 from slipway.trainer.export import network, saved_model
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
+from slipway.trainer.stages import Stage, check_patterns, stage_of
 
 
 def make() -> Engine:
@@ -44,13 +46,18 @@ class JaxEngine:
     # Set by `open`.
     _devices: Devices
     # Set by `build`.
+    _job: JobConfig
+    _manifest: Manifest
     _model: keras.Model
+    _freeze_others: Callable[[Collection[str]], None]
+    # Set by `begin`.
     _optimizer: keras.optimizers.Optimizer
     _step: Step
     _measure: Callable[..., jax.Array]
 
     def __init__(self) -> None:
         self._variables: Variables = ([], [], [])
+        self._stage: Stage | None = None
         self._feed: Feed | None = None
         self._most = 1  # maximum steps in one call of the compiled function
         self._precision: Precision = "float32"
@@ -75,6 +82,20 @@ class JaxEngine:
         if job.model.weights:
             weights.load_keras(self._model, job.model.weights)
         normalization.synchronize(self._model, None)  # XLA computes the global batch's statistics
+        check_patterns(job.train.stages, keras_model.layers(self._model))
+        self._job, self._manifest = job, manifest
+        self._freeze_others, self._stage = freezer(self._model), None
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        job = self._job
+        stage = stage_of(job.train, job.plan, step)
+        if stage == self._stage:
+            return
+        if self._stage is not None:
+            self._into_model()
+        self._stage, self._feed = stage, None
+        self._freeze_others(stage.trainable)
         scaled = self._precision == "mixed_float16"
         variables = self._model.trainable_variables
         inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)
@@ -83,20 +104,20 @@ class JaxEngine:
         self._step = Step(
             model=self._model,
             optimizer=self._optimizer,
-            objective=objective(manifest, CLASSIFICATION, job.train),
-            manifest=manifest,
+            objective=objective(self._manifest, CLASSIFICATION, job.train),
+            manifest=self._manifest,
             rate=_index(inner._learning_rate, self._optimizer.variables),
             loss_scale=_index(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
             batch=job.train.batch_size,
             accumulation=job.train.accumulation,
-            class_weights=class_weights(job.train, manifest),
+            class_weights=class_weights(job.train, self._manifest),
             augment=job.train.augment,
             seed=job.train.seed,
             devices=self._devices,
-            own_augmentation=hooks.augmentation(job.train, manifest),
+            own_augmentation=hooks.augmentation(job.train, self._manifest),
             is_loop_fast=self._devices.kind != "CPU" or not has_convolutions(self._model),
         )
-        self._measure, self._feed = self._step.measuring(), None
+        self._measure = self._step.measuring()
         first, second, third = self._groups()
         self._variables = (self._whole(first), self._whole(second), self._whole(third))
 

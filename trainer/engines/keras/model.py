@@ -13,6 +13,7 @@ import numpy as np
 
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.trainer import weights
 from slipway.trainer.config import ModelSettings
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
@@ -134,6 +135,11 @@ def save(model: keras.Model, folder: Path) -> None:
 def size(model: keras.Model) -> ModelSize:
     """Return the size of the model's variables and of the trainable ones."""
     return ModelSize(_bytes(model.variables), _bytes(model.trainable_variables))
+
+
+def layers(model: keras.Model) -> dict[str, bool]:
+    """Return the path of each layer with variables, and whether it is trainable."""
+    return {path: layer.trainable for path, layer in weights.walk(model) if weights.own_variables(layer)}
 
 
 def output_elements(model: keras.Model, _manifest: Manifest) -> int:

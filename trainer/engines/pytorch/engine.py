@@ -6,9 +6,10 @@ Each process trains on one device.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import keras
@@ -32,9 +33,10 @@ from slipway.trainer.engines.pytorch import export, normalization, own_optimizer
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
 from slipway.trainer.engines.pytorch.export import Tensors, tensors
-from slipway.trainer.engines.pytorch.network import Network
+from slipway.trainer.engines.pytorch.network import Network, freezer
 from slipway.trainer.engines.pytorch.step import CLASSIFICATION, Step, load_loss_scale, make_optimizer, optimizer_arrays
-from slipway.trainer.hyperparameters import choose_precision, class_weights
+from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
+from slipway.trainer.stages import Stage, check_patterns, stage_of
 
 # Decoded inputs and labels.
 Batch = tuple[Tensors, torch.Tensor]
@@ -53,11 +55,16 @@ class PyTorchEngine:
     # Set by `open`.
     _devices: Devices
     # Set by `build`.
+    _job: JobConfig
     _manifest: Manifest
     _network: Network
+    _precision: Precision
+    _freeze_others: Callable[[Collection[str]], None]
+    # Set by `begin`.
     _step: Step
 
     def __init__(self) -> None:
+        self._stage: Stage | None = None
         self._batches: Iterator[Batch] | None = None
         self._position = 0
         self._waited = 0.0
@@ -83,20 +90,34 @@ class PyTorchEngine:
             load(self._network.inner, job.model.weights)
         normalization.synchronize(self._network, devices)
         self._network.to(devices.device)
-        of_classes = class_weights(job.train, manifest)
-        self._manifest = manifest
+        check_patterns(job.train.stages, pytorch_network.layers(self._network.inner))
+        self._job, self._manifest, self._precision = job, manifest, chosen
+        self._freeze_others, self._stage = freezer(self._network), None
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        job, devices = self._job, self._devices
+        stage = stage_of(job.train, job.plan, step)
+        if stage == self._stage:
+            return
+        if self._stage is not None:
+            del self._step
+            gc.collect()  # removes the hooks of the earlier DistributedDataParallel
+        self._stage = stage
+        self._freeze_others(stage.trainable)
+        of_classes = class_weights(job.train, self._manifest)
         self._step = Step(
             network=self._network,
             wrapped=self._wrapped(),
             optimizer=make_optimizer(job.train, self._network),
-            scaler=torch.amp.GradScaler(devices.device.type, enabled=chosen == "mixed_float16"),
-            objective=objective(manifest, CLASSIFICATION, job.train),
+            scaler=torch.amp.GradScaler(devices.device.type, enabled=self._precision == "mixed_float16"),
+            objective=objective(self._manifest, CLASSIFICATION, job.train),
             train=job.train,
-            precision=chosen,
+            precision=self._precision,
             class_weights=None if of_classes is None else torch.from_numpy(of_classes).to(devices.device),
             batch=job.plan.batch_per_process,
             devices=devices,
-            own_augmentation=hooks.augmentation(job.train, manifest),
+            own_augmentation=hooks.augmentation(job.train, self._manifest),
         )
         self._batches, self._position = None, 0
 

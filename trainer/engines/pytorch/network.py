@@ -7,6 +7,7 @@ channels first, [batch, channels, height, width]. With several inputs, both rece
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 
 import keras
 import torch
@@ -17,10 +18,12 @@ from slipway.trainer.config import ModelSettings
 from slipway.trainer.data.features import blank
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
+from slipway.trainer.engines.keras import freezing
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.pytorch import normalization
 from slipway.trainer.engines.pytorch.export import Tensors, scaled, tensors
 from slipway.trainer.tasks import TASKS
+from slipway.trainer.weights import matches
 
 
 class Network(torch.nn.Module):
@@ -38,13 +41,14 @@ class Network(torch.nn.Module):
         self.inner = inner
         self.images = {name for name, one in manifest.all_inputs.items() if one.kind == "image"}
         self.is_keras = isinstance(inner, keras.Model)
+        self.frozen: set[torch.nn.Module] = set()  # by the stage; see `freezer`
 
     def train(self, mode: bool = True) -> Network:
         """Set training mode, except for BatchNorm modules whose parameters are frozen, as Keras does."""
         super().train(mode)
         for module in normalization.modules(self.inner):
             parameters = list(module.parameters())
-            if parameters and not any(each.requires_grad for each in parameters):
+            if module in self.frozen or (parameters and not any(each.requires_grad for each in parameters)):
                 module.eval()
         return self
 
@@ -149,6 +153,39 @@ def size(model: torch.nn.Module) -> ModelSize:
         return keras_model.size(model)
     tensors = [*model.parameters(), *model.buffers()]
     return ModelSize(_bytes(tensors), _bytes([tensor for tensor in tensors if tensor.requires_grad]))
+
+
+def layers(model: torch.nn.Module) -> dict[str, bool]:
+    """Return the path of each Keras layer or module with variables, and whether it is trainable."""
+    if isinstance(model, keras.Model):
+        return keras_model.layers(model)
+    own = {path: list(module.parameters(recurse=False)) for path, module in _modules(model).items()}
+    return {path: any(each.requires_grad for each in parameters) for path, parameters in own.items() if parameters}
+
+
+def freezer(network: Network) -> Callable[[Collection[str]], None]:
+    """Return a function that freezes all layers or modules of `network` but those that match its patterns.
+
+    Parameters that are frozen already stay so.
+    """
+    if network.is_keras:
+        return freezing.freezer(network.inner)
+    modules = _modules(network.inner)
+    left = {parameter for parameter in network.inner.parameters() if parameter.requires_grad}
+
+    def freeze_others(patterns: Collection[str]) -> None:
+        chosen = [module for path, module in modules.items() if matches(path, patterns)]
+        trained = {parameter for module in chosen for parameter in module.parameters(recurse=False)}
+        for parameter in left:
+            parameter.requires_grad_(parameter in trained)
+        network.frozen = set(modules.values()) - set(chosen)
+
+    return freeze_others
+
+
+def _modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Return the modules by path: features/0."""
+    return {path.replace(".", "/"): module for path, module in model.named_modules(remove_duplicate=False)}
 
 
 def output_elements(model: torch.nn.Module, manifest: Manifest) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import keras
@@ -21,7 +21,7 @@ from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer import weights
-from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
+from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.features import Tensors, each, scaled, specs
 from slipway.trainer.data.images import traced
@@ -41,6 +41,7 @@ from slipway.trainer.engines.base import (
 )
 from slipway.trainer.engines.keras import augment, normalization
 from slipway.trainer.engines.keras import model as keras_model
+from slipway.trainer.engines.keras.freezing import freezer
 from slipway.trainer.engines.keras.objective import Objective, objective
 from slipway.trainer.engines.tensorflow import devices as tensorflow_devices
 from slipway.trainer.engines.tensorflow import network, optimizer, tpu
@@ -48,6 +49,7 @@ from slipway.trainer.engines.tensorflow.loop import Call, Layout, StepLoop
 from slipway.trainer.engines.tensorflow.step import CLASSIFICATION, TrainingStep
 from slipway.trainer.export import saved_model
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
+from slipway.trainer.stages import Stage, check_patterns, stage_of
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +68,12 @@ class TensorFlowEngine:
     _manifest: Manifest
     _model: keras.Model
     _objective: Objective
+    _train: TrainSettings
+    _plan: Plan
+    _freeze_others: Callable[[Collection[str]], None]
+    # Set by `begin`.
     _optimizer: keras.optimizers.Optimizer
     _step: TrainingStep
-    _train: TrainSettings
     _loop: StepLoop
 
     def __init__(self) -> None:
@@ -76,13 +81,20 @@ class TensorFlowEngine:
         self._names: list[str] = []
         self._batch = 0  # this process's examples per step
         self._precision: Precision = "float32"
+        self._compiled = False
+        self._stage: Stage | None = None
         self._call: Call | None = None
         self._measures: dict[tuple[int, str], Callable[..., tf.Tensor]] = {}
 
     @property
     def _local_devices(self) -> int:
         """The number of this process's devices."""
-        return int(self._strategy.num_replicas_in_sync) // self._world_size
+        return self._devices // self._world_size
+
+    @property
+    def _devices(self) -> int:
+        """The number of the job's devices."""
+        return int(self._strategy.num_replicas_in_sync)
 
     def open(self, cluster: Cluster) -> str:
         self._world_size = cluster.world_size
@@ -112,13 +124,12 @@ class TensorFlowEngine:
         self._batch = job.plan.batch_per_replica
         check_shared_evenly(job.train, job.plan.replicas, self._local_devices)
         augment.verify(job.train.augment, manifest.image_shape)
-        self._train = train = job.train
+        train = self._train = job.train
+        self._plan = job.plan
         self._manifest, self._objective = manifest, objective(manifest, CLASSIFICATION, train)
-        own_augmentation = hooks.augmentation(train, manifest)
+        self._own_augmentation = hooks.augmentation(train, manifest)
         kind = tensorflow_devices.kind(self._names)
         self._precision = choose_precision(train, kind, tensorflow_devices.capability(self._names))
-        of_classes = class_weights(train, manifest)
-        devices = int(self._strategy.num_replicas_in_sync)
         keras.backend.clear_session()
         keras.utils.set_random_seed(train.seed)
         keras.config.set_dtype_policy(self._precision)
@@ -127,23 +138,35 @@ class TensorFlowEngine:
         builder.load(job.model.builder)
         with _peers(), self._strategy.scope():  # the first values of variables are sent to all processes
             self._model = keras_model.build_network(job.model, manifest)
-            if devices > 1:
+            if self._devices > 1:
                 normalization.synchronize(self._model, tensorflow_devices.gather)
             if job.model.weights:
                 weights.load_keras(self._model, job.model.weights)
             self._refuse_foreign_variables(job.model)
+        check_patterns(train.stages, keras_model.layers(self._model))
+        self._freeze_others, self._stage = freezer(self._model), None
+        self.begin(0)
+        logger.info("computing in %s, %s", self._precision, "compiled by XLA" if self._compiled else "not compiled")
+
+    def begin(self, step: int) -> None:
+        stage = stage_of(self._train, self._plan, step)
+        if stage == self._stage:
+            return
+        train, kind, devices = self._train, tensorflow_devices.kind(self._names), self._devices
+        self._stage, self._call = stage, None
+        self._freeze_others(stage.trainable)
+        with _peers(), self._strategy.scope():
             self._optimizer = optimizer.make(train, self._model.trainable_variables)
-            compiled = network.compiles(train, self._model, kind, devices)
+            self._compiled = network.compiles(train, self._model, kind, devices)
             self._step = TrainingStep(
-                self._model, self._optimizer, self._objective, train, of_classes, devices,
-                compiled=compiled and devices > 1,
+                self._model, self._optimizer, self._objective, train, class_weights(train, self._manifest), devices,
+                compiled=self._compiled and devices > 1,
             )  # fmt: skip
         layout = Layout(self._strategy, self._local_devices, devices, self._batch // self._local_devices)
         self._loop = StepLoop(
-            self._step, self._optimizer, layout, train, compiled=compiled and devices == 1,
-            resident=self._names[0] if kind != "CPU" else None, own_augmentation=own_augmentation,
+            self._step, self._optimizer, layout, train, compiled=self._compiled and devices == 1,
+            resident=self._names[0] if kind != "CPU" else None, own_augmentation=self._own_augmentation,
         )  # fmt: skip
-        logger.info("computing in %s, %s", self._precision, "compiled by XLA" if compiled else "not compiled")
 
     def _refuse_foreign_variables(self, settings: ModelSettings) -> None:
         """Raise UserError for a variable created outside of the builder, which only one device would have."""
@@ -151,7 +174,7 @@ class TensorFlowEngine:
             if not self._strategy.extended.variable_created_in_scope(variable.value):
                 raise UserError(
                     f"The variable {variable.path} of {settings.builder} was created outside of the builder: "
-                    f"{self._strategy.num_replicas_in_sync} devices cannot share it.",
+                    f"{self._devices} devices cannot share it.",
                     setting="model.builder",
                     value=settings.builder,
                     allowed="a function that creates all layers and variables itself",
@@ -195,7 +218,7 @@ class TensorFlowEngine:
         flops = network.example_flops(self._model, self._manifest, self._objective)
         return Work(
             device=tensorflow_devices.maker_name(self._names),
-            devices=int(self._strategy.num_replicas_in_sync),
+            devices=self._devices,
             precision=self._precision,
             step_flops=None if flops is None else flops * self._batch * self._world_size,
         )

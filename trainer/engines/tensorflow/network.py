@@ -74,10 +74,12 @@ def example_flops(model: keras.Model, manifest: Manifest, objective: Objective) 
     """
 
     def gradients(inputs: Tensors, labels: tf.Tensor) -> list[tf.Tensor]:
-        with tf.GradientTape() as tape:
+        variables = [variable.value for variable in model.trainable_variables]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
             outputs = tf.cast(model(inputs, training=True), tf.float32)
             loss = tf.reduce_sum(objective.losses(outputs, labels))
-        return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+        return tape.gradient(loss, variables)
 
     graph = traced(gradients).get_concrete_function(*specs(manifest, 1, decoded=False)).graph
     if any(operation.type in _CALLS for operation in graph.get_operations()):

@@ -139,7 +139,10 @@ class TrainingStep:
     def _of_part(self, inputs: Tensors, labels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         # All per-device batches have the same size, and so have all micro-batches.
         examples = labels.shape[0] * self._train.accumulation * self._devices
-        with tf.GradientTape() as tape:
+        variables = [variable.value for variable in self._variables]
+        # Explicitly, since the tape does not watch variables that were created frozen.
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
             outputs = tf.cast(self._model(inputs, training=True), tf.float32)
             losses = self._objective.losses(outputs, labels)
             if self._class_weights is not None:
@@ -148,7 +151,6 @@ class TrainingStep:
             if self._model.losses:  # regularization, equal on every device and for every micro-batch
                 loss += tf.add_n(self._model.losses) / (self._devices * self._train.accumulation)
             minimized = loss * self.loss_scale.scale if self.loss_scale else loss
-        variables = [variable.value for variable in self._variables]
         gradients = tape.gradient(minimized, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         figure = tf.reduce_sum(self._objective.figures(outputs, labels)) / examples
         return tf.stack([loss, figure]), [tf.convert_to_tensor(gradient) for gradient in gradients]

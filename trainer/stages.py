@@ -1,0 +1,163 @@
+"""Lengths of training, and stages (`train.stages`): parts of a run that train different layers, as in fine-tuning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from pydantic import ConfigDict, Field, JsonValue, PositiveFloat, PositiveInt, model_validator
+
+from slipway.core.errors import UserError, nearest
+from slipway.trainer.settings import Settings
+from slipway.trainer.weights import containers, matches
+
+if TYPE_CHECKING:
+    from slipway.trainer.config import Plan, TrainSettings
+
+DURATIONS = ("epochs", "steps", "examples")
+# The settings of `train` that set its length.
+LENGTHS = (*DURATIONS, "stages")
+EPOCHS = Field(default=None, description="Length in passes over the training split; may be a fraction.")
+STEPS = Field(default=None, description="Length in steps.")
+EXAMPLES = Field(default=None, description="Length in training examples; rounded up to whole steps.")
+# The pattern of all layers.
+ALL = ("*",)
+_NAMED = 8  # layers, in a message
+
+
+def with_setting(name: str) -> JsonValue:
+    """Return the JSON Schema of a section in which the setting `name` is not null."""
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+
+class Duration(Settings):
+    """A length of training: exactly one of epochs, steps and examples."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [with_setting(name) for name in DURATIONS]})
+
+    epochs: PositiveFloat | None = EPOCHS
+    steps: PositiveInt | None = STEPS
+    examples: PositiveInt | None = EXAMPLES
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        check_one_length(self, DURATIONS)
+        return self
+
+    def in_steps(self, batch_size: int, steps_per_epoch: int) -> int:
+        """Return `steps`, or the number of steps needed to process `examples` or `epochs`, rounded up; at least 1."""
+        if self.steps is not None:
+            return self.steps
+        if self.examples is not None:
+            return math.ceil(self.examples / batch_size)
+        assert self.epochs is not None
+        return max(1, math.ceil(round(self.epochs * steps_per_epoch, 6)))
+
+
+class StageSettings(Duration):
+    """A stage of the training: its length, learning rate and trainable layers. Its optimizer starts anew."""
+
+    learning_rate: PositiveFloat | None = Field(
+        default=None, description="Learning rate, or its peak if `train.schedule` changes it; null: that of `train`."
+    )
+    trainable: tuple[str, ...] = Field(
+        default=ALL,
+        min_length=1,
+        description="Patterns of the names of layers to train, such as head or block_1?; a layer is also trained if "
+        "its path or a model that contains it matches. Other layers are frozen, and so are those that the builder "
+        "froze.",
+    )
+
+
+def check_one_length(settings: Duration | TrainSettings, names: Sequence[str]) -> None:
+    """Raise ValueError unless exactly one of the settings `names` is set."""
+    given = [name for name in names if getattr(settings, name)]
+    if len(given) != 1:
+        found = " and ".join(given) if given else "none"
+        raise ValueError(f"set exactly one of {', '.join(names[:-1])} and {names[-1]}; got {found}")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run, from step `start` (from 0) to the one before `end`, with an optimizer of its own.
+
+    `number` counts from 0; `trainable` are the patterns of the layers that it trains.
+    """
+
+    number: int
+    start: int
+    end: int
+    learning_rate: float
+    trainable: tuple[str, ...] = ALL
+
+
+def stages(train: TrainSettings, plan: Plan) -> list[Stage]:
+    """Return the stages of a run in order; without `train.stages`, the whole run is one."""
+    if not train.stages:
+        return [Stage(0, 0, plan.steps, train.learning_rate)]
+    found: list[Stage] = []
+    for number, each in enumerate(train.stages):
+        start = found[-1].end if found else 0
+        end = start + each.in_steps(train.batch_size, plan.steps_per_epoch)
+        found.append(Stage(number, start, end, each.learning_rate or train.learning_rate, each.trainable))
+    return found
+
+
+def stage_of(train: TrainSettings, plan: Plan, step: int) -> Stage:
+    """Return the stage of the step number `step` (from 0)."""
+    found = stages(train, plan)
+    return next((stage for stage in found if step < stage.end), found[-1])
+
+
+def whole_length(train: TrainSettings, batch_size: int, steps_per_epoch: int) -> int:
+    """Return the steps of a run: of `train.epochs`, `steps` or `examples`, or of all stages together."""
+    lengths = train.stages or (Duration(epochs=train.epochs, steps=train.steps, examples=train.examples),)
+    return sum(each.in_steps(batch_size, steps_per_epoch) for each in lengths)
+
+
+def shortened(settings: Sequence[StageSettings], steps: int) -> list[dict[str, object]]:
+    """Return the stages with about `steps` steps together, and at least one each, as values of a configuration."""
+    each = max(1, steps // len(settings))
+    return [
+        {**stage.model_dump(mode="json", exclude_defaults=True, exclude=set(DURATIONS)), "steps": each}
+        for stage in settings
+    ]
+
+
+def check_patterns(settings: Sequence[StageSettings], layers: Mapping[str, bool]) -> None:
+    """Check that every pattern of the stages matches a layer that can be trained.
+
+    Args:
+        settings: The stages.
+        layers: For the path of each layer with variables, whether the builder left it trainable.
+
+    Raises:
+        UserError: A pattern matches none.
+    """
+    for number, stage in enumerate(settings):
+        for pattern in stage.trainable:
+            found = [path for path in layers if matches(path, [pattern])]
+            if pattern not in ALL and not any(layers[path] for path in found):
+                raise _matches_none(f"train.stages.{number}.trainable", stage, pattern, found, layers)
+
+
+def _matches_none(
+    setting: str, stage: StageSettings, pattern: str, found: Sequence[str], layers: Mapping[str, bool]
+) -> UserError:
+    """Return the error for a pattern that matches only the layers `found`, which are frozen, or none."""
+    left = [path for path, trainable in layers.items() if trainable]
+    near = nearest(pattern, [name for path in left for name in (path.rpartition("/")[2], *containers(path))])
+    problem, fix = f"No layer of the network matches {pattern!r}.", f"replace {pattern} with {near or 'a layer'}"
+    if found:
+        problem, near = f"The builder froze all layers that match {pattern!r}.", None
+        fix = "leave the layers trainable in the builder: stages freeze those that they do not name"
+    return UserError(
+        problem,
+        setting=setting,
+        value=list(stage.trainable),
+        allowed=f"names of trainable layers: {', '.join(left[:_NAMED])}{', …' if len(left) > _NAMED else ''}",
+        nearest=near,
+        fix=fix,
+    )
