@@ -192,7 +192,10 @@ def test_yaml_examples_are_valid(page: Path) -> None:
         elif {"name", "train"} <= values.keys():
             validate(values, page.name)
         else:
-            validate(merged(read_yaml(ROOT / "configs/digits.yaml"), values), page.name)
+            base = read_yaml(ROOT / "configs/digits.yaml")
+            if values.get("task", "classification") != "classification":
+                del base["evaluate"]  # a gate on the accuracy
+            validate(merged(base, values), page.name)
 
 
 @page

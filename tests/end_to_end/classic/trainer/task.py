@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer import model as models
 
-BATCH = 48
+BATCH = 144
 
 
 def task():
