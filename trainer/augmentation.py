@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from slipway.trainer.hooks import Function
 from slipway.trainer.settings import Settings
@@ -42,6 +42,12 @@ class AugmentSettings(Settings):
         ge=0,
         le=1,
         description="Largest height and width of a black rectangle at a random place, as fractions of the image's.",
+    )
+    mixup: NonNegativeFloat | None = Field(
+        default=0.0,
+        description="Parameter alpha of the Beta distribution of mixup's factors, such as 0.2: each image and its loss "
+        "are blended with another image of the batch and the loss for its label. 0 or null: off. Not for regression, "
+        "and only where the image is the network's one input.",
     )
 
     function: Function | None = Field(

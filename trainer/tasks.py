@@ -130,7 +130,7 @@ def check_settings(train: TrainSettings, task: TaskName) -> None:
     """Check that the settings apply to the task.
 
     Raises:
-        UserError: The monitored metric is another task's, or there are class weights and no classes.
+        UserError: The monitored metric is another task's, or there are class weights or mixup and no classes.
     """
     figure = TASKS[task].figure
     if train.monitor not in ("loss", figure):
@@ -150,14 +150,22 @@ def check_settings(train: TrainSettings, task: TaskName) -> None:
             allowed="only with the task classification",
             fix="--set train.class_weights=null",
         )
+    if train.augment.mixup and task == "regression":
+        raise UserError(
+            "Mixup blends the losses for two classes or for two sets of labels, and the task regression has neither.",
+            setting="train.augment.mixup",
+            value=train.augment.mixup,
+            allowed="only with the tasks classification and multilabel",
+            fix="--set train.augment.mixup=0",
+        )
 
 
 def check_inputs(train: TrainSettings, manifest: Manifest) -> None:
     """Check that the settings apply to the data set's task and inputs.
 
     Raises:
-        UserError: As `check_settings`, or images are to be augmented and there are none, or two inputs would have one
-            name.
+        UserError: As `check_settings`, or images are to be augmented and there are none, or mixed up and there are
+            other inputs too, or two inputs would have one name.
     """
     check_settings(train, manifest.task)
     named: dict[str, str] = {}
@@ -179,4 +187,13 @@ def check_inputs(train: TrainSettings, manifest: Manifest) -> None:
             value=train.augment.model_dump(exclude_defaults=True),
             allowed="only with an input image",
             fix="--set train.augment='{}'",
+        )
+    if train.augment.mixup and not manifest.is_image_only:
+        others = ", ".join(name for name in manifest.all_inputs if name != "image")
+        raise UserError(
+            f"Mixup blends whole examples, and {manifest.name} has inputs other than one image: {others}.",
+            setting="train.augment.mixup",
+            value=train.augment.mixup,
+            allowed="only where the image is the one input",
+            fix="--set train.augment.mixup=0, or --set data.inputs='[image]'",
         )

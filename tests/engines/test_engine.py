@@ -25,12 +25,14 @@ def kernel_and_bias(state: Any) -> tuple[Any, Any]:
     return kernel, bias
 
 
-def by_hand(images: Any, labels: Any, kernel: Any, bias: Any, weights: Any) -> tuple[float, Any, Any]:
-    """The mean loss of a network without hidden layers, and its gradients."""
+def by_hand(
+    images: Any, labels: Any, kernel: Any, bias: Any, weights: Any, shares: Any = 1.0
+) -> tuple[float, Any, Any]:
+    """The mean loss, times `shares`, of a network without hidden layers, and its gradients."""
     pixels = images.reshape(len(labels), -1)
     logits = pixels @ kernel + bias
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    factors = weights[labels]
+    factors = weights[labels] * shares
     loss = -(factors * np.log(probabilities[np.arange(len(labels)), labels])).mean()
     difference = (probabilities - np.eye(3)[labels]) * factors[:, None] / len(labels)
     return float(loss), pixels.T @ difference, difference.sum(axis=0)
@@ -124,7 +126,9 @@ BUILDERS = ["sample_networks:dropout", *(["torch_networks:dropout"] if ENGINE ==
 
 
 @pytest.mark.parametrize("builder", BUILDERS)
-@pytest.mark.parametrize(("budget", "augment"), [(10**9, {}), (10**9, ALL_CHANGES), (0, ALL_CHANGES)])
+@pytest.mark.parametrize(
+    ("budget", "augment"), [(10**9, {}), (10**9, ALL_CHANGES), (0, ALL_CHANGES), (10**9, {"mixup": 0.4})]
+)
 def test_restored_it_goes_on_bit_by_bit(bench: Bench, builder: str, budget: int, augment: Any) -> None:
     config = bench.job(builder=builder, augment=augment)
     engine = bench.engine(config)
@@ -190,6 +194,76 @@ def test_augmentation_is_of_the_training_only(bench: Bench) -> None:
     assert not np.isclose(plain_losses, moved_losses).any()
     again = bench.engine(moved).run(images_of, 0, rates(5, 0.0)).losses
     assert again.tolist() == moved_losses.tolist()
+
+
+def mixed(engine: Any, config: Any, decoded: Any, labels: Any, step: int) -> tuple[Any, dict[str, Any]]:
+    """The engine's images and labels of a step with mixup, as NumPy arrays."""
+    if ENGINE == "jax":
+        import jax
+
+        prepared = engine._step._on_devices(engine._step._prepared, 2)(decoded, labels, step)
+        images, found = jax.tree.map(lambda one: np.asarray(one).reshape(-1, *one.shape[2:]), prepared)
+        return images, found
+    import torch
+
+    from slipway.trainer.engines.keras import mixup
+
+    pixels = torch.from_numpy(decoded / np.float32(255))
+    alpha, drawing = config.train.augment.mixup, engine._step._drawing(step)
+    blended, parts = mixup.mix(pixels, torch.from_numpy(labels).long(), alpha, *drawing)
+    return blended.numpy(), {name: part.numpy() for name, part in parts.items()}
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_a_step_with_mixup_is_one_on_the_blended_losses(bench: Bench, accumulation: int) -> None:
+    """Against a manually computed gradient, with class weights of both labels."""
+    config = bench.job(
+        builder="sample_networks:linear",
+        optimizer="sgd",
+        augment={"mixup": 1.0},
+        class_weights={"left": 3.0, "both": 0.5},
+        accumulation=accumulation,
+    )
+    engine, data = bench.engine(config), bench.training(config)
+    kernel, bias = (array.copy() for array in kernel_and_bias(engine.state()))
+    for step in range(2):
+        chosen = data.order(step, 1)[0]
+        images, labels = mixed(engine, config, data.inputs[chosen], data.labels[chosen], step)
+        own, partner, share = labels["own"], labels["partner"], labels["share"]
+        np.testing.assert_array_equal(own, data.labels[chosen])
+        originals, each = data.inputs[chosen] / np.float32(255), share[:, None, None, None]
+        (distance,) = (
+            distance
+            for distance in range(1, 8)
+            if np.allclose(images, each * originals + (1 - each) * np.roll(originals, -distance, axis=0), atol=1e-6)
+        )
+        np.testing.assert_array_equal(partner, np.roll(own, -distance))
+        weights = np.array([3.0, 1.0, 0.5])
+        first = by_hand(images, own, kernel, bias, weights, share)
+        second = by_hand(images, partner, kernel, bias, weights, 1 - share)
+        loss, of_kernel, of_bias = (one + other for one, other in zip(first, second, strict=True))
+        correct = (images.reshape(8, -1) @ kernel + bias).argmax(axis=1) == own
+        kernel, bias = kernel - 0.5 * of_kernel, bias - 0.5 * of_bias
+        figures = engine.run(data, step, rates(1, 0.5))
+        assert figures.losses[0] == pytest.approx(loss, rel=1e-5)
+        assert figures.values[0] == pytest.approx(correct.mean())
+        found_kernel, found_bias = kernel_and_bias(engine.state())
+        np.testing.assert_allclose(found_kernel, kernel, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found_bias, bias, rtol=1e-4, atol=1e-6)
+
+
+def test_the_factors_of_mixup_have_the_distribution_of_the_other_engines(bench: Bench) -> None:
+    from scipy import stats
+
+    config = bench.job(augment={"mixup": 0.4})
+    engine = bench.engine(config)
+    images, labels = np.zeros((20_000, 8, 8, 1), np.uint8), np.zeros(20_000, np.int32)
+    share = mixed(engine, config, images, labels, 0)[1]["share"]
+    assert 0.5 <= share.min() < share.max() <= 1
+    for value in (0.55, 0.7, 0.9, 0.99, 0.999):
+        expected = 2 * stats.beta.cdf(value, 0.4, 0.4) - 1
+        assert (share <= value).mean() == pytest.approx(expected, abs=0.016)  # over 4 standard deviations
+    assert (share != mixed(engine, config, images, labels, 1)[1]["share"]).mean() > 0.9
 
 
 def test_mixed_precision_learns(bench: Bench) -> None:

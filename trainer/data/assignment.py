@@ -72,6 +72,8 @@ def refuse_empty(share: Share) -> None:
 def check_shared_evenly(train: TrainSettings, replicas: int, devices: int) -> None:
     """Check that a batch splits evenly over all devices, and each device's part into equal micro-batches.
 
+    With mixup, a device's part must be more than one example.
+
     Raises:
         UserError: It does not; names the closest value that does.
     """
@@ -96,6 +98,15 @@ def check_shared_evenly(train: TrainSettings, replicas: int, devices: int) -> No
             allowed=f"a divisor of {share}" + (f" (train.batch_size / {workers} devices)" if workers > 1 else ""),
             nearest=str(near),
             fix=f"--set train.accumulation={near}",
+        )
+    if train.augment.mixup and share == 1:
+        raise UserError(
+            "Mixup blends two examples of a device's part of a batch, and each device has one example per step.",
+            setting="train.batch_size",
+            value=batch,
+            allowed=f"at least {2 * workers}, or train.augment.mixup = 0",
+            nearest=str(2 * workers),
+            fix=f"--set train.batch_size={2 * workers}",
         )
 
 

@@ -147,7 +147,10 @@ def test_the_tensorflow_engine_with_dropout_shuffling_and_augmentation(
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    augment = {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2, "crop": 0.2, "rotation": 10, "erase": 0.3}
+    augment = {
+        "flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2, "crop": 0.2, "rotation": 10, "erase": 0.3,
+        "mixup": 0.4,
+    }  # fmt: skip
     config = make_job(
         tiny, steps=60, steps_per_epoch=25, builder="sample_networks:dropout", steps_per_call=4,
         augment=augment, checkpoint=CHECKPOINT,

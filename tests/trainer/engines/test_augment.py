@@ -13,7 +13,7 @@ from slipway.trainer.config import TrainSettings
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
-ALL = AugmentSettings(flip=True, shift=2, brightness=0.2, contrast=0.5, crop=0.3, rotation=20, erase=0.5)
+ALL = AugmentSettings(flip=True, shift=2, brightness=0.2, contrast=0.5, crop=0.3, rotation=20, erase=0.5, mixup=0.2)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,8 @@ from slipway.trainer.augmentation import AugmentSettings
 from slipway.trainer.data.features import Tensors, blank, each, in_order, with_image
 from slipway.trainer.engines.hooks import Augmentation
 from slipway.trainer.engines.jax.devices import AXIS, Devices
-from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras import augment, mixup
+from slipway.trainer.engines.keras.mixup import Labels
 from slipway.trainer.engines.keras.objective import Objective
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ Variables = tuple[Arrays, Arrays, Arrays]
 # The arrays that a call's steps read, of a split in memory or of batches: the network's inputs, then others.
 Inputs = Sequence[Tensors]
 # The network's inputs and labels.
-Batch = tuple[Tensors, jax.Array]
+Batch = tuple[Tensors, Labels]
 # The function (variables, inputs, first, rates, count) -> (variables, figures) that runs `count` steps, `first` being
 # the first one's number in the run, `rates` float32 [most] their learning rates. The figures are arrays [n, 2] or [2]
 # with the steps' loss and figure, perhaps of more than `count` steps. The variables that go in are used up.
@@ -172,29 +173,30 @@ class Step:
     def _prepared(self, decoded: Tensors, labels: jax.Array, step: jax.Array) -> Batch:
         """Scale, augment and split a device's part of a batch into micro-batches: [accumulation, share, …]."""
         inputs = self._scaled(decoded)
+        share = labels.shape[0] // self.accumulation
         if self.augment.is_on:
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), step), jax.lax.axis_index(AXIS))
             # One key for each transformation, enabled or not, so that toggling one does not change the others' draws.
             keys = jax.random.split(key, augment.TRANSFORMATIONS)
-            draws = augment.draw(
-                self.augment,
-                labels.shape[0],
+            drawing: tuple[augment.Draw, augment.Draw] = (
                 lambda change, shape, low, high: jax.random.uniform(keys[change], shape, minval=low, maxval=high),
                 lambda change, shape, low, high: jax.random.randint(keys[change], shape, low, high),
             )
+            draws = augment.draw(self.augment, labels.shape[0], *drawing)
             inputs = with_image(lambda images: augment.change(images, self.augment, draws), inputs)
             if own := self.own_augmentation:
                 inputs = with_image(
                     lambda images: own(images, lambda number: jax.random.key_data(jax.random.fold_in(key, number))),
                     inputs,
                 )
-        share = labels.shape[0] // self.accumulation
+            if self.augment.mixup:
+                inputs, labels = mixup.mix(inputs, labels, self.augment.mixup, *drawing)
         return jax.tree.map(
             lambda values: values.reshape(self.accumulation, share, *values.shape[1:]), (inputs, labels)
         )
 
     def _step(
-        self, variables: Variables, inputs: Tensors, labels: jax.Array, rate: jax.Array
+        self, variables: Variables, inputs: Tensors, labels: Labels, rate: jax.Array
     ) -> tuple[Variables, jax.Array]:
         """Run one update; return its loss and figure over the global batch before it, float32 [2].
 
@@ -212,9 +214,8 @@ class Step:
             return (others, [a + b for a, b in zip(sums, gradients, strict=True)], figures + more), None
 
         if self.accumulation == 1:
-            gradients, (others, figures) = gradient(
-                trained, others, each(lambda values: values[0], inputs), labels[0], scale
-            )
+            first = (each(lambda values: values[0], one) for one in (inputs, labels))
+            gradients, (others, figures) = gradient(trained, others, *first, scale)
         else:
             start = (others, [jnp.zeros_like(each) for each in trained], jnp.zeros(2, jnp.float32))
             (others, gradients, figures), _ = jax.lax.scan(part, start, (inputs, labels), unroll=not self.is_loop_fast)
@@ -224,17 +225,21 @@ class Step:
         return (list(trained), list(others), list(kept)), figures
 
     def _loss(
-        self, trained: Arrays, others: Arrays, inputs: Tensors, labels: jax.Array, scale: jax.Array
+        self, trained: Arrays, others: Arrays, inputs: Tensors, labels: Labels, scale: jax.Array
     ) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
         """Return a micro-batch's part of the global mean loss, times `scale`, and (other variables, figures)."""
         outputs, others, extra = self.model.stateless_call(
             trained, others, in_order(inputs, self.manifest), training=True, return_losses=True
         )
-        losses, figures = self._measured(outputs, labels)
-        if self.class_weights is not None:
-            losses *= jnp.asarray(self.class_weights)[labels]
+        outputs = outputs.astype(jnp.float32)
+        losses = mixup.losses(lambda labels: self._weighted(outputs, labels), labels)
+        figures = self.objective.figures(outputs, mixup.dominant(labels))
         loss = jnp.sum(losses) / self.batch + sum(extra) / self.accumulation
         return loss * scale, (others, jnp.stack([loss, jnp.sum(figures) / self.batch]))
+
+    def _weighted(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        losses = self.objective.losses(outputs, labels)
+        return losses if self.class_weights is None else losses * jnp.asarray(self.class_weights)[labels]
 
     def _measured(self, outputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return each example's loss and figure, float32 [batch]."""

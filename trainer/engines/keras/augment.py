@@ -17,7 +17,7 @@ from slipway.trainer.augmentation import AugmentSettings
 
 # A tensor of the backend: tf.Tensor, jax.Array or torch.Tensor.
 Tensor: TypeAlias = Any
-TRANSFORMATIONS = 7
+TRANSFORMATIONS = 9  # the last two are mixup's
 
 
 def verify(settings: AugmentSettings, image_shape: tuple[int, int, int]) -> None:

@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import each, with_image
 from slipway.trainer.engines.hooks import Augmentation
-from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras import augment, mixup
+from slipway.trainer.engines.keras.mixup import Labels
 from slipway.trainer.engines.keras.objective import Objective
 from slipway.trainer.engines.pytorch import own_optimizer
 from slipway.trainer.engines.pytorch.devices import Devices
@@ -91,30 +92,35 @@ class Step:
         inputs = scaled(decoded)
         if self.train.augment.is_on:
             inputs = with_image(lambda images: self._augmented(images, number), inputs)
+            if self.train.augment.mixup:
+                inputs, labels = mixup.mix(inputs, labels, self.train.augment.mixup, *self._drawing(number))
         figures = torch.zeros(2, device=self.devices.device)
         parts = self.train.accumulation
         share = self.batch // parts
         for part in range(parts):
             chosen = slice(part * share, (part + 1) * share)
             with self._without_all_reduce() if part < parts - 1 else contextlib.nullcontext():
-                figures += self._backward(each(lambda one, chosen=chosen: one[chosen], inputs), labels[chosen])
+                figures += self._backward(
+                    *(each(lambda one, chosen=chosen: one[chosen], of) for of in (inputs, labels))
+                )
         self._update(rate)
         self.devices.end_step()
         return figures
 
-    def _backward(self, inputs: Tensors, labels: torch.Tensor) -> torch.Tensor:
+    def _backward(self, inputs: Tensors, labels: Labels) -> torch.Tensor:
         with self.autocast():
             outputs = self.wrapped(inputs)
-        losses = self.objective.losses(outputs, labels)
-        if self.class_weights is not None:
-            losses = losses * self.class_weights[labels]
-        loss = losses.sum() / self.batch
+        loss = mixup.losses(lambda labels: self._weighted(outputs, labels), labels).sum() / self.batch
         for extra in self.network.extra_losses():
             loss = loss + extra / self.train.accumulation
         if loss.requires_grad:
             self.scaler.scale(loss).backward()
-        figure = self.objective.figures(outputs.detach(), labels).sum() / self.batch
+        figure = self.objective.figures(outputs.detach(), mixup.dominant(labels)).sum() / self.batch
         return torch.stack([loss.detach(), figure.to(loss.dtype)])
+
+    def _weighted(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        losses = self.objective.losses(outputs, labels)
+        return losses if self.class_weights is None else losses * self.class_weights[labels]
 
     def _update(self, rate: float) -> None:
         """Apply and clear the gradients."""
@@ -153,6 +159,16 @@ class Step:
             generator.state.assign(np.array([(seed + place) % 2**31, 0], np.int64))
 
     def _augmented(self, images: torch.Tensor, number: int) -> torch.Tensor:
+        draws = augment.draw(self.train.augment, len(images), *self._drawing(number))
+        images = augment.change(images, self.train.augment, draws)
+        if self.own_augmentation is None:
+            return images
+        numbers = (self.train.seed, number, self.devices.cluster.rank, "function")
+        return self.own_augmentation(images, lambda count: torch.tensor([_seed(*numbers, count), 0]))
+
+    def _drawing(self, number: int) -> tuple[augment.Draw, augment.Draw]:
+        """Return the functions that draw the floats and integers of step `number`."""
+
         def generator(change: int) -> torch.Generator:
             source = torch.Generator(self.devices.device)
             return source.manual_seed(_seed(self.train.seed, number, self.devices.cluster.rank, change))
@@ -164,12 +180,7 @@ class Step:
         def integers(change: int, shape: tuple[int, ...], low: int, high: int) -> torch.Tensor:
             return torch.randint(low, high, shape, generator=generator(change), device=self.devices.device)
 
-        draws = augment.draw(self.train.augment, len(images), uniform, integers)
-        images = augment.change(images, self.train.augment, draws)
-        if self.own_augmentation is None:
-            return images
-        numbers = (self.train.seed, number, self.devices.cluster.rank, "function")
-        return self.own_augmentation(images, lambda count: torch.tensor([_seed(*numbers, count), 0]))
+        return uniform, integers
 
 
 def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,8 @@ from slipway.trainer.data.features import Tensors, each, scaled, with_image
 from slipway.trainer.data.images import traced
 from slipway.trainer.data.inputs import MemoryTraining, StreamTraining, TrainingData
 from slipway.trainer.engines.hooks import Augmentation
-from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite, augmented
+from slipway.trainer.engines.keras.mixup import Labels
+from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite, augmented, mixed
 
 Rates = NDArray[np.float32]
 Batch = tuple[Tensors, tf.Tensor]  # decoded inputs and labels
@@ -154,7 +155,7 @@ class StepLoop:
             device = context.replica_id_in_sync_group
             with tf.device("CPU:0"):
                 inputs, labels = batch(device % self._layout.local_devices, *fetched)
-            figures, gradients = self._step.gradients(self._inputs(inputs, step, device), labels)
+            figures, gradients = self._step.gradients(*self._prepared(inputs, labels, step, device))
             if self._layout.devices > 1:
                 gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
             if self._step.loss_scale:
@@ -244,7 +245,7 @@ class StepLoop:
         ) -> tuple[tf.Tensor, tf.TensorArray]:
             self._optimizer.learning_rate.assign(rates[number])
             inputs, labels = batch(*(each(lambda values: values[number], part) for part in handed))
-            figure, gradients = self._step.gradients(self._inputs(inputs, first + number, 0), labels)
+            figure, gradients = self._step.gradients(*self._prepared(inputs, labels, first + number, 0))
             if self._step.loss_scale is None:
                 self._step.update(gradients)
             else:
@@ -263,12 +264,15 @@ class StepLoop:
 
         return steps
 
-    def _inputs(self, decoded: Tensors, step: tf.Tensor, device: tf.Tensor) -> Tensors:
-        """Convert a device's decoded inputs to the network's, with augmentation."""
+    def _prepared(
+        self, decoded: Tensors, labels: tf.Tensor, step: tf.Tensor, device: tf.Tensor
+    ) -> tuple[Tensors, Labels]:
+        """Convert a device's decoded inputs and labels to the training step's, with augmentation."""
         inputs = scaled(decoded)
         if not self._train.augment.is_on:
-            return inputs
-        return with_image(lambda images: augmented(images, self._train, step, device, self._own_augmentation), inputs)
+            return inputs, labels
+        inputs = with_image(lambda images: augmented(images, self._train, step, device, self._own_augmentation), inputs)
+        return mixed(inputs, labels, self._train, step, device)
 
 
 def _in_parts(rows: int, fetch: Callable[[int, int], tuple[Tensors, ...]], steps: Callable[..., tf.Tensor]) -> Call:

@@ -14,7 +14,8 @@ from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, each
 from slipway.trainer.data.images import traced
 from slipway.trainer.engines.hooks import Augmentation
-from slipway.trainer.engines.keras import augment, normalization
+from slipway.trainer.engines.keras import augment, mixup, normalization
+from slipway.trainer.engines.keras.mixup import Labels
 from slipway.trainer.engines.keras.objective import Objective
 
 # Initial loss scale of mixed_float16, and the number of steps without overflow after which it doubles.
@@ -84,18 +85,19 @@ class TrainingStep:
         """State variables other than the network's and the optimizer's."""
         return self.loss_scale.variables if self.loss_scale else []
 
-    def gradients(self, inputs: Tensors, labels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def gradients(self, inputs: Tensors, labels: Labels) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return a device's contribution to the global batch's loss and figure, float32 [2], and to the gradients.
 
         Args:
             inputs: The network's inputs, [per-device batch, …].
-            labels: [per-device batch, …].
+            labels: [per-device batch, …]; a dict if they are mixed.
         """
         parts = self._train.accumulation
         if parts == 1:
             return self.part(inputs, labels)
-        inputs = each(lambda values: tf.reshape(values, [parts, -1, *values.shape[1:]]), inputs)
-        labels = tf.reshape(labels, [parts, -1, *labels.shape[1:]])
+        inputs, labels = (
+            each(lambda values: tf.reshape(values, [parts, -1, *values.shape[1:]]), one) for one in (inputs, labels)
+        )
         # Sequentially, so that only one micro-batch's activations are in memory at a time.
         if self._devices > 1 and normalization.layers(self._model):
             return self._unrolled(inputs, labels)
@@ -104,7 +106,7 @@ class TrainingStep:
         def add(
             number: tf.Tensor, figures: tf.Tensor, sums: list[tf.Tensor]
         ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-            more, gradients = self.part(each(lambda values: values[number], inputs), labels[number])
+            more, gradients = self.part(*(each(lambda values: values[number], one) for one in (inputs, labels)))
             return number + 1, figures + more, [one + other for one, other in zip(sums, gradients, strict=True)]
 
         first = (tf.constant(0), tf.zeros([2]), zeros)
@@ -113,11 +115,11 @@ class TrainingStep:
         )
         return figures, sums
 
-    def _unrolled(self, inputs: Tensors, labels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _unrolled(self, inputs: Tensors, labels: Labels) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return the result of `gradients` without a loop, in which devices could not exchange statistics."""
 
         def part(number: int) -> tuple[tf.Tensor, list[tf.Tensor]]:
-            return self.part(each(lambda values: values[number], inputs), labels[number])
+            return self.part(*(each(lambda values: values[number], one) for one in (inputs, labels)))
 
         figures, sums = part(0)
         for number in range(1, self._train.accumulation):
@@ -136,24 +138,27 @@ class TrainingStep:
             gradients = [gradient * factor for gradient in gradients]
         self._optimizer.apply(gradients, self._variables)
 
-    def _of_part(self, inputs: Tensors, labels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _of_part(self, inputs: Tensors, labels: Labels) -> tuple[tf.Tensor, list[tf.Tensor]]:
         # All per-device batches have the same size, and so have all micro-batches.
-        examples = labels.shape[0] * self._train.accumulation * self._devices
+        dominant = mixup.dominant(labels)
+        examples = dominant.shape[0] * self._train.accumulation * self._devices
         variables = [variable.value for variable in self._variables]
         # Explicitly, since the tape does not watch variables that were created frozen.
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             outputs = tf.cast(self._model(inputs, training=True), tf.float32)
-            losses = self._objective.losses(outputs, labels)
-            if self._class_weights is not None:
-                losses *= tf.gather(self._class_weights, labels)
+            losses = mixup.losses(lambda labels: self._weighted(outputs, labels), labels)
             loss = tf.reduce_sum(losses) / examples
             if self._model.losses:  # regularization, equal on every device and for every micro-batch
                 loss += tf.add_n(self._model.losses) / (self._devices * self._train.accumulation)
             minimized = loss * self.loss_scale.scale if self.loss_scale else loss
         gradients = tape.gradient(minimized, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        figure = tf.reduce_sum(self._objective.figures(outputs, labels)) / examples
+        figure = tf.reduce_sum(self._objective.figures(outputs, dominant)) / examples
         return tf.stack([loss, figure]), [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    def _weighted(self, outputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        losses = self._objective.losses(outputs, labels)
+        return losses if self._class_weights is None else losses * tf.gather(self._class_weights, labels)
 
 
 def augmented(
@@ -168,9 +173,28 @@ def augmented(
         device: Number of the device in the job, an integer scalar.
         own: The user's augmentation, or None.
     """
+    draws = augment.draw(train.augment, images.shape[0], *_drawing(train, step, device))
+    images = augment.change(images, train.augment, draws)
+    return images if own is None else own(images, lambda number: tf.random.fold_in(_seed(train, step, device), number))
+
+
+def mixed(
+    images: tf.Tensor, labels: tf.Tensor, train: TrainSettings, step: tf.Tensor, device: tf.Tensor
+) -> tuple[tf.Tensor, Labels]:
+    """Blend a device's augmented images with one another (`mixup.mix`); the arguments are those of `augmented`."""
+    alpha = train.augment.mixup
+    return mixup.mix(images, labels, alpha, *_drawing(train, step, device)) if alpha else (images, labels)
+
+
+def _seed(train: TrainSettings, step: tf.Tensor, device: tf.Tensor) -> tf.Tensor:
+    """Return the seed of a device's random draws in a step."""
     seed = tf.stack([tf.constant(train.seed, tf.int32), tf.cast(step, tf.int32)])
-    seed = tf.random.fold_in(seed, tf.cast(device, tf.int32))
-    seeds = tf.unstack(tf.random.split(seed, augment.TRANSFORMATIONS))
+    return tf.random.fold_in(seed, tf.cast(device, tf.int32))
+
+
+def _drawing(train: TrainSettings, step: tf.Tensor, device: tf.Tensor) -> tuple[augment.Draw, augment.Draw]:
+    """Return the functions that draw a step's floats and integers for a device."""
+    seeds = tf.unstack(tf.random.split(_seed(train, step, device), augment.TRANSFORMATIONS))
 
     def uniform(transformation: int, shape: tuple[int, ...], low: float, high: float) -> tf.Tensor:
         return tf.random.stateless_uniform(shape, seeds[transformation], low, high)
@@ -178,9 +202,7 @@ def augmented(
     def integers(transformation: int, shape: tuple[int, ...], low: int, high: int) -> tf.Tensor:
         return tf.random.stateless_uniform(shape, seeds[transformation], low, high, tf.int32)
 
-    draws = augment.draw(train.augment, images.shape[0], uniform, integers)
-    images = augment.change(images, train.augment, draws)
-    return images if own is None else own(images, lambda number: tf.random.fold_in(seed, number))
+        return uniform, integers
 
 
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

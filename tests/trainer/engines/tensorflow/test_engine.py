@@ -94,7 +94,11 @@ def test_one_call_of_many_steps_is_many_calls_of_one(tiny: Path, make_job: Any, 
 
 @pytest.mark.parametrize(
     "augment",
-    [{}, {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2, "crop": 0.2, "rotation": 10, "erase": 0.3}],
+    [
+        {},
+        {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2, "crop": 0.2, "rotation": 10, "erase": 0.3},
+        {"mixup": 0.4},
+    ],
 )
 @pytest.mark.parametrize("budget", [0, 10**9])
 def test_restored_it_goes_on_bit_by_bit(
@@ -188,6 +192,49 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(
     loss = engine.run(read, 1, rates(1)).losses[0]
     assert loss == pytest.approx(cross_entropy(moved, labels, kernel, bias), rel=1e-5)
     assert loss != pytest.approx(cross_entropy(images, labels, kernel, bias), rel=1e-3)
+
+
+@pytest.mark.parametrize(("accumulation", "xla"), [(1, False), (4, False), (1, True), (4, True)])
+def test_a_step_with_mixup_is_one_on_the_blended_losses(
+    tiny: Path, make_job: Any, training: Any, accumulation: int, xla: bool
+) -> None:
+    """Against a manually computed gradient, with class weights of both labels."""
+    import tensorflow as tf
+
+    from slipway.trainer.engines.tensorflow.step import augmented, mixed
+
+    config = make_job(
+        tiny, steps=2, steps_per_epoch=75, builder="sample_networks:linear", seed=3, optimizer="sgd", xla=xla,
+        augment={"flip": True, "mixup": 1.0}, accumulation=accumulation, class_weights={"left": 3.0, "both": 0.5},
+    )  # fmt: skip
+    engine, read = engine_for(config), training(config)
+    engine.run(read, 0, rates(1))
+    before = {name: array.copy() for name, array in engine.state().items() if name.startswith("model")}
+    kernel, bias = (before[name] for name in before if name.endswith(("kernel", "bias")))
+    chosen = read.order(1, 1)[0]
+
+    @tf.function(jit_compile=xla)  # XLA has its own generator
+    def drawn(images: Any, labels: Any) -> Any:
+        return mixed(augmented(images, config.train, 1, 0), labels, config.train, 1, 0)
+
+    images, labels = drawn(read.inputs[chosen] / np.float32(255), read.labels[chosen])
+    share, weights = np.asarray(labels["share"]), np.array([3.0, 1.0, 0.5])
+    assert 0.5 <= share.min() < share.max() < 1
+    pixels = np.asarray(images).reshape(8, -1)
+    exponentials = np.exp(pixels @ kernel + bias)
+    probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+    loss, difference = 0.0, np.zeros((8, 3))
+    for each, part in ((np.asarray(labels["own"]), share), (np.asarray(labels["partner"]), 1 - share)):
+        factor = part * weights[each] / 8
+        loss -= (factor * np.log(probabilities[np.arange(8), each])).sum()
+        difference += factor[:, None] * (probabilities - np.eye(3)[each])
+    figures = engine.run(read, 1, rates(1, 0.5))
+    assert figures.losses[0] == pytest.approx(loss, rel=1e-5)
+    assert figures.values[0] == (probabilities.argmax(axis=1) == np.asarray(labels["own"])).mean()
+    after = engine.state()
+    for name, gradient in (("kernel", pixels.T @ difference), ("bias", difference.sum(axis=0))):
+        (name,) = (each for each in before if each.endswith(name))
+        np.testing.assert_allclose(after[name], before[name] - 0.5 * gradient, rtol=1e-4, atol=1e-6)
 
 
 def cross_entropy(images: Any, labels: Any, kernel: Any, bias: Any) -> float:
