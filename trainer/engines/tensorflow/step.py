@@ -202,7 +202,7 @@ def _drawing(train: TrainSettings, step: tf.Tensor, device: tf.Tensor) -> tuple[
     def integers(transformation: int, shape: tuple[int, ...], low: int, high: int) -> tf.Tensor:
         return tf.random.stateless_uniform(shape, seeds[transformation], low, high, tf.int32)
 
-        return uniform, integers
+    return uniform, integers
 
 
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
