@@ -22,6 +22,7 @@ def compare(rank: int, port: int, is_keras: bool) -> None:
     from slipway.trainer.distributed import cluster as clusters
     from slipway.trainer.engines.pytorch import normalization
     from slipway.trainer.engines.pytorch.network import Network
+    from tests.trainer.conftest import manifest_of
 
     distributed.init_process_group("gloo", rank=rank, world_size=2)
 
@@ -29,10 +30,11 @@ def compare(rank: int, port: int, is_keras: bool) -> None:
         keras.utils.set_random_seed(1)
         if is_keras:
             layers = [keras.layers.BatchNormalization(), keras.layers.Flatten(), keras.layers.Dense(3)]
-            return Network(keras.Sequential([keras.Input((4, 3, 5)), *layers]))
+            return Network(keras.Sequential([keras.Input((4, 3, 5)), *layers]), manifest_of())
         frozen = nn.BatchNorm2d(5)
         frozen.requires_grad_(False)
-        return Network(nn.Sequential(nn.BatchNorm2d(5), frozen, nn.Flatten(), nn.Linear(60, 3)))
+        module = nn.Sequential(nn.BatchNorm2d(5), frozen, nn.Flatten(), nn.Linear(60, 3))
+        return Network(module, manifest_of())
 
     class Devices:
         cluster = clusters.read({"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
