@@ -80,7 +80,7 @@ def test_labels_blend_if_an_example_has_several(tensorflow: None) -> None:
     from slipway.trainer.engines.keras.objective import Objective, objective
     from slipway.trainer.engines.tensorflow.step import CLASSIFICATION
 
-    of: Objective = objective(manifest_of((8, 8, 1), task="multilabel"), CLASSIFICATION)
+    of: Objective = objective(manifest_of((8, 8, 1), task="multilabel"), CLASSIFICATION, training())
     chance = np.random.default_rng(4)
     logits, share = chance.normal(size=(5, 3)).astype(np.float32), chance.random(5, np.float32)
     own, partner = chance.integers(0, 2, (2, 5, 3)).astype(np.float32)
