@@ -22,7 +22,7 @@ from slipway.components import page
 from slipway.components.evaluate import charts
 from slipway.components.evaluate.evaluation import NO_CHAMPION_ASKED, NO_CHAMPION_YET
 from slipway.components.evaluate.gate import MAXIMIZED, MINIMIZED, EvaluateSettings, Opponent, Verdict, decide
-from slipway.components.evaluate.served_model import read_json
+from slipway.components.evaluate.served_model import ModelFolder, read_json
 from slipway.components.train.result import trainer_record
 from slipway.core import events
 from slipway.core.errors import UserError
@@ -51,22 +51,14 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(ModelFolder):
     """A model and what was measured of it. `description` is its model.json if Slipway's trainer wrote it."""
 
-    folder: Path
-    name: str
-    description: JsonObject
-    registration: JsonObject
     result: Result
 
     @property
     def metrics(self) -> dict[str, float]:
         return self.result.metrics
-
-    @property
-    def weights_checksum(self) -> object:
-        return self.description.get("weights_checksum") or self.registration.get("weights_checksum")
 
 
 @dataclass(frozen=True)
@@ -131,9 +123,7 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Data, champion: Path
         challenger = _measured(model, _reported(model, settings.gate.name))
         if opponent_folder is not None:
             opponent = _measured(opponent_folder, _reported_by_champion(opponent_folder))
-    checksum = opponent.weights_checksum if opponent else None
-    identical = checksum is not None and checksum == challenger.weights_checksum
-    beaten = Opponent(opponent.name, opponent.metrics, identical) if opponent else None
+    beaten = Opponent(opponent.name, opponent.metrics, opponent.has_weights_of(challenger)) if opponent else None
     without = NO_CHAMPION_YET if settings.champion == "registered" else NO_CHAMPION_ASKED
     verdict = decide(settings.gate, challenger.metrics, beaten, without, measured)
     return CustomEvaluation(challenger, opponent, verdict, settings, data, measured)
@@ -270,10 +260,7 @@ def _kind(value: object) -> str:
 
 
 def _measured(folder: Path, measured: Result) -> Measured:
-    description, registration = trainer_record(folder), read_json(folder / "metadata.json")
-    version = registration.get("version")
-    name = folder.name if version is None else f"version {version}"
-    return Measured(folder, name, description, registration, measured)
+    return Measured(folder, trainer_record(folder), read_json(folder / "metadata.json"), measured)
 
 
 def _reported(model: Path, metric: str) -> Result:

@@ -167,8 +167,7 @@ def _import_for_the_report() -> None:
 def _as_opponent(champion: Measured | None, model: Measured, metric: str) -> Opponent | None:
     if champion is None:
         return None
-    identical = champion.weights_checksum is not None and champion.weights_checksum == model.weights_checksum
-    comparison = compare(metric, model.measures, champion.measures)
+    identical, comparison = champion.has_weights_of(model), compare(metric, model.measures, champion.measures)
     return Opponent(champion.name, champion.metrics, identical, comparison, champion.unknown, champion.foreign)
 
 

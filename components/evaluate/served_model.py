@@ -62,15 +62,36 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A model and its metrics. `description` is its model.json, `registration` its metadata.json; {} if missing.
-
-    `unknown` are the data set's classes that it does not have, `foreign` its classes that the data set does not have.
-    """
+class ModelFolder:
+    """An evaluated model's folder. `description` is its model.json, `registration` its metadata.json; {} if missing."""
 
     folder: Path
     description: JsonObject
     registration: JsonObject
+
+    @property
+    def name(self) -> str:
+        """The registered version, or the folder's name."""
+        version = self.registration.get("version")
+        return self.folder.name if version is None else f"version {version}"
+
+    @property
+    def weights_checksum(self) -> str | None:
+        checksum = self.description.get("weights_checksum") or self.registration.get("weights_checksum")
+        return None if checksum is None else str(checksum)
+
+    def has_weights_of(self, other: ModelFolder) -> bool:
+        """Return whether both models are known to have the same weights."""
+        return self.weights_checksum is not None and self.weights_checksum == other.weights_checksum
+
+
+@dataclass(frozen=True)
+class Measured(ModelFolder):
+    """A model and its metrics.
+
+    `unknown` are the data set's classes that it does not have, `foreign` its classes that the data set does not have.
+    """
+
     measures: Measures[Any]
     unknown: tuple[str, ...]
     foreign: tuple[str, ...]
@@ -83,17 +104,6 @@ class Measured:
     def intervals(self) -> dict[str, tuple[float, float]]:
         """95% confidence intervals of metrics."""
         return self.measures.intervals()
-
-    @property
-    def name(self) -> str:
-        """The registered version, or the folder's name."""
-        version = self.registration.get("version")
-        return self.folder.name if version is None else f"version {version}"
-
-    @property
-    def weights_checksum(self) -> str | None:
-        checksum = self.description.get("weights_checksum") or self.registration.get("weights_checksum")
-        return None if checksum is None else str(checksum)
 
 
 class ServedModel:
