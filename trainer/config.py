@@ -371,8 +371,8 @@ class TrainSettings(Settings):
                 "processes", self.processes, "1 with train.command and train.image", nearest="1",
                 fix="remove train.processes, and start the processes in the program, such as with torchrun",
             )  # fmt: skip
-        for name, field in TrainSettings.model_fields.items():
-            if name not in (*PROGRAM, "arguments", "processes", "restarts") and getattr(self, name) != field.default:
+        for name in self.changed():
+            if name not in (*PROGRAM, "arguments", "processes", "restarts"):
                 raise _contradiction(
                     f"train.{name} applies only to Slipway's training loop; {self.program} receives train.arguments.",
                     name, getattr(self, name), "train.module, train.command, train.image, arguments, "

@@ -17,6 +17,15 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
+    def changed(self) -> list[str]:
+        """Return the names of the settings whose values are not their defaults."""
+        fields = type(self).model_fields
+        return [
+            name
+            for name, field in fields.items()
+            if getattr(self, name) != field.get_default(call_default_factory=True)
+        ]
+
 
 def _strict(value: JsonValue) -> JsonValue:
     json.dumps(value, allow_nan=False)  # a JsonValue read from JSON can contain NaN

@@ -175,8 +175,8 @@ class EvaluateSettings(Settings):
     def _of_module(self) -> EvaluateSettings:
         if self.module is not None and self.gate.significance is not None:
             raise no_test(f"{self.module} returns metrics", self.gate.significance)
-        for name in ("batch_size", "worst_examples"):
-            if self.module is not None and getattr(self, name) != EvaluateSettings.model_fields[name].default:
+        for name in self.changed() if self.module is not None else ():
+            if name in ("batch_size", "worst_examples"):
                 raise UserError(
                     f"evaluate.{name} applies only to Slipway's evaluation; {self.module} evaluates here.",
                     setting=f"evaluate.{name}",

@@ -268,12 +268,8 @@ class DataSettings(Settings):
                 allowed="source, from which Slipway prepares the data; or uri, for a custom program that reads it",
                 fix="--set data.source=digits",
             )
-        for name, field in DataSettings.model_fields.items():
-            if (
-                self.uri is not None
-                and name != "uri"
-                and getattr(self, name) != field.get_default(call_default_factory=True)
-            ):
+        for name in self.changed() if self.uri is not None else ():
+            if name != "uri":
                 raise UserError(
                     f"data.{name} applies only to data that Slipway prepares; with data.uri, the program reads them.",
                     setting=f"data.{name}",
