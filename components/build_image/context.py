@@ -12,7 +12,7 @@ import io
 import os
 import tarfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from slipway.components.build_image.images import REQUIREMENTS, ImageKind
@@ -48,7 +48,7 @@ class Context:
     arguments: Mapping[str, str]
     revision: str
     left_out: tuple[str, ...]
-    project: frozenset[str] = field(default=frozenset())
+    project: frozenset[str] = frozenset()
 
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of the files' paths, modes and bytes and of the build arguments."""
