@@ -102,13 +102,14 @@ def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
     settings = vertex_of(config)
     base, repository, user = settings.build.base, settings.image_repository, settings.build.run_as
     accelerator = accelerator_of(config.parsed_hardware)
+    content = own_content(config)  # the same in all images
     wanted = {
-        "steps": wanted_image(config, "steps", "cpu", base, repository, say, user, with_engine=False),
+        "steps": wanted_image(config, "steps", "cpu", base, repository, say, user, with_engine=False, content=content),
     }
     if config.train.image is None:
-        wanted["trainer"] = wanted_image(config, "trainer", accelerator, base, repository, say, user)
+        wanted["trainer"] = wanted_image(config, "trainer", accelerator, base, repository, say, user, content=content)
     if not ENGINES[config.train.engine].exports_saved_model:
-        wanted["evaluation"] = wanted_image(config, "steps", "cpu", base, repository, say, user)
+        wanted["evaluation"] = wanted_image(config, "steps", "cpu", base, repository, say, user, content=content)
     return wanted
 
 
@@ -122,13 +123,15 @@ def wanted_image(
     run_as: str = ANY_USER,
     *,
     with_engine: bool = True,
+    content: tuple[dict[str, Path], ProjectContent | None] | None = None,
 ) -> Wanted:
     """Return one image of a run; files that git neither tracks nor ignores are excluded and reported with `say`.
 
-    `run_as` is the image's user; `with_engine` says whether the image contains the training engine.
+    `run_as` is the image's user; `with_engine` says whether the image contains the training engine; `content` is the
+    result of `own_content`, if several images share it.
     """
     kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine if with_engine else "tensorflow", run_as)
-    own, project = own_content(config)
+    own, project = content or own_content(config)
     context = make_context(SOURCE_TREE, kind, base, own, project)
     for name in context.left_out[:MOST_NAMED]:
         say(f"excluded from the image {kind.name} because git does not track it: {name}")
