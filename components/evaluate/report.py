@@ -171,6 +171,7 @@ def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tup
         "Inputs": ", ".join(f"{name} ({each.kind})" for name, each in manifest.inputs.items()),
         "Encodings": ", ".join(manifest.encodings),
         "Skipped images": f"{manifest.left_out_count:,}" if manifest.left_out_count else "",
+        "Damaged images": f"{manifest.checked.damaged:,}" if manifest.checked and manifest.checked.damaged else "",
         "Fingerprint": manifest.fingerprint,
     }
     return [

@@ -194,6 +194,12 @@ class DataSettings(Settings):
         "header and decodes about `check_sample` images, chosen by a hash of their keys. With `resize`, every image is "
         "decoded.",
     )
+    damaged: Literal["warn", "refuse"] = Field(
+        default="warn",
+        description="Images that decode, but with warnings, since some of their data is corrupt and their pixels are "
+        "partly wrong: warn uses and reports them, refuse treats them as unusable, see `skip_corrupt`. Found among the "
+        "images that `check` decodes.",
+    )
     check_sample: PositiveInt = Field(
         default=1_000_000,
         description="Number of images that the check sample decodes; it decodes all images of smaller data sets.",
@@ -277,6 +283,18 @@ class DataSettings(Settings):
                     allowed="data.uri alone, or data.source and the other settings",
                     fix=f"remove data.{name}; or, to prepare the data, replace data.uri by data.source",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _finds_damage(self) -> DataSettings:
+        if self.damaged == "refuse" and self.check == "header" and self.resize is None:
+            raise UserError(
+                "data.damaged=refuse has no effect with data.check=header, which decodes no image.",
+                setting="data.damaged",
+                value=self.damaged,
+                allowed="refuse with data.check=sample or decode; warn with any",
+                fix="--set data.check=decode",
+            )
         return self
 
     @model_serializer(mode="wrap")

@@ -47,7 +47,7 @@ class Split(BaseModel):
 
 
 class LeftOut(BaseModel):
-    """One image that was skipped, and why."""
+    """One image that was skipped or is damaged, and why."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     key: str
@@ -58,7 +58,8 @@ class Checked(BaseModel):
     """Image validation: how thoroughly the images were checked before they were stored.
 
     `check` is "decode" (every image fully decoded), "sample" (a sample decoded) or "header" (headers only). Of the
-    source's `images`, `decoded` were fully decoded; `undecodable` counts those that only decoding showed to be invalid.
+    source's `images`, `decoded` were fully decoded; `undecodable` counts those that only decoding showed to be invalid,
+    `damaged` those that decoders accept with warnings, which were skipped if data.damaged is "refuse".
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -66,6 +67,7 @@ class Checked(BaseModel):
     images: int
     decoded: int
     undecodable: int
+    damaged: int
 
 
 class Input(BaseModel):
@@ -128,7 +130,8 @@ class Manifest(BaseModel):
     `features` maps additional features to their descriptions. `written_by` names the writer; the shards' bytes do not
     depend on it. `checked` is the image validation, None if it was not recorded.
     `notes` are sentences for the user, such as a warning about nearly equal class names.
-    `left_out` lists the first 100 skipped images; `left_out_count` counts all of them.
+    `left_out` lists the first 100 skipped images; `left_out_count` counts all of them. `damaged` lists the first 100
+    damaged images that are used.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -153,6 +156,7 @@ class Manifest(BaseModel):
     notes: list[str] = []
     left_out_count: int = 0
     left_out: list[LeftOut] = []
+    damaged: list[LeftOut] = []
 
     @property
     def has_image(self) -> bool:

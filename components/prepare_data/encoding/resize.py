@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from slipway.components.prepare_data.settings import ResizeSettings
 from slipway.components.prepare_data.sources.source import Undecodable, Unusable
-from slipway.components.prepare_data.validation.image import ImageInfo, check_structure, decode, load
+from slipway.components.prepare_data.validation.image import (
+    JPEG_SCALES,
+    ImageInfo,
+    decode,
+    decode_jpeg,
+    load,
+)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -29,12 +35,12 @@ def resized_info(info: ImageInfo, settings: ResizeSettings | None) -> ImageInfo:
     """Return the properties of a stored image; `turned` is that of the source's image."""
     if settings is None:
         return info
-    size, shorter = settings.size, min(info.height, info.width)
-    if settings.mode != "shorter_side":
-        return info._replace(height=size, width=size)
-    if shorter <= size:
-        return info
-    return info._replace(height=round(info.height * size / shorter), width=round(info.width * size / shorter))
+    height = width = size = settings.size
+    if settings.mode == "shorter_side":
+        shorter = min(info.height, info.width)
+        size = min(size, shorter)
+        height, width = round(info.height * size / shorter), round(info.width * size / shorter)
+    return info if (height, width) == info[1:3] else info._replace(height=height, width=width, cmyk=False)
 
 
 def stored_bytes(settings: ResizeSettings) -> int:
@@ -51,10 +57,8 @@ def resize(data: bytes, info: ImageInfo, settings: ResizeSettings) -> tuple[byte
     stored = resized_info(info, settings)
     try:
         if stored == info:
-            decode(data, info)
-            return data, info
-        check_structure(data, info)
-        image = load(data, info, None, (DECODED_AT_LEAST * stored.width, DECODED_AT_LEAST * stored.height))
+            return data, info._replace(damage=decode(data, info))
+        image, damage = _load(data, info, (DECODED_AT_LEAST * stored.height, DECODED_AT_LEAST * stored.width))
     except Unusable as reason:
         raise Undecodable(str(reason)) from None
     resized = _resized(_plain(image, gray=info.gray), (stored.width, stored.height), settings)
@@ -63,7 +67,22 @@ def resize(data: bytes, info: ImageInfo, settings: ResizeSettings) -> tuple[byte
         resized.save(file, "JPEG", quality=settings.quality)
     else:
         resized.save(file, "PNG")
-    return file.getvalue(), stored
+    return file.getvalue(), stored._replace(damage=damage)
+
+
+def _load(data: bytes, info: ImageInfo, least: tuple[int, int]) -> tuple[Image.Image, str]:
+    """Decode the image, a JPEG to no less than `least` (height, width); also return libjpeg's warning, see `decode`."""
+    from PIL import Image
+
+    fitting = max(min(info.height // least[0], info.width // least[1]), 1)
+    scale = next(scale for scale in JPEG_SCALES if scale <= fitting)
+    if info.encoding == "png" or info.cmyk:
+        damage = decode(data, info)
+        return load(data, info, scale), damage
+    pixels, damage = decode_jpeg(data, info, "GRAY" if info.gray else "RGB", scale)
+    if pixels is None:
+        return load(data, info, scale), damage
+    return Image.fromarray(pixels[:, :, 0] if info.gray else pixels), damage
 
 
 def _plain(image: Image.Image, *, gray: bool) -> Image.Image:

@@ -53,6 +53,10 @@ class Undecodable(Unusable):
     """An image with a valid header that cannot be decoded in full."""
 
 
+class Damaged(Unusable):
+    """An image that decoders accept with warnings, if data.damaged is `refuse`."""
+
+
 @dataclass
 class Ignored:
     """What was ignored while listing a source.

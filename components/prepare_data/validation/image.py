@@ -2,10 +2,12 @@
 
 There are two levels: the header (and the end of the file), or a full decode. PNG chunks are checked and inflated with
 zlib, which finds every error that libpng would (checksums, truncated or surplus data, filters) several times faster
-than decoding pixels; interlaced PNGs, which are rare, are decoded with Pillow. A JPEG's segments are followed to the
-end marker, which TensorFlow requires and Pillow does not. Its entropy-coded data is then decoded in full by libjpeg,
-through Pillow, as a grayscale image of an eighth of the size; this only saves the arithmetic from coefficients to
-pixels, which cannot fail.
+than decoding pixels.
+
+A JPEG's entropy-coded data is decoded in full by libjpeg-turbo, through simplejpeg, as a grayscale image of an eighth
+of the size; this only saves the arithmetic from coefficients to pixels, which cannot fail. If libjpeg warns, the image
+is damaged: decoders guess some of its pixels, or refuse it. Only then are its segments followed to the end marker,
+which TensorFlow requires, and the image decoded with Pillow, which refuses what TensorFlow refuses otherwise.
 """
 
 from __future__ import annotations
@@ -19,10 +21,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from slipway.components.prepare_data.sources.source import Undecodable, Unusable
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from PIL import Image
 
 # Pillow's limit, above which it assumes a decompression bomb.
 MOST_PIXELS = 89_478_485
+# The decoders' limits of width and height.
+MOST_SIDE = {"png": 1_000_000, "jpeg": 65_500}
 # No image within the limit of pixels needs more.
 MOST_IMAGE_BYTES = 1 << 29
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -32,13 +38,19 @@ PNG_HEADER_END = 33
 PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 PNG_PALETTE = 3
+PNG_MOST_PALETTE = 3 * 256
 PNG_INTERLACE = 28
+# The passes of an interlaced image: first row and column, and the distance between rows and columns.
+ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
 LAST_FILTER = 4
 JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
 # Markers that start a frame: its size follows. Markers without a length: TEM and the restart markers.
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 JPEG_BARE = frozenset((0x01, *range(0xD0, 0xD8)))
+# libjpeg decodes at a half, a quarter or an eighth of the size with less arithmetic.
+JPEG_SCALES = (8, 4, 2, 1)
+TURBOJPEG_ERROR = "tj"
 JPEG_LAST, JPEG_FIRST_SEGMENT, JPEG_APP1 = 0xD9, 0xC0, 0xE1
 EXIF = b"Exif\0\0"
 EXIF_ORIENTATION, EXIF_SHORT = 0x0112, 3
@@ -48,13 +60,24 @@ MOST_KEPT = 4096
 
 
 class ImageInfo(NamedTuple):
-    """Properties of an image: encoding (png, jpeg), stored size, grayscale or not, and whether EXIF rotates it."""
+    """Properties of an image.
+
+    Attributes:
+        encoding: png or jpeg.
+        height, width: The stored size.
+        gray: Whether it is grayscale.
+        turned: Whether EXIF rotates or mirrors it.
+        cmyk: Whether it has four color components, which TensorFlow cannot convert to grayscale.
+        damage: The last warning of libjpeg if it was decoded in full and can be used, but is damaged; else "".
+    """
 
     encoding: str
     height: int
     width: int
     gray: bool
     turned: bool = False
+    cmyk: bool = False
+    damage: str = ""
 
 
 def check_bytes(size: int) -> None:
@@ -94,14 +117,14 @@ class Inspector:
         known = self._png_headers.get(data[:PNG_HEADER_END])
         if known is None:
             known = self._read_header(data)
-        if not data.endswith(PNG_END if known.encoding == "png" else JPEG_END):
-            decode(data, known)
-        elif self._whole:
-            try:
-                decode(data, known)
-            except Unusable as reason:
-                raise Undecodable(str(reason)) from None
-        return known
+        complete = data.endswith(PNG_END if known.encoding == "png" else JPEG_END)
+        if complete and not self._whole:
+            return known
+        try:
+            damage = decode(data, known)
+        except Unusable as reason:
+            raise Undecodable(str(reason)) if complete else reason from None
+        return known._replace(damage=damage) if damage and self._whole else known
 
     def _read_header(self, data: bytes) -> ImageInfo:
         if data.startswith(PNG_SIGNATURE):
@@ -111,6 +134,10 @@ class Inspector:
         else:
             raise Unusable("it is empty" if not data else "it is neither PNG nor JPEG")
         check_pixels(info.height, info.width)
+        if max(info.height, info.width) > MOST_SIDE[info.encoding]:
+            raise Unusable(
+                f"it has {info.width}x{info.height} pixels; no side may have more than {MOST_SIDE[info.encoding]:,}"
+            )
         if info.encoding == "png":
             # Most PNG files of a data set start with the same bytes.
             if len(self._png_headers) >= MOST_KEPT:
@@ -156,7 +183,7 @@ def jpeg_header(data: bytes) -> ImageInfo:
             depth, height, width, samples = struct.unpack_from(">BHHB", data, position + 4)
             if depth != 8 or samples not in (1, 3, 4) or not height or not width:
                 raise Unusable(f"it is an unsupported kind of JPEG ({depth} bits, {samples} components)")
-            return ImageInfo("jpeg", height, width, samples == 1, turned)
+            return ImageInfo("jpeg", height, width, samples == 1, turned, samples == 4)
         if marker in (0xD9, 0xDA) or length < 2:
             raise Unusable("its JPEG header is damaged")
         if marker == JPEG_APP1 and data.startswith(EXIF, position + 4):
@@ -182,29 +209,19 @@ def _is_turned(exif: bytes) -> bool:
     return False
 
 
-def decode(data: bytes, info: ImageInfo) -> None:
-    """Decode the image.
+def decode(data: bytes, info: ImageInfo) -> str:
+    """Decode the image; return libjpeg's last warning if it is damaged, else "".
 
     Raises:
         Unusable: It cannot be decoded.
     """
-    check_structure(data, info)
-    if info.encoding == "jpeg" or data[PNG_INTERLACE]:
-        load(data, info, "L", (max(info.width // 8, 1), max(info.height // 8, 1)))
-
-
-def check_structure(data: bytes, info: ImageInfo) -> None:
-    """Validate everything but the pixels of a JPEG or an interlaced PNG, which only `load` does.
-
-    Raises:
-        Unusable: The image is damaged.
-    """
     if info.encoding == "jpeg":
-        _follow_segments(data)
-        return
-    pixels = _png_pixels(data)
-    if not data[PNG_INTERLACE]:
-        _check_rows(pixels, (info.width * PNG_SAMPLES[data[25]] * data[24] + 7) // 8 + 1, info.height)
+        return decode_jpeg(data, info, "GRAY", JPEG_SCALES[0])[1]
+    sizes, bits = [(info.height, info.width)], PNG_SAMPLES[data[25]] * data[24]
+    if data[PNG_INTERLACE]:
+        sizes = [(-(-(info.height - y) // dy), -(-(info.width - x) // dx)) for y, x, dy, dx in ADAM7]
+    _check_rows(_png_pixels(data), [(rows, (width * bits + 7) // 8 + 1) for rows, width in sizes if width > 0])
+    return ""
 
 
 def _follow_segments(data: bytes) -> None:
@@ -239,37 +256,73 @@ def _png_pixels(data: bytes) -> bytes | memoryview:
             raise Unusable(f"the checksum of its PNG chunk {kind.decode('latin-1')} is wrong")
         if kind == b"IDAT":
             parts.append(view[position + 8 : end - 4])
-        elif kind == b"PLTE":
+        elif kind == b"PLTE" and not parts and 0 < end - position - 12 <= PNG_MOST_PALETTE:
             palette = True
         elif kind == b"IEND":
             raise Unusable("its end is damaged")
+        elif kind[0] & 0x20 == 0:
+            raise Unusable(f"its PNG chunk {kind.decode('latin-1')} is not valid there")
         position = end
     if not palette:
         raise Unusable("its palette is missing")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _check_rows(compressed: bytes | memoryview, row: int, height: int) -> None:
-    """Inflate `height` rows of `row` bytes; the first byte of each row is its filter type."""
+def _check_rows(compressed: bytes | memoryview, passes: list[tuple[int, int]]) -> None:
+    """Inflate the rows of all passes (rows, bytes of each); the first byte of each row is its filter type."""
     inflater = zlib.decompressobj()
+    size = sum(height * row for height, row in passes)
     try:
-        rows = inflater.decompress(compressed, row * height)
         # The end of the zlib stream, with its checksum, follows the last row.
-        surplus = inflater.decompress(inflater.unconsumed_tail, 1)
+        rows = inflater.decompress(compressed, size + 1)
     except zlib.error:
         raise Unusable("its pixels cannot be inflated") from None
-    if surplus:
+    if len(rows) > size:
         raise Unusable("it has more pixels than its header says")
-    if len(rows) != row * height or not inflater.eof:
+    if len(rows) != size or not inflater.eof:
         raise Unusable("its pixels are cut short")
-    if max(rows[::row]) > LAST_FILTER:
-        raise Unusable("its pixels are damaged")
+    start = 0
+    for height, row in passes:
+        end = start + height * row
+        if height and max(rows[start:end:row]) > LAST_FILTER:
+            raise Unusable("its pixels are damaged")
+        start = end
 
 
-def load(data: bytes, info: ImageInfo, mode: str | None, least: tuple[int, int]) -> Image.Image:
-    """Decode the image with Pillow.
+def decode_jpeg(data: bytes, info: ImageInfo, colors: str, scale: int) -> tuple[NDArray[np.uint8] | None, str]:
+    """Decode a JPEG at 1/`scale` of its size.
 
-    A JPEG is scaled down while it is decoded, to no less than `least` (width, height), and converted to `mode`.
+    Args:
+        data: The JPEG.
+        info: Its properties.
+        colors: GRAY or RGB.
+        scale: One of `JPEG_SCALES`.
+
+    Returns:
+        The pixels [height, width, channels], or None if only Pillow can decode them; and libjpeg's last warning if the
+        image is damaged, else "".
+
+    Raises:
+        Unusable: It cannot be decoded.
+    """
+    import simplejpeg
+
+    height, width = -(-info.height // scale), -(-info.width // scale)
+    try:
+        return simplejpeg.decode_jpeg(data, colors, min_height=height, min_width=width), ""
+    except ValueError as warning:
+        # An error of TurboJPEG itself means that it does not support the image, such as its subsampling.
+        damage = "" if str(warning).startswith(TURBOJPEG_ERROR) else str(warning)
+    _follow_segments(data)
+    load(data, info, JPEG_SCALES[0])
+    try:
+        return simplejpeg.decode_jpeg(data, colors, min_height=height, min_width=width, strict=False), damage
+    except ValueError:
+        return None, damage
+
+
+def load(data: bytes, info: ImageInfo, scale: int = 1) -> Image.Image:
+    """Decode the image with Pillow, a JPEG at 1/`scale` of its size.
 
     Raises:
         Unusable: It cannot be decoded.
@@ -280,7 +333,7 @@ def load(data: bytes, info: ImageInfo, mode: str | None, least: tuple[int, int])
     try:
         image = reader(io.BytesIO(data))
         if info.encoding == "jpeg":
-            image.draft(mode, least)
+            image.draft(None, (max(info.width // scale, 1), max(info.height // scale, 1)))
         image.load()
     except Exception as error:  # Pillow raises nearly anything on damaged images
         raise Unusable(f"it cannot be decoded: {error}") from None

@@ -40,8 +40,12 @@ def is_decoded(key: bytes, below: int) -> bool:
 
 def sentence(checked: Checked) -> str:
     """Describe how the images were validated, and what the sample implies for the others."""
+    damaged = ""
+    if checked.damaged:
+        share = 100 * checked.damaged / checked.decoded
+        damaged = f" {checked.damaged:,} of them ({share:.3g} %) are damaged: they decode, but with warnings."
     if checked.check == "decode":
-        return "Every image was decoded in full."
+        return f"Every image was decoded in full.{damaged}"
     if checked.check == "header":
         return "The header of every image was checked; no image was decoded in full (data.check=header)."
     found = "all of them successfully"
@@ -53,5 +57,5 @@ def sentence(checked: Checked) -> str:
         )
     return (
         f"The header of every image was checked. A sample of {checked.decoded:,} of {checked.images:,} images was "
-        f"decoded in full, {found}. To decode all images, use --set data.check=decode."
+        f"decoded in full, {found}.{damaged} To decode all images, use --set data.check=decode."
     )

@@ -1,4 +1,4 @@
-"""Skipped images: unusable images, up to data.skip_corrupt, and copies."""
+"""Skipped images: unusable images, up to data.skip_corrupt, and copies; and damaged images."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 
 MOST_NAMED = 5
+COUNTS = ("decoded", "undecodable", "damaged")
 
 
 class SkippedImages:
@@ -25,6 +26,8 @@ class SkippedImages:
         validated: Whether all images were validated already; shards written now do not decode them again.
         decoded: The number of images decoded in full.
         undecodable: The number of them that only a full decode showed to be unusable.
+        damaged: The number of them that decoders accept with warnings.
+        damaged_images: Keys and warnings of the first of these that are used.
         reasons: The reason for each skipped image, by key.
         copies: The split of each skipped image that is usable but a copy, by key.
     """
@@ -35,10 +38,13 @@ class SkippedImages:
         self.copies: dict[bytes, str] = {}
         self.decoded = 0
         self.undecodable = 0
+        self.damaged = 0
+        self.damaged_images: list[tuple[bytes, str]] = []
         self.validated = path.exists()
         if self.validated:
             stored = json.loads(path.read_bytes())
-            self.decoded, self.undecodable = stored["decoded"], stored["undecodable"]
+            self.decoded, self.undecodable, self.damaged = (stored[name] for name in COUNTS)
+            self.damaged_images = [(base64.b64decode(key), warning) for key, warning in stored["damaged_images"]]
             for encoded, reason, split in stored["images"]:
                 key = base64.b64decode(encoded)
                 self.reasons[key] = reason
@@ -54,6 +60,8 @@ class SkippedImages:
         """Add the tally's counts of decoded images. They are stored by the next `add` or `add_copies`."""
         self.decoded += tally.decoded
         self.undecodable += tally.undecodable
+        self.damaged += tally.damaged
+        self.damaged_images = tally.damaged_images
 
     def add(self, found: list[tuple[bytes, str]]) -> None:
         """Skip unusable images."""
@@ -71,15 +79,34 @@ class SkippedImages:
         """Return keys and reasons, sorted by key."""
         return sorted(self.reasons.items())
 
+    def notes(self) -> list[str]:
+        """Return a note on the damaged images that are used, if there are any."""
+        if not self.damaged_images:
+            return []
+        named = _named(self.damaged_images, self.damaged)
+        return [
+            f"{self.damaged:,} of {self.decoded:,} decoded images are damaged: {named}. "
+            "They decode with warnings, and some of their pixels are wrong. Training uses them; with "
+            "--set data.damaged=refuse, they are unusable."
+        ]
+
     def _store(self) -> None:
         images = [(base64.b64encode(key).decode(), reason, self.copies.get(key)) for key, reason in self.listed()]
-        stored = {"decoded": self.decoded, "undecodable": self.undecodable, "images": images}
+        damaged = [(base64.b64encode(key).decode(), warning) for key, warning in self.damaged_images]
+        counts = {name: getattr(self, name) for name in COUNTS}
+        stored = {**counts, "damaged_images": damaged, "images": images}
         self.validated = True
         replace_file(self._path, json.dumps(stored).encode())
 
 
 def refuse_too_many(
-    count: int, total: int, found: list[tuple[bytes, str]], settings: DataSettings, item: str = "image"
+    count: int,
+    total: int,
+    found: list[tuple[bytes, str]],
+    settings: DataSettings,
+    item: str = "image",
+    *,
+    damaged: int = 0,
 ) -> None:
     """Check that the fraction of unusable images does not exceed data.skip_corrupt.
 
@@ -89,20 +116,28 @@ def refuse_too_many(
         found: Keys and reasons of some of the unusable images.
         settings: The user's settings.
         item: What an example is called.
+        damaged: The number of unusable images that could be used with another data.damaged.
 
     Raises:
         UserError: Names the first unusable images and the fraction that would allow them.
     """
     if count <= settings.skip_corrupt * total:
         return
-    named = [f"{readable(key)} ({reason})" for key, reason in sorted(found)[:MOST_NAMED]]
-    more = [f"and {count - len(named):,} more"] if count > len(named) else []
+    if settings.damaged == "warn":
+        damaged = 0
     enough = math.ceil(count / total * 10_000) / 10_000
     raise UserError(
-        f"{count:,} of {total:,} {item}s cannot be used: {'; '.join(named + more)}.",
+        f"{count:,} of {total:,} {item}s cannot be used: {_named(sorted(found), count)}.",
         setting="data.skip_corrupt",
         value=settings.skip_corrupt,
         allowed=f"at most a fraction of {settings.skip_corrupt:.4g} of the {item}s may be skipped",
         fix=f"fix or remove the {item}s"
-        + (f", or set data.skip_corrupt to {enough:.4g} to skip them" if enough < 1 else ""),
+        + (f", or set data.skip_corrupt to {enough:.4g} to skip them" if enough < 1 else "")
+        + (f", or set data.damaged to warn to use {damaged:,} of them, which are damaged" if damaged else ""),
     )
+
+
+def _named(found: list[tuple[bytes, str]], count: int) -> str:
+    """Name the first of `count` images, of which `found` are keys and reasons."""
+    named = [f"{readable(key)} ({reason})" for key, reason in found[:MOST_NAMED]]
+    return "; ".join([*named, *([f"and {count - len(named):,} more"] if count > len(named) else [])])

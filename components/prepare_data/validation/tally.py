@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.components.prepare_data.sources.source import Undecodable, Unusable, readable
+from slipway.components.prepare_data.sources.source import Damaged, Undecodable, Unusable, readable
 from slipway.components.prepare_data.validation.image import ImageInfo
 from slipway.core.errors import UserError
 from slipway.core.manifest import Split
 
 MOST_SIZES = 32
+MOST_DAMAGED = 100
 MOST_LABELS_NAMED = 10
 # Keys are arbitrary bytes.
 KEYS_IN_JSON = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -35,8 +36,10 @@ class Tally(BaseModel):
     `classes` counts by class; for other tasks than classification, all examples are of class 0. `sizes` contains the
     first sizes found, `other_sizes` counts images of other sizes; `smallest` and `largest` are [height, width] by
     number of pixels. `left_out` contains (key, reason) of unusable images and `left_out_count` is their number.
-    `decoded` counts the images decoded in full, `undecodable` those that only this showed to be unusable; all other
-    fields exclude unusable images. `turned` counts images whose EXIF data tells viewers to rotate or mirror them.
+    `decoded` counts the images decoded in full, `undecodable` those that only this showed to be unusable, `damaged`
+    those that decoders accept with warnings; `damaged_images` contains (key, warning) of the first of these that are
+    used. All other fields exclude unusable images. `turned` counts images whose EXIF data tells viewers to rotate or
+    mirror them.
     """
 
     model_config = KEYS_IN_JSON
@@ -52,6 +55,8 @@ class Tally(BaseModel):
     left_out: list[tuple[bytes, str]] = []
     decoded: int = 0
     undecodable: int = 0
+    damaged: int = 0
+    damaged_images: list[tuple[bytes, str]] = []
 
     @property
     def examples(self) -> int:
@@ -86,17 +91,25 @@ class TallyCounter:
         self._left_out_count = 0
         self._decoded = 0
         self._undecodable = 0
+        self._damaged = 0
+        self._damaged_images: list[tuple[bytes, str]] = []
         self._other = Tally()
 
-    def add(self, key: bytes, label: int, info: ImageInfo | None, *, decoded: bool) -> None:
-        """Count one example, its image if it has one, and whether that was decoded in full.
+    def add(self, key: bytes, label: int, info: ImageInfo | None, damage: str = "", *, decoded: bool) -> None:
+        """Count one example, its image if it has one, whether its images were decoded in full, and their damage.
 
         Raises:
             UserError: Its size differs from that of earlier images although `one_size` is set.
         """
         self._classes[label] = self._classes.get(label, 0) + 1
+        if damage and decoded:
+            self._damaged += 1
+            if len(self._damaged_images) < MOST_DAMAGED:
+                self._damaged_images.append((key, damage))
         if info is None:
             return
+        if info.damage:
+            info = info._replace(damage="")
         self._decoded += decoded
         if info in self._infos:
             self._infos[info] += 1
@@ -107,6 +120,9 @@ class TallyCounter:
         """Count an unusable image."""
         self._left_out_count += 1
         self._undecodable += isinstance(reason, Undecodable)
+        if isinstance(reason, Damaged):
+            self._damaged += 1
+            self._decoded += 1
         if len(self._left_out) < self._most_left_out:
             self._left_out.append((key, str(reason)))
 
@@ -147,6 +163,8 @@ class TallyCounter:
             left_out=self._left_out,
             decoded=self._decoded + self._undecodable,
             undecodable=self._undecodable,
+            damaged=self._damaged,
+            damaged_images=self._damaged_images,
         )
 
 
@@ -166,6 +184,8 @@ def combine(tallies: Iterable[Tally]) -> Tally:
         result.left_out += tally.left_out
         result.decoded += tally.decoded
         result.undecodable += tally.undecodable
+        result.damaged += tally.damaged
+        result.damaged_images += tally.damaged_images
         for size in tally.sizes:
             pair = (size.height, size.width)
             if pair in sizes:
@@ -181,6 +201,7 @@ def combine(tallies: Iterable[Tally]) -> Tally:
     result.encodings = dict(sorted(encodings.items()))
     result.sizes = list(sizes.values())
     result.left_out.sort()
+    result.damaged_images = sorted(result.damaged_images)[:MOST_DAMAGED]
     return result
 
 

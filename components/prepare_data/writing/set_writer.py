@@ -34,7 +34,7 @@ from slipway.components.prepare_data.validation.duplicates import (
     refuse_copies,
 )
 from slipway.components.prepare_data.validation.sampling import check_for, decoded_below, sentence
-from slipway.components.prepare_data.validation.skipped import SkippedImages, refuse_too_many
+from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, refuse_too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes
 from slipway.components.prepare_data.writing.beam import is_elsewhere, share_lists, write_by_beam, written_by
 from slipway.components.prepare_data.writing.shards import LABEL, ShardResult, ShardTask, ShardWriter
@@ -163,7 +163,7 @@ class SetWriter:
         unlisted = self._listing.ignored
         count, total = (own + unlisted.unusable_count for own in (tally.left_out_count, self._plan.examples()))
         found = [*unlisted.unusable, *tally.left_out]
-        refuse_too_many(count, total, found, self._settings, self._source.item)
+        refuse_too_many(count, total, found, self._settings, self._source.item, damaged=tally.damaged)
 
     def _tell_checked(self) -> None:
         if self._source.has_image and (checked := self._checked()).check == "sample":
@@ -184,7 +184,8 @@ class SetWriter:
         """Return how the images were validated; valid after all shards were written once."""
         images, found = self._plan.examples(), self._left_out
         check = check_for(self._settings, images)
-        return Checked(check=check, images=images, decoded=found.decoded, undecodable=found.undecodable)
+        counts = {name: getattr(found, name) for name in COUNTS}
+        return Checked(check=check, images=images, **counts)
 
     def _copies(self, results: Mapping[str, list[ShardResult]]) -> list[Copy]:
         """Return the images to drop because they are also in another split.
@@ -287,6 +288,8 @@ class SetWriter:
             result=self._results / f"{file}.json",
             # Images that were validated already are not decoded again.
             decoded_below=0 if self._left_out.validated else decoded_below(self._settings, self._plan.examples()),
+            refuse_damaged=self._settings.damaged == "refuse",
+            gray=self._settings.channels == 1,
             one_size=self._settings.image_size is None,
             resize=self._settings.resize,
             images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
@@ -359,9 +362,14 @@ class SetWriter:
             },
             **({"written_by": written_by(self._beam)} if self._beam else {}),
             checked=self._checked() if source.has_image else None,
-            notes=[*notes(classes, tally), *(missing_labels(splits) if source.task == "multilabel" else ())],
+            notes=[
+                *notes(classes, tally),
+                *self._left_out.notes(),
+                *(missing_labels(splits) if source.task == "multilabel" else ()),
+            ],
             left_out_count=len(self._left_out.reasons) + unlisted.unusable_count,
             left_out=[LeftOut(key=readable(key), reason=reason) for key, reason in left_out],
+            damaged=[LeftOut(key=readable(key), reason=reason) for key, reason in self._left_out.damaged_images],
         )
 
 

@@ -20,7 +20,7 @@ from slipway.components.prepare_data.encoding.records import RecordEncoder
 from slipway.components.prepare_data.encoding.resize import resize, resized_info
 from slipway.components.prepare_data.listing.index import read_list
 from slipway.components.prepare_data.settings import ResizeSettings
-from slipway.components.prepare_data.sources.source import Reader, Source, Unusable
+from slipway.components.prepare_data.sources.source import Damaged, Reader, Source, Unusable
 from slipway.components.prepare_data.validation.duplicates import hash_row, write_hashes
 from slipway.components.prepare_data.validation.image import ImageInfo, Inspector, check_bytes
 from slipway.components.prepare_data.validation.sampling import is_decoded
@@ -61,6 +61,8 @@ class ShardTask:
         examples: The list of its examples; see `index.read_list`.
         result: The file for the `ShardResult`, which marks the task as finished.
         decoded_below: The threshold for images to decode in full, see `sampling`; only headers of others are checked.
+        refuse_damaged: Whether images that decoders accept with warnings are unusable.
+        gray: Whether readers convert images to grayscale.
         one_size: Whether to reject images of several sizes.
         resize: How images are resized before they are stored; None if their bytes are.
         images: The additional features that are images.
@@ -74,6 +76,8 @@ class ShardTask:
     examples: Path
     result: Path
     decoded_below: int
+    refuse_damaged: bool
+    gray: bool
     one_size: bool
     resize: ResizeSettings | None
     images: list[bytes]
@@ -141,7 +145,7 @@ class ShardWriter:
         reader, read, below = self._reader, self._reader.read, task.decoded_below
         inspect_header, inspect_all = Inspector(whole=False).inspect, Inspector(whole=True).inspect
         count, has_image, counted = counter.add, self._source.has_image, bool(self._counted)
-        has_further, further, seen, decoded = self._has_further, [], None, False
+        has_further, further, seen = self._has_further, [], None
         done, reported, last = 0, 0, time.monotonic()
         for key, label, listed_size, place in read_list(task.examples):
             done += 1
@@ -157,12 +161,17 @@ class ShardWriter:
                     stored, seen = resize(image, inspect_header(image), task.resize)
                 elif has_image:
                     seen = resized_info(inspect(image), task.resize)
+                if task.gray and seen and seen.cmyk:
+                    raise Unusable("it is a CMYK image, which cannot be converted to grayscale (data.channels=1)")
+                damage = seen.damage if seen else ""
                 if has_further:
                     further = self._with_labels(reader.further(place))
-                    inspect_further(further, task.images, inspect)
-                    if counted:
-                        inputs.add(further)
-                count(key, label, seen, decoded=decoded)
+                    damage = inspect_further(further, task.images, inspect) or damage
+                if damage and decoded and task.refuse_damaged:
+                    raise Damaged(f"it is damaged: {damage}")
+                if counted:
+                    inputs.add(further)
+                count(key, label, seen, damage, decoded=decoded)
             except Unusable as reason:
                 counter.skip(key, reason)
                 continue
@@ -209,19 +218,23 @@ class ShardWriter:
 
 def inspect_further(
     further: list[tuple[bytes, bytes]], images: list[bytes], inspect: Callable[[bytes], ImageInfo]
-) -> None:
-    """Validate the images among an example's additional features.
+) -> str:
+    """Validate the images among an example's additional features; return how one of them is damaged, or "".
 
     Raises:
         Unusable: Readers cannot decode one of them.
     """
+    damage = ""
     for name, feature in further:
         if name in images:
             for image in values(feature):
                 try:
-                    inspect(image if isinstance(image, bytes) else b"")
+                    info = inspect(image if isinstance(image, bytes) else b"")
                 except Unusable as reason:
                     raise type(reason)(f"its {name.decode()}: {reason}") from None
+                if info.damage:
+                    damage = f"its {name.decode()}: {info.damage}"
+    return damage
 
 
 def _flush(records: list[bytes], file: BinaryIO, digest: hashlib._Hash) -> int:

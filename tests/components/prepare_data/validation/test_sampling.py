@@ -91,7 +91,9 @@ def test_a_sample_is_decoded_and_said_so(
         for workers in (1, 3)
     ]
     assert contents(found[0]) == contents(found[1])
-    assert found[0].manifest.checked == Checked(check="sample", images=60, decoded=len(inside), undecodable=0)
+    assert found[0].manifest.checked == Checked(
+        check="sample", images=60, decoded=len(inside), undecodable=0, damaged=0
+    )
     assert found[0].manifest.left_out_count == 0
     one, other = told()
     assert one == other
@@ -118,7 +120,7 @@ def test_what_is_bad_in_the_sample_says_that_more_may_be(
     prepared = prepare(settings, 1)
     about = prepared.manifest
     assert {item.key for item in about.left_out} == {inside[0], inside[1], inside[3], outside[2]}
-    assert about.checked == Checked(check="sample", images=60, decoded=len(inside) - 1, undecodable=2)
+    assert about.checked == Checked(check="sample", images=60, decoded=len(inside) - 1, undecodable=2, damaged=0)
     refused, line = told()
     assert refused == line
     assert f"2 of them ({200 / (len(inside) - 1):.3g} %) cannot be decoded although their headers are valid" in line
@@ -171,7 +173,7 @@ def test_as_many_as_the_sample_are_all_decoded(
     root: Path, make_settings: MakeSettings, told: Callable[[], list[str]]
 ) -> None:
     prepared = prepare(make_settings(root, check_sample=60), 1)
-    assert prepared.manifest.checked == Checked(check="decode", images=60, decoded=60, undecodable=0)
+    assert prepared.manifest.checked == Checked(check="decode", images=60, decoded=60, undecodable=0, damaged=0)
     assert "Every image was decoded in full." in (prepared.folder / "statistics.html").read_text()
     assert told() == []
     # All settings that decode every image lead to the same data set; a sample leads to another one with the same data.
@@ -182,7 +184,7 @@ def test_as_many_as_the_sample_are_all_decoded(
     assert prepare(make_settings(root, check="header"), 1).reused
     assert len({found.manifest.fingerprint for found in [prepared, *others]}) == 4
     assert all(shards(found) == shards(prepared) for found in others)
-    assert others[2].manifest.checked == Checked(check="header", images=60, decoded=0, undecodable=0)
+    assert others[2].manifest.checked == Checked(check="header", images=60, decoded=0, undecodable=0, damaged=0)
     assert "no image was decoded in full" in (others[2].folder / "statistics.html").read_text()
 
 
@@ -211,6 +213,6 @@ def test_beam_decodes_the_same_sample(root: Path, make_settings: MakeSettings, t
 
 
 def test_shares_are_readable() -> None:
-    assert "7 of them (100 %)" in sentence(Checked(check="sample", images=1_000, decoded=7, undecodable=7))
-    few = sentence(Checked(check="sample", images=5_000_000, decoded=1_000_420, undecodable=12))
+    assert "7 of them (100 %)" in sentence(Checked(check="sample", images=1_000, decoded=7, undecodable=7, damaged=0))
+    few = sentence(Checked(check="sample", images=5_000_000, decoded=1_000_420, undecodable=12, damaged=0))
     assert "1,000,420 of 5,000,000 images" in few and "12 of them (0.0012 %)" in few
