@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slipway.components.prepare_data.listing.groups import bundle_reader
 from slipway.components.prepare_data.listing.index import BundleOf, Listing, PartList, list_part
-from slipway.components.prepare_data.listing.plan import FORMAT, IDENTITY_DIGITS, Target
+from slipway.components.prepare_data.listing.plan import FORMAT, IDENTITY_DIGITS, Target, identity
 from slipway.components.prepare_data.publishing.store import Store, require_room, store_errors_named
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
@@ -41,8 +41,9 @@ def prepare(
 ) -> Prepared:
     """Prepare the data set that `settings` describe, for training by `replicas` processes.
 
-    A data set is identified by the listing of its source as it is now, the settings and the format. Whatever was
-    prepared before, a file that was added, changed or removed makes another one.
+    A data set is identified by the content of its source as it is now, the settings and the format. A listing (names,
+    sizes and modification times) that is remembered stands for the content, which is then not read. If only times have
+    changed, the content is read and hashed. A file that was added, changed or removed makes another data set.
 
     Args:
         settings: The settings.
@@ -57,11 +58,10 @@ def prepare(
         return prepared
     source = open_source(settings, task)
     store = Store(settings.store, settings.name or source.name)
-    known = store.recall(listing_name(source, settings))
+    known = store.listings.summary(listing_name(source, settings))
     if known is not None:
         target = Target.of(source, known, settings, replicas, store.name)
-        refuse_other(target, earlier)
-        if prepared := reusable(store, target):
+        if prepared := reusable(store, target, earlier):
             return prepared
     events.phase(f"listing {settings.source}")
     beam_for(settings, source, 0)  # if Beam writes data sets of any size, report its errors before listing
@@ -72,22 +72,30 @@ def prepare(
         refuse_unlisted(listing, settings, source.item)
         summary = listing.summary()
         target = Target.of(source, summary, settings, replicas, store.name)
-        refuse_other(target, earlier)
-        store.remove_leftovers(but=target.identity)
-        if prepared := reusable(store, target):
+        store.remove_leftovers(but=target.listing)
+        prepared = reusable(store, target, earlier)
+        if prepared is None and source.stamps_are_times:
+            reader = SetWriter(source, settings, listing, target.plan, scratch, scratch)
+            prepared = same_content(store, target, reader, source.item)
+        if prepared:
+            refuse_other(prepared.manifest.fingerprint, earlier)
+            store.listings.remember_summary(listing_name(source, settings), summary)
             return prepared
         beam = beam_for(settings, source, target.plan.source_bytes)
         beside = beam is not None and is_elsewhere(beam)
-        with store_errors_named(store, target.plan.bytes), store.work_folder(target.identity, beside=beside) as work:
-            if prepared := reusable(store, target):  # another run finished it while this one waited for the lock
+        with store_errors_named(store, target.plan.bytes), store.work_folder(target.listing, beside=beside) as work:
+            # Another run may have finished it while this one waited for the lock.
+            if prepared := reusable(store, target, earlier):
                 return prepared
             if not beside:
                 require_room(store, work, target.plan.bytes)
             writer = SetWriter(source, settings, listing, target.plan, scratch, work, beam)
             written = writer.write(store.name, target.fingerprint)
-            store.publish(work / SetWriter.SET, target.identity)
-            store.remember(listing_name(source, settings), summary)
-            return Prepared(store.path(target.identity), store.uri(target.identity), written, reused=False)
+            refuse_other(written.fingerprint, earlier)
+            before = store.publish(work / SetWriter.SET, identity(written.fingerprint))
+            store.listings.remember_summary(listing_name(source, settings), summary)
+            store.listings.remember_fingerprint(target, written.fingerprint)
+            return prepared_in(store, before or written, reused=before is not None)
 
 
 def existing(uri: str) -> Prepared | None:
@@ -105,31 +113,74 @@ def existing(uri: str) -> Prepared | None:
     return Prepared(store.path(identity), uri, found, reused=True)
 
 
-def refuse_other(target: Target, earlier: str | None) -> None:
+def refuse_other(fingerprint: str, earlier: str | None) -> None:
     """Refuse to continue a run with another data set than the deleted one that it began with.
 
     Raises:
         UserError: The source or the settings have changed.
     """
-    if earlier is not None and earlier.rpartition("/")[2] != target.identity:
+    if earlier is not None and earlier.rpartition("/")[2] != identity(fingerprint):
         raise UserError(
             f"The run began with the data set {earlier}, which was deleted, and its source has changed since.",
             fix="slipway run, to start a new run with the present content of the source",
         )
 
 
-def reusable(store: Store, target: Target) -> Prepared | None:
-    """Return the prepared data set if it exists.
+def prepared_in(store: Store, about: Manifest, *, reused: bool) -> Prepared:
+    """Return the data set of the manifest, which is in the store."""
+    name = identity(about.fingerprint)
+    return Prepared(store.path(name), store.uri(name), about, reused)
+
+
+def reusable(store: Store, target: Target, earlier: str | None) -> Prepared | None:
+    """Return the prepared data set if its listing is remembered and it exists.
+
+    Raises:
+        UserError: The data set is damaged, or another one than the run began with.
+    """
+    fingerprint = store.listings.fingerprints(target).get(target.listing)
+    if fingerprint is None:
+        return None
+    refuse_other(fingerprint, earlier)
+    found = store.complete(identity(fingerprint))
+    if found is None:
+        return None
+    prepared = prepared_in(store, found, reused=True)
+    logger.info("Reusing %s: the source and the settings are unchanged.", prepared.uri)
+    return prepared
+
+
+def same_content(store: Store, target: Target, reader: SetWriter, item: str) -> Prepared | None:
+    """Return the prepared data set with the content of a source of which only modification times have changed.
+
+    If data sets of the same names, labels, sizes and settings exist, the source is read and hashed. Not compared are
+    data sets with skipped images, because these may be valid now.
 
     Raises:
         UserError: The data set is damaged.
     """
-    found = store.complete(target.identity)
+    known = store.listings.fingerprints(target)
+    alike = [store.complete(identity(fingerprint)) for fingerprint in set(known.values())]
+    if target.listing in known or all(found is None or found.left_out_count for found in alike):
+        return None
+    events.phase("comparing the source with the prepared data set")
+    started = time.monotonic()
+    fingerprint = target.fingerprint(reader.read(store.name))
+    found = store.complete(identity(fingerprint))
+    seconds, megabytes = time.monotonic() - started, target.listed.bytes / 1e6
+    said = (
+        f"The {item}s have other modification times than before. Reading all {target.plan.examples():,} "
+        f"({megabytes:,.1f} MB) took {seconds:.1f} s: "
+    )
+    said += "they are the same, and the prepared data set is reused." if found else "their content has changed."
+    logger.info(said)
+    events.message(said)
     if found is None:
         return None
-    uri = store.uri(target.identity)
-    logger.info("Reusing %s: the source and the settings are unchanged.", uri)
-    return Prepared(store.path(target.identity), uri, found, reused=True)
+    store.listings.remember_fingerprint(target, fingerprint)
+    prepared = prepared_in(store, found, reused=True)
+    logger.info("Reusing %s: the content of the source and the settings are unchanged.", prepared.uri)
+    return prepared
 
 
 def listing_name(source: Source, settings: DataSettings) -> str | None:

@@ -27,6 +27,8 @@ from slipway.components.prepare_data.sources.source import LABEL_SEPARATOR, Grou
 ROW = struct.Struct(">QQQI")
 RANK_BYTES = 8
 HASH_BYTES = 12
+# The parts of a row that describe the example: hash and size; stamp; key length and key. The place does not.
+SIZED, STAMPED, KEYED = slice(0, 20), slice(28, 36), slice(36, None)
 LABEL_BYTES = 4
 ROW_SIZE = struct.Struct(">Q").unpack_from
 ROW_AFTER_RANK = struct.Struct(">IQQQI")
@@ -42,12 +44,8 @@ BundleOf = Callable[[bytes, bytes], bytes]
 Example = tuple[bytes, int, int, int]
 
 
-@dataclass(frozen=True)
-class Run:
-    """Sorted rows in a part's file: the offsets of their pieces and their SHA-256 (hex)."""
-
-    places: list[int]
-    digest: str
+# Sorted rows in a part's file: the offsets of their pieces.
+Run = list[int]
 
 
 @dataclass
@@ -61,7 +59,7 @@ class GroupList:
 
 @dataclass
 class PartList:
-    """A listed part of a source: its file, groups, ignored files, and a digest of keys, sizes and stamps.
+    """A listed part of a source: its file, groups and ignored files; see `Summary` for the digests.
 
     `labels` are the names of all labels of the task multilabel.
     """
@@ -70,11 +68,12 @@ class PartList:
     groups: dict[Group, GroupList]
     ignored: Ignored
     digest: str
+    shape: str
     labels: set[str] = field(default_factory=set)
 
 
 def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: BundleOf | None = None) -> PartList:
-    """List one part into the file `path`; the digest does not depend on the order of the entries.
+    """List one part into the file `path`; the digests do not depend on the order of the entries.
 
     With `bundle_of`, the rank of an example is the hash of its bundle.
     """
@@ -106,13 +105,17 @@ def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: Bund
                 _write_runs(file, rows, groups)
                 held, group = 0, None
         _write_runs(file, rows, groups)
-        digest = hashlib.sha256(ignored.unusable_digest)
+        shape, stamps = hashlib.sha256(ignored.unusable_digest), hashlib.sha256()
         for group in sorted(groups, key=_group_order):
             runs = groups[group].runs
             if len(runs) > 1:
                 runs[:] = [append_run(file, merge_runs(file, runs))]
-            digest.update(repr((group, groups[group].examples, runs[0].digest)).encode())
-    return PartList(path, groups, ignored, digest.hexdigest(), labels - {""})
+            shape.update(repr((group, groups[group].examples)).encode())
+            for piece in _pieces(file, runs[0]):
+                shape.update(b"".join([row[SIZED] + row[KEYED] for row in piece]))
+                stamps.update(b"".join([row[STAMPED] for row in piece]))
+    digest = hashlib.sha256(shape.digest() + stamps.digest())
+    return PartList(path, groups, ignored, digest.hexdigest(), shape.hexdigest(), labels - {""})
 
 
 def _write_runs(file: BinaryIO, rows: dict[Group, list[bytes]], groups: dict[Group, GroupList]) -> None:
@@ -128,18 +131,16 @@ def _write_runs(file: BinaryIO, rows: dict[Group, list[bytes]], groups: dict[Gro
 
 def append_run(file: BinaryIO, rows: Iterable[bytes]) -> Run:
     """Append sorted rows. `rows` may read from the same file."""
-    places: list[int] = []
-    digest = hashlib.sha256()
+    run: Run = []
     rows = iter(rows)
     while piece := list(itertools.islice(rows, PIECE_ROWS)):
-        digest.update(b"".join(piece))
-        places.append(file.seek(0, 2))
+        run.append(file.seek(0, 2))
         marshal.dump(piece, file)
-    return Run(places, digest.hexdigest())
+    return run
 
 
 def _pieces(file: BinaryIO, run: Run) -> Iterator[list[bytes]]:
-    for place in run.places:
+    for place in run:
         file.seek(place)
         yield marshal.load(file)
 
@@ -158,11 +159,24 @@ def _group_order(group: Group) -> tuple[str, str]:
 
 
 class Summary(BaseModel):
-    """The part of a listing that identifies a data set: the amount of each (split, class), a digest, and all labels."""
+    """What a listing says about the content of a source.
+
+    Attributes:
+        amounts: The amount of each (split, class).
+        digest: SHA-256 (hex) of all keys, labels, sizes and stamps.
+        shape: The same without stamps: it stays if files are copied.
+        labels: All labels of the task multilabel.
+    """
 
     amounts: list[tuple[str | None, str, Amount]]
     digest: str
+    shape: str
     labels: list[str] = []
+
+    @property
+    def bytes(self) -> int:
+        """The size of all examples."""
+        return sum(amount.bytes for _, _, amount in self.amounts)
 
     @property
     def groups(self) -> dict[Group, Amount]:
@@ -176,25 +190,25 @@ class Listing:
     Attributes:
         groups: Each group's amount.
         ignored: Files and examples that were ignored.
-        digest: SHA-256 (hex) of all keys, labels, sizes and stamps.
-        labels: All labels of the task multilabel.
+        digest, shape, labels: See `Summary`.
     """
 
     def __init__(self, source: Source, parts: list[PartList]) -> None:
         self._parts = parts
         self.groups: dict[Group, Amount] = {}
         self.ignored = Ignored()
-        digest = hashlib.sha256()
         names = source.groups({group: None for part in parts for group in part.groups})
         for part in parts:
             self.ignored.merge(part.ignored)
-            digest.update(part.digest.encode())
             part.groups = {names[group]: found for group, found in part.groups.items()}
             for group, found in part.groups.items():
                 before = self.groups.get(group, Amount(0, 0))
                 self.groups[group] = Amount(before.examples + found.examples, before.bytes + found.bytes)
         self.groups = {group: self.groups[group] for group in sorted(self.groups, key=_group_order)}
-        self.digest = digest.hexdigest()
+        self.digest, self.shape = (
+            hashlib.sha256("".join(found).encode()).hexdigest()
+            for found in ([part.digest for part in parts], [part.shape for part in parts])
+        )
         self.labels = sorted(set().union(*(part.labels for part in parts)))
 
     def examples(self) -> int:
@@ -204,7 +218,7 @@ class Listing:
     def summary(self) -> Summary:
         """Return the summary of the listing."""
         amounts = [(*group, amount) for group, amount in self.groups.items()]
-        return Summary(amounts=amounts, digest=self.digest, labels=self.labels)
+        return Summary(amounts=amounts, digest=self.digest, shape=self.shape, labels=self.labels)
 
     def counts_without(self, left_out: frozenset[bytes]) -> dict[Group, int]:
         """Return the number of examples of each group, excluding the keys in `left_out`."""

@@ -1,4 +1,4 @@
-"""Plan how a listing is divided among splits and shards; compute the data set's fingerprint."""
+"""Plan how a listing is divided among splits and shards; identify the data set that it becomes."""
 
 from __future__ import annotations
 
@@ -108,15 +108,32 @@ def _stored(amount: Amount, settings: DataSettings) -> Amount:
 
 @dataclass(frozen=True)
 class Target:
-    """The data set to prepare: its plan, and the SHA-256 (hex) of everything that its bytes depend on."""
+    """The data set to prepare: its plan, and the settings and facts that are part of its fingerprint.
+
+    The fingerprint depends on the content of the source, which is known only after it was read. Until then, a listing
+    stands for it: it identifies the work folder, and it is remembered with the fingerprint of the data set.
+    """
 
     plan: Plan
-    fingerprint: str
+    about: JsonObject
+    listed: Summary
 
     @property
-    def identity(self) -> str:
-        """The name of the data set's folder."""
-        return self.fingerprint[:IDENTITY_DIGITS]
+    def listing(self) -> str:
+        """Identifies the listing and settings; sizes and stamps are in it, so it changes if files are touched."""
+        return self._digest(listing=self.listed.digest)[:IDENTITY_DIGITS]
+
+    @property
+    def shape(self) -> str:
+        """Identifies names, labels, sizes and settings; it stays if files are copied."""
+        return self._digest(shape=self.listed.shape)[:IDENTITY_DIGITS]
+
+    def fingerprint(self, records: Mapping[str, list[str]]) -> str:
+        """Return the fingerprint, SHA-256 (hex), of the data set; `records` are its shards' `content` by split."""
+        return self._digest(records=records)
+
+    def _digest(self, **content: object) -> str:
+        return hashlib.sha256(json.dumps({**self.about, **content}, sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def of(cls, source: Source, listed: Summary, settings: DataSettings, replicas: int, name: str) -> Target:
@@ -128,7 +145,6 @@ class Target:
         plan = Plan.of(source, listed.groups, settings, replicas, listed.labels)
         about: JsonObject = {
             "format": FORMAT,
-            "listing": listed.digest,
             "settings": stored_settings(settings, name, plan.examples()),
             "shards": plan.shards,
         }
@@ -140,7 +156,12 @@ class Target:
             about["task"] = source.task
         if source.inputs:
             about["inputs"] = [(name, str(kind)) for name, kind in source.inputs.items()]
-        return cls(plan, hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest())
+        return cls(plan, about, listed)
+
+
+def identity(fingerprint: str) -> str:
+    """Return the name of a data set's folder."""
+    return fingerprint[:IDENTITY_DIGITS]
 
 
 def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObject:

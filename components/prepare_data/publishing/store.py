@@ -2,7 +2,7 @@
 
 A data set is written to a hidden work folder next to its final folder and renamed when it is complete. A work folder is
 protected by a lock file, which is released when the processes that hold it end for any reason. A work folder that is
-not locked was left by a killed run: the next run of the same data set resumes in it, a run of another one removes it.
+not locked was left by a killed run: the next run of the same listing resumes in it, a run of another one removes it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from slipway.components.prepare_data import remote
-from slipway.components.prepare_data.listing.index import Summary
+from slipway.components.prepare_data.publishing import listings
+from slipway.components.prepare_data.publishing.listings import Listings
 from slipway.core import events, manifest
-from slipway.core.atomic import FULL, replace_file, sync
+from slipway.core.atomic import FULL, sync
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.core.paths import is_remote, local_path
@@ -53,9 +52,10 @@ class Store:
         # Mounted buckets do not support renaming folders or modifying files: data sets are written to the local disk.
         self.is_mounted = self.folder.is_relative_to(remote.CLOUD_MOUNT)
         self.work_root = Path(tempfile.gettempdir()) / "slipway" / name if self.is_mounted else self.folder
+        self.listings = Listings(self.folder / listings.FOLDER)
 
     def path(self, identity: str) -> Path:
-        """Return the folder of the data set with this identity (the first 16 digits of the fingerprint)."""
+        """Return the folder of the data set with this identity; see `plan.identity`."""
         return self.folder / identity
 
     def uri(self, identity: str) -> str:
@@ -79,34 +79,19 @@ class Store:
                     manifest.verify_shard(path, shard)
         return found
 
-    def recall(self, name: str | None) -> Summary | None:
-        """Return the listing summary cached under `name`."""
-        try:
-            return Summary.model_validate_json(self._summary_path(name).read_bytes()) if name else None
-        except (OSError, ValidationError):
-            return None
-
-    def remember(self, name: str | None, summary: Summary) -> None:
-        """Cache the summary of a listing under `name`, unless it is None."""
-        if name:
-            replace_file(self._summary_path(name), summary.model_dump_json().encode())
-
-    def _summary_path(self, name: str) -> Path:
-        return self.folder / f".{name}.listed.json"
-
     @contextlib.contextmanager
-    def work_folder(self, identity: str | None = None, *, beside: bool = False) -> Iterator[Path]:
-        """Create a temporary work folder for the data set with this identity, or for another purpose.
+    def work_folder(self, listing: str | None = None, *, beside: bool = False) -> Iterator[Path]:
+        """Create a temporary work folder for the data set of this listing (`Target.listing`), or for another purpose.
 
-        Only one process at a time can have a data set's work folder; others wait. It may contain files of a killed run.
+        Only one process at a time can have a listing's work folder; others wait. It may contain files of a killed run.
         With `beside`, the folder is in the store itself, so that other machines can access it.
         """
-        identity = identity or secrets.token_hex(8)
+        listing = listing or secrets.token_hex(8)
         root = self.folder if beside else self.work_root
         made = _make_folders(root)
-        folder = root / f".{identity}.work"
+        folder = root / f".{listing}.work"
         try:
-            with _locked(root / f".{identity}.lock"):
+            with _locked(root / f".{listing}.lock"):
                 folder.mkdir(exist_ok=True)
                 try:
                     yield folder
@@ -118,7 +103,7 @@ class Store:
                     path.rmdir()
 
     def remove_leftovers(self, but: str) -> None:
-        """Remove work folders of killed runs, except that of the data set with the identity `but`."""
+        """Remove work folders of killed runs, except that of the listing `but`."""
         for root in {self.work_root, self.folder}:
             names = root.iterdir() if root.is_dir() else ()
             for name in {found[1] for path in names if (found := WORK.match(path.name))} - {but}:
@@ -126,17 +111,25 @@ class Store:
                     if free:
                         shutil.rmtree(root / f".{name}.work", ignore_errors=True)
 
-    def publish(self, finished: Path, identity: str) -> None:
-        """Publish the data set in the folder `finished` under its identity."""
+    def publish(self, finished: Path, identity: str) -> Manifest | None:
+        """Publish the data set in the folder `finished` under its identity.
+
+        Returns:
+            The manifest of the same data set if it was published before, from another listing; then that one stays.
+        """
         target = self.path(identity)
-        if target.exists():  # without a manifest, so incomplete
-            shutil.rmtree(target)
-        if self.is_mounted:
-            self._copy(finished, target)
-            return
-        sync(finished)
-        finished.rename(target)
-        sync(self.folder)
+        with _locked(self.work_root / f".{identity}.lock"):
+            if existing := self.complete(identity):
+                return existing
+            if target.exists():  # without a manifest, so incomplete
+                shutil.rmtree(target)
+            if self.is_mounted:
+                self._copy(finished, target)
+                return None
+            sync(finished)
+            finished.rename(target)
+            sync(self.folder)
+            return None
 
     def _copy(self, finished: Path, target: Path) -> None:
         """Copy the files into the bucket, or move them within it; the manifest last, because it marks completion."""

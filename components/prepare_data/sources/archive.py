@@ -54,6 +54,8 @@ class ArchiveSource(Source):
         UserError: The file cannot be read.
     """
 
+    stamps_are_times = True
+
     def __init__(self, place: str, reference: str) -> None:
         self.reference = reference
         self.path = local_path(place).expanduser().absolute()

@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
-from slipway.components.prepare_data.encoding.messages import bytes_feature
+from slipway.components.prepare_data.encoding.messages import bytes_feature, values
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status
@@ -99,6 +99,8 @@ class ManifestSource(Source):
                 self._kinds = self._find_kinds(header, rows, settings)
         except OSError as error:
             raise self._mistake(f"{self.path} cannot be read: {error.strerror}.") from None
+        self._images = [stored_name(name).encode() for name, kind in self._kinds.items() if kind.name == "image"]
+        self.stamps_are_times = self.has_image or bool(self._images)
         self.features = {stored_name(name): kind.description for name, kind in self._kinds.items()}
         self.inputs = choose_inputs(
             settings,
@@ -143,7 +145,8 @@ class ManifestSource(Source):
                 stamp, place = status.st_mtime_ns if status else 0, 0
                 if spool is not None:
                     place = spool.add(b"", further)
-                    stamp = int.from_bytes(hashlib.blake2b(repr((stamp, further)).encode(), digest_size=8).digest())
+                    about = repr((stamp, further, self._image_files(further))).encode()
+                    stamp = int.from_bytes(hashlib.blake2b(about, digest_size=8).digest())
                 size = status.st_size if status else sum(len(feature) for _, feature in further)
                 yield key, label, split, size, stamp, place, group
             if line == 1:
@@ -166,9 +169,8 @@ class ManifestSource(Source):
         return {group: group for group in found}
 
     def reader(self, scratch: Path) -> ManifestReader:
-        images = [stored_name(name).encode() for name, kind in self._kinds.items() if kind.name == "image"]
         spool = scratch / SPOOL if self._is_spooled else None
-        return ManifestReader(self.has_image, self.path.parent, spool, images)
+        return ManifestReader(self.has_image, self.path.parent, spool, self._images)
 
     def _rows(self, file: BinaryIO) -> Rows:
         """Yield each row with the number of its last line; skip empty lines."""
@@ -313,6 +315,12 @@ class ManifestSource(Source):
                 ) from None
             found.append((stored_name(name).encode(), feature))
         return found
+
+    def _image_files(self, features: list[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
+        """Return the sizes and modification times of the files of a row's additional images."""
+        paths = [path for name, feature in features if name in self._images for path in values(feature)]
+        found = [file_status(self.path.parent, path) for path in paths if isinstance(path, bytes)]
+        return [(status.st_size, status.st_mtime_ns) for status in found if not isinstance(status, str)]
 
     def _values(self, cells: dict[str, str], line: int) -> tuple[bytes, str | None, bytes]:
         """Return a row's key, split and group."""

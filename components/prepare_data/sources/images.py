@@ -51,6 +51,8 @@ class ImagesSource(Source):
         UserError: The folder does not exist or has another layout.
     """
 
+    stamps_are_times = True
+
     def __init__(self, place: str, reference: str) -> None:
         self.reference = reference
         self.root = local_path(place).expanduser().absolute()

@@ -39,7 +39,7 @@ MOST_UNUSABLE_NAMED = 100
 LABEL_SEPARATOR = "\n"
 # A listed example: its key (its unique name in the source), its class ("" for regression; for multilabel, its labels,
 # separated by LABEL_SEPARATOR), the source's split (None if it defines none),
-# its size in bytes, a stamp that changes with the content (for files, the modification time in nanoseconds), the
+# its size in bytes, a stamp that changes with the content (see `Source.stamps_are_times`), the
 # position for the source's reader (unused if the key suffices), and its group in the source (data.group_by). A plain
 # tuple, because there are many.
 Entry = tuple[bytes, str, str | None, int, int, int, bytes]
@@ -133,6 +133,8 @@ class Source(ABC):
         reference: The source as the user wrote it.
         task: What is learned from the examples.
         has_image: Whether the examples have images, which are then an input of the network.
+        stamps_are_times: Whether the stamps of entries depend on modification times, which change if a file is copied;
+            other stamps depend on content alone.
         inputs: The kinds of the other inputs of the network, by the names under which they are stored, in order.
         features: The additional features by name, in the format of `features.json`.
         class_names: The class names of the additional features that are labels, by feature name.
@@ -142,6 +144,7 @@ class Source(ABC):
     reference: str
     task: TaskName = "classification"
     has_image: bool = True
+    stamps_are_times: bool = False
     inputs: Mapping[str, Kind] = {}
     features: dict[str, JsonObject] = {}  # noqa: RUF012
     class_names: dict[str, list[str]] = {}  # noqa: RUF012

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,13 +37,15 @@ from slipway.components.prepare_data.validation.sampling import check_for, decod
 from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, refuse_too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes
 from slipway.components.prepare_data.writing.beam import is_elsewhere, share_lists, write_by_beam, written_by
-from slipway.components.prepare_data.writing.shards import LABEL, ShardResult, ShardTask, ShardWriter
+from slipway.components.prepare_data.writing.shards import LABEL, ShardHasher, ShardResult, ShardTask, ShardWriter
 from slipway.components.prepare_data.writing.workers import Tick, Workers, worker_count
 from slipway.core import events, manifest
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 from slipway.core.manifest import Checked, LeftOut, Manifest, Split
 
+# The digests of the shards' records (`ShardResult.content`) by split.
+Records = Mapping[str, list[str]]
 MOST_LEFT_OUT_LISTED = 100
 SECONDS_BETWEEN_EVENTS = 0.3
 
@@ -113,8 +115,8 @@ class SetWriter:
         self._buckets = bucket_count(plan.examples())
         self._left_out = SkippedImages(work / "left_out.json")
 
-    def write(self, name: str, fingerprint: str) -> Manifest:
-        """Write the data set; return its manifest.
+    def write(self, name: str, fingerprint: Callable[[Records], str]) -> Manifest:
+        """Write the data set; return its manifest. `fingerprint` computes its fingerprint from its records.
 
         If unusable images may be skipped, all images are validated first, so that splits and shards are the same as for
         a source without the unusable ones. Copies in other splits are found after all shards are written; if they are
@@ -134,7 +136,22 @@ class SetWriter:
             self._left_out.add_copies(copies)
             results = self._write_shards(name)
         self._check_classes(results)
-        return self._finish(name, fingerprint, results, combine(_tallies(results)))
+        records = {split: [result.content for result in found] for split, found in results.items()}
+        return self._finish(name, fingerprint(records), results, combine(_tallies(results)))
+
+    def read(self, name: str) -> Records:
+        """Read the source; return the records that `write` would write, if it skipped no image."""
+        plan = self._current_plan()
+        tasks = self._tasks(name, plan)
+        self.deal(plan)
+        progress = Progress(plan.examples(), f"{self._source.item}s")
+        hasher = ShardHasher(self._source, self._scratch, self._plan.classes)
+        with Workers(hasher, worker_count(self._settings.workers)) as workers:
+            found = dict(workers.run(list(tasks.values()), progress.advance))
+        records: dict[str, list[str]] = {split: [] for split in SPLITS}
+        for number, (split, _) in enumerate(tasks):
+            records[split].append(found[number])
+        return records
 
     def _skip_unusable(self, name: str) -> None:
         """Validate all images; skip the unusable ones.

@@ -43,12 +43,14 @@ LABEL = "label"
 class ShardResult(BaseModel):
     """The result of a task: the images' tally, the inputs' statistics, the shard, and the file of the images' hashes.
 
-    `shard` is None if the images were only validated, `hashes` if duplicates are not checked.
+    `shard` is None if the images were only validated, `hashes` if duplicates are not checked. `content` is the SHA-256
+    (hex) of the shard's records with the images as they are in the source: the shard's own, except with data.resize.
     """
 
     tally: Tally
     inputs: Statistics = {}
     shard: Shard | None = None
+    content: str = ""
     hashes: Shard | None = None
 
 
@@ -126,11 +128,12 @@ class ShardWriter:
         else:
             writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
             hashed: list[bytes] | None = [] if task.hashes else None
-            size, digest = self._write_records(writing, examples, hashed)
+            size, digest, content = self._write_records(writing, examples, hashed, resized=task.resize is not None)
             writing.replace(task.path)
             tally = counter.tally()
             result = ShardResult(
                 shard=Shard(file=task.path.name, examples=tally.examples, bytes=size, sha256=digest),
+                content=content,
                 tally=tally,
                 inputs=inputs.statistics,
                 hashes=write_hashes(task.hashes, hashed, task.buckets) if task.hashes and hashed is not None else None,
@@ -190,21 +193,30 @@ class ShardWriter:
         found[LABEL.encode()] = integer_feature(indicators)
         return list(found.items())
 
-    def _write_records(self, path: Path, examples: Iterable[Usable], hashed: list[bytes] | None) -> tuple[int, str]:
-        """Write the records to `path`; return their size and SHA-256. Appends the images' hash rows to `hashed`."""
-        encode, encode_with = self._encoder.encode, self._encoder.encode_with
-        has_image, has_class, has_further = self._source.has_image, self._has_class, self._has_further
-        digest = hashlib.sha256()
+    def _record(self, image: bytes, key: bytes, label: int, further: list[tuple[bytes, bytes]]) -> bytes:
+        """Encode an example."""
+        if self._has_further:
+            own = image if self._source.has_image else None
+            return self._encoder.encode_with(own, key, label if self._has_class else None, further)
+        return self._encoder.encode(image, key, label)
+
+    def _write_records(
+        self, path: Path, examples: Iterable[Usable], hashed: list[bytes] | None, *, resized: bool
+    ) -> tuple[int, str, str]:
+        """Write the records to `path`; return their size, their SHA-256 and their content's.
+
+        Appends the images' hash rows to `hashed`.
+        """
+        digest, original = hashlib.sha256(), hashlib.sha256()
         waiting: list[bytes] = []
         size, waiting_bytes = 0, 0
         with path.open("wb") as file:
             for image, stored, key, label, further in examples:
                 if hashed is not None:
                     hashed.append(hash_row(image, size + waiting_bytes, key))
-                if has_further:
-                    record = encode_with(stored if has_image else None, key, label if has_class else None, further)
-                else:
-                    record = encode(stored, key, label)
+                if resized:
+                    original.update(self._record(image, key, label, further))
+                record = self._record(stored, key, label, further)
                 waiting.append(record)
                 waiting_bytes += len(record)
                 if waiting_bytes > BUFFER_BYTES:
@@ -213,7 +225,29 @@ class ShardWriter:
             size += _flush(waiting, file, digest)
             file.flush()
             os.fsync(file.fileno())
-        return size, digest.hexdigest()
+        return size, digest.hexdigest(), (original if resized else digest).hexdigest()
+
+
+class ShardHasher(ShardWriter):
+    """Reads the examples of a task without validating them; each call returns `ShardResult.content`, or "".
+
+    The content is "" if an example cannot be read.
+    """
+
+    def __call__(self, task: ShardTask, tick: Tick) -> str:  # type: ignore[override]
+        reader = self._reader = self._reader or self._source.reader(self._scratch)
+        digest = hashlib.sha256()
+        for number, (key, label, size, place) in enumerate(read_list(task.examples), 1):
+            if number % EXAMPLES_BETWEEN_TICKS == 0:
+                tick(EXAMPLES_BETWEEN_TICKS)
+            try:
+                check_bytes(size)
+                image = reader.read(key, place, size)
+                further = self._with_labels(reader.further(place)) if self._has_further else []
+            except Unusable:
+                return ""
+            digest.update(self._record(image, key, label, further))
+        return digest.hexdigest()
 
 
 def inspect_further(

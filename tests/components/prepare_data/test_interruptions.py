@@ -110,7 +110,7 @@ def test_a_run_that_is_killed_is_resumed(
     assert contents(prepared.folder) == contents(undisturbed.folder)
     for path, stamp in kept.items():
         assert (prepared.folder / path.name).stat().st_mtime_ns == stamp
-    assert [path.name for path in prepared.folder.parent.iterdir()] == [prepared.folder.name]
+    assert {path.name for path in prepared.folder.parent.iterdir()} == {".listings", prepared.folder.name}
 
 
 def test_a_shard_of_a_killed_run_that_is_damaged_is_written_again(
@@ -156,7 +156,7 @@ def test_killed_at_random_moments_the_result_is_the_same(
     wait_for(lambda: gone(workers), 10)  # they may still hold locks
     prepared = prepare(settings, 4)
     assert contents(prepared.folder) == contents(undisturbed.folder)
-    assert [path.name for path in prepared.folder.parent.iterdir()] == [prepared.folder.name]
+    assert {path.name for path in prepared.folder.parent.iterdir()} == {".listings", prepared.folder.name}
 
 
 def test_what_a_killed_run_of_another_set_left_is_removed(
@@ -169,7 +169,7 @@ def test_what_a_killed_run_of_another_set_left_is_removed(
     wait_for(lambda: gone(workers), 10)
     assert list(Path(make_settings(folder).store).glob("*/.*"))
     prepared = prepare(make_settings(folder, seed=2), 4)
-    assert [path.name for path in prepared.folder.parent.iterdir()] == [prepared.folder.name]
+    assert {path.name for path in prepared.folder.parent.iterdir()} == {".listings", prepared.folder.name}
 
 
 def test_what_a_living_run_of_another_set_writes_is_left_alone(
