@@ -7,7 +7,7 @@ other inputs are held as the network receives them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -86,8 +86,11 @@ class Features:
                 name: _table(one.vocabulary) for name, one in manifest.all_inputs.items() if one.kind == "category"
             }
 
-    def parse(self, raw: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
-        """Parse serialized records, string [n] with static n, to decoded inputs and labels."""
+    def parse(self, raw: tf.Tensor, encoded: Collection[str] = ()) -> tuple[Tensors, tf.Tensor]:
+        """Parse serialized records, string [n] with static n, to decoded inputs and labels.
+
+        The images of the inputs `encoded` are not decoded.
+        """
         manifest = self._manifest
         label = tf.float32 if manifest.task == "regression" else tf.int64
         features = tf.io.parse_example(
@@ -97,7 +100,15 @@ class Features:
                 "label": tf.io.FixedLenFeature(_label_shape(manifest), label),
             },
         )
-        return self._decoded(features, decode_prepared), self._labels(features["label"])
+        return self._decoded(features, decode_prepared, encoded=encoded), self._labels(features["label"])
+
+    def resizes(self, name: str) -> bool:
+        """Return whether images of the input `name` may have another size than the network's."""
+        return _as_image(self._manifest, name).resize
+
+    def pixels(self, name: str, files: tf.Tensor) -> tf.Tensor:
+        """Decode any number of image files of the input `name`, string [n]."""
+        return decode_images(files, _as_image(self._manifest, name))
 
     def requests(self) -> dict[str, tf.TensorSpec]:
         """Return the serving signature's inputs: raw values, as they are in a record."""
@@ -119,12 +130,19 @@ class Features:
         return self._decoded(values, decode_images, standardized=standardized)
 
     def _decoded(
-        self, values: Mapping[str, tf.Tensor], decode: Callable[..., tf.Tensor], *, standardized: bool = True
+        self,
+        values: Mapping[str, tf.Tensor],
+        decode: Callable[..., tf.Tensor],
+        *,
+        standardized: bool = True,
+        encoded: Collection[str] = (),
     ) -> Tensors:
         found = {}
         for name, one in self._manifest.all_inputs.items():
             raw = values[name]
-            if one.kind == "image":
+            if name in encoded:
+                found[name] = raw
+            elif one.kind == "image":
                 found[name] = decode(raw, _as_image(self._manifest, name))
             elif one.kind == "category":
                 found[name] = self.tables[name].lookup(raw)

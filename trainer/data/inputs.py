@@ -1,7 +1,8 @@
 """Input pipeline: a worker's shards of a prepared data set as batches of decoded inputs in a deterministic order.
 
 Each worker reads every n-th shard. A training split whose decoded inputs fit in memory is decoded once
-(`MemoryTraining`), and each epoch uses a permutation drawn from seed and epoch. A larger one is streamed
+(`MemoryTraining`), in the order of the first epoch while that is being trained, and each epoch uses a permutation drawn
+from seed and epoch. A larger one is streamed
 (`StreamTraining`) through a shuffle buffer that is seeded the same way. Either way, the batch of a step depends only on
 the seed and the step's number, so a resumed run sees the same batches as an uninterrupted one.
 
@@ -11,9 +12,7 @@ Records are parsed and decoded in groups, one group per core at a time. The grou
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +21,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from slipway.core import events
 from slipway.core.cores import available_cores
 from slipway.core.manifest import Manifest
 from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.decoding import Decoding, decoding_threads, group_of
 from slipway.trainer.data.features import Features, Inputs, Labels, Tensors, blank, each
 from slipway.trainer.data.images import as_it_is
 
@@ -36,56 +35,74 @@ MEMORY_BUDGET = 2 * 1024**3
 SHUFFLE_EXAMPLES = 16_384
 SHUFFLE_BYTES = 256 * 1024**2
 _SHARDS_TOGETHER = 8
-# Maximum examples and decoded bytes of a group: small enough to stay in the CPU's caches and to reuse the previous
-# group's memory.
-_GROUP_EXAMPLES = 128
-_GROUP_BYTES = 8 * 1024**2
-# Alignment that TensorFlow requires to use an array without a copy.
-_ALIGNMENT = 64
-_PROGRESS_SECONDS = 0.5
-
 logger = logging.getLogger(__name__)
-
-# Receives how many more examples have been decoded.
-Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class MemoryTraining:
-    """A training split in memory: `inputs` and `labels` of all examples, see `slipway.trainer.data.features`."""
+    """A training split in memory, which may still be being decoded.
 
-    inputs: Inputs
-    labels: Labels
+    `order` waits for the examples of its steps, `inputs` and `labels` for all: see `slipway.trainer.data.features`.
+    """
+
+    decoding: Decoding
     batch: int
     steps_per_epoch: int
     seed: int
     rank: int
 
     @property
+    def examples(self) -> int:
+        """Number of examples."""
+        return len(self.decoding.labels)
+
+    @property
     def decoded_bytes(self) -> int:
         """Size of the inputs."""
-        return sum(array.nbytes for array in tf.nest.flatten(self.inputs))
+        return sum(array.nbytes for array in tf.nest.flatten(self.decoding.inputs))
 
     @property
     def example_bytes(self) -> int:
         """Size of one example's inputs."""
-        return self.decoded_bytes // len(self.labels)
+        return self.decoded_bytes // self.examples
 
-    def tensors(self) -> tuple[Tensors, tf.Tensor]:
-        """Return inputs and labels as CPU tensors; the inputs share memory with the arrays."""
+    @property
+    def inputs(self) -> Inputs:
+        """The inputs of all examples."""
+        return self.arrays()[0]
+
+    @property
+    def labels(self) -> Labels:
+        """The labels of all examples."""
+        return self.arrays()[1]
+
+    def arrays(self, *, whole: bool = True) -> tuple[Inputs, Labels]:
+        """Return inputs and labels; unless `whole`, only those of steps that `order` has returned are valid."""
+        if whole:
+            self.decoding.wait()
+        return self.decoding.inputs, self.decoding.labels
+
+    def tensors(self, *, whole: bool = True) -> tuple[Tensors, tf.Tensor]:
+        """Return the arrays as CPU tensors that share their memory."""
+
+        def shared(array: NDArray[Any]) -> tf.Tensor:
+            return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+
+        inputs, labels = self.arrays(whole=whole)
         with tf.device("CPU:0"):
-            inputs = each(lambda array: tf.experimental.dlpack.from_dlpack(array.__dlpack__()), self.inputs)
-            return inputs, tf.constant(self.labels)
+            return each(shared, inputs), shared(labels)
 
     def order(self, step: int, count: int) -> NDArray[np.int32]:
-        """Return the example indices of `count` steps starting at `step` (from 0), [count, batch]."""
+        """Return the example indices of `count` steps starting at `step` (from 0), [count, batch]; wait for these."""
         rows = []
         while count > 0:
             epoch, position = divmod(step, self.steps_per_epoch)
             taken = min(count, self.steps_per_epoch - position)
             rows.append(self._epoch_order(epoch)[position : position + taken])
             step, count = step + taken, count - taken
-        return np.concatenate(rows)
+        order = np.concatenate(rows)
+        self.decoding.wait(order)
+        return order
 
     def _epoch_order(self, epoch: int) -> NDArray[np.int32]:
         """Return one epoch's indices, [steps_per_epoch, batch].
@@ -94,12 +111,14 @@ class MemoryTraining:
         in another order.
         """
         needed = self.steps_per_epoch * self.batch
-        passes = -(-needed // len(self.labels))
-        orders = [
-            np.random.default_rng([self.seed, epoch, self.rank, number]).permutation(len(self.labels))
-            for number in range(passes)
-        ]
+        passes = -(-needed // self.examples)
+        orders = [_permutation(self.seed, epoch, self.rank, number, self.examples) for number in range(passes)]
         return np.concatenate(orders)[:needed].astype(np.int32).reshape(self.steps_per_epoch, self.batch)
+
+
+def _permutation(seed: int, epoch: int, rank: int, number: int, examples: int) -> NDArray[np.int64]:
+    """Return the order of a worker's examples in the pass `number` of an epoch."""
+    return np.random.default_rng([seed, epoch, rank, number]).permutation(examples)
 
 
 @dataclass(frozen=True)
@@ -124,7 +143,7 @@ class StreamTraining:
         """
         epoch, position = divmod(step, self.steps_per_epoch)
         records = tf.data.Dataset.range(epoch, np.iinfo(np.int64).max).flat_map(as_it_is(self._epoch))
-        group = _group(self.share.manifest, self.batch)
+        group = group_of(self.share.manifest, self.batch)
         batches = _decoded(records.skip(position * self.batch), self.share.manifest, group)
         if group != self.batch:
             batches = batches.rebatch(self.batch, drop_remainder=True)
@@ -175,9 +194,12 @@ def training(
     seed: int,
     *,
     budget: int = MEMORY_BUDGET,
-    tick: Tick = lambda _: None,
+    threads: futures.ThreadPoolExecutor | None = None,
 ) -> TrainingData:
-    """Return the training data, with `batch` examples per step on this worker; log how it is read and why."""
+    """Return the training data, with `batch` examples per step on this worker; log how it is read and why.
+
+    `threads` decode a split that is kept in memory; see `Decoding`.
+    """
     size = share.decoded_bytes("train")
     shards = len(share.shards("train"))
     what = f"{share.examples('train')} training examples in {shards} shard{'s' if shards > 1 else ''}"
@@ -188,11 +210,11 @@ def training(
         )  # fmt: skip
         return StreamTraining(share, batch, steps_per_epoch, seed)
     logger.info(
-        "keeping %s decoded in memory: %s of at most %s; decoding once, %s",
+        "keeping %s decoded in memory: %s of at most %s; decoding during the first epoch, %s",
         what, _megabytes(size), _megabytes(budget), _at_a_time(share),
     )  # fmt: skip
-    inputs, labels = _decode_all(share, "train", tick)
-    return MemoryTraining(inputs, labels, batch, steps_per_epoch, seed, share.rank)
+    order = _permutation(seed, 0, share.rank, 0, share.examples("train"))
+    return MemoryTraining(Decoding(share, "train", order, threads), batch, steps_per_epoch, seed, share.rank)
 
 
 def shuffled_together(share: Share) -> int:
@@ -202,7 +224,7 @@ def shuffled_together(share: Share) -> int:
 
 
 def _at_a_time(share: Share, batch: int | None = None) -> str:
-    group, cores = _group(share.manifest, batch), available_cores()
+    group, cores = group_of(share.manifest, batch), available_cores()
     return f"{group} at a time on {'each of ' if cores > 1 else ''}{cores} core{'s' if cores > 1 else ''}"
 
 
@@ -219,7 +241,7 @@ class Evaluation:
     share: Share
     split: str
     batch: int
-    decoded: tuple[Inputs, Labels] | None
+    decoded: Decoding | None
 
     @property
     def steps(self) -> int:
@@ -240,22 +262,28 @@ class Evaluation:
         if self.decoded is None:
             yield from _read(self.share, self.split, self.batch)
             return
-        inputs, labels = self.decoded
+        self.decoded.wait()
+        inputs, labels = self.decoded.inputs, self.decoded.labels
         for start in range(0, len(labels), self.batch):
             chosen = slice(start, start + self.batch)
             yield each(lambda array, chosen=chosen: array[chosen], inputs), labels[chosen]
 
 
 def evaluation(
-    share: Share, split: str, batch: int, *, budget: int = MEMORY_BUDGET, tick: Tick = lambda _: None
+    share: Share,
+    split: str,
+    batch: int,
+    *,
+    budget: int = MEMORY_BUDGET,
+    threads: futures.ThreadPoolExecutor | None = None,
 ) -> Evaluation:
     """Return the evaluation data of `split`, `batch` examples per step on this worker; kept decoded if it fits."""
     fits = share.decoded_bytes(split) <= budget
-    return Evaluation(share, split, batch, _decode_all(share, split, tick) if fits else None)
+    return Evaluation(share, split, batch, Decoding(share, split, threads=threads) if fits else None)
 
 
 class Reading:
-    """Training and validation data, decoded in a thread while the main thread builds the network.
+    """Training and validation data, opened in a thread while the main thread builds the network.
 
     Args:
         share: This worker's shard assignment.
@@ -265,14 +293,12 @@ class Reading:
     """
 
     def __init__(self, share: Share, batch: int, steps_per_epoch: int, seed: int) -> None:
-        splits = [split for split in ("train", "validation") if share.has(split)]
-        self._total = sum(share.examples(split) for split in splits if share.decoded_bytes(split) <= MEMORY_BUDGET)
-        self._done, self._what = 0, "images" if share.manifest.has_image else "examples"
-        self._started = time.monotonic()
-
         def read() -> tuple[TrainingData, Evaluation | None]:
-            trained = training(share, batch, steps_per_epoch, seed, tick=self._tick)
-            measured = evaluation(share, "validation", batch, tick=self._tick) if "validation" in splits else None
+            threads = decoding_threads()
+            trained = training(share, batch, steps_per_epoch, seed, threads=threads)
+            has = share.has("validation")
+            measured = evaluation(share, "validation", batch, threads=threads) if has else None
+            threads.shutdown(wait=False)
             return trained, measured
 
         executor = futures.ThreadPoolExecutor(1, "reading")
@@ -280,16 +306,8 @@ class Reading:
         executor.shutdown(wait=False)
 
     def wait(self) -> tuple[TrainingData, Evaluation | None]:
-        """Wait, reporting progress, and return the training data and the validation data (None if there is none)."""
-        if not self._read.done():
-            events.phase(f"decoding {self._total:,} {self._what}")
-        while not futures.wait([self._read], _PROGRESS_SECONDS).done:
-            rate = self._done / (time.monotonic() - self._started)
-            events.progress(self._done, self._total, f"{self._what} decoded", **{f"{self._what}_per_second": rate})
+        """Return the training data and the validation data (None if there is none), which may still be decoded."""
         return self._read.result()
-
-    def _tick(self, count: int) -> None:
-        self._done += count
 
 
 def _padded(manifest: Manifest, inputs: Inputs, labels: Labels, batch: int) -> Batch:
@@ -302,37 +320,12 @@ def _padded(manifest: Manifest, inputs: Inputs, labels: Labels, batch: int) -> B
     return inputs, labels, weights
 
 
-def _decode_all(share: Share, split: str, tick: Tick = lambda _: None) -> tuple[Inputs, Labels]:
-    """Decode all of the worker's examples of `split`, in the order of its shards."""
-    count = share.examples(split)
-    like, label = blank(share.manifest, 1)
-    inputs = each(lambda array: _aligned((count, *array.shape[1:]), array.dtype), like)
-    labels = np.empty((count, *label.shape[1:]), label.dtype)
-    position = 0
-    for some, some_labels in _read(share, split):
-        chosen = slice(position, position + len(some_labels))
-        for array, part in zip(tf.nest.flatten(inputs), tf.nest.flatten(some), strict=True):
-            array[chosen] = part
-        labels[chosen] = some_labels
-        position = chosen.stop
-        tick(len(some_labels))
-    return inputs, labels
-
-
-def _aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array that TensorFlow can use without a copy."""
-    size = math.prod(shape) * kind.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(kind).reshape(shape)
-
-
 def _read(share: Share, split: str, batch: int | None = None) -> Iterator[tuple[Inputs, Labels]]:
     """Yield the worker's examples of `split` in order, `batch` (default: a group) at a time; the last may be less."""
     left = share.examples(split)
     if not left:
         return
-    group = min(left, _group(share.manifest, batch))
+    group = min(left, group_of(share.manifest, batch))
     # All groups have the same size: the last is padded with examples from the beginning, which are dropped again.
     records = tf.data.TFRecordDataset(share.paths(split)).repeat().take(-(-left // group) * group)
     decoded = _decoded(records, share.manifest, group)
@@ -351,12 +344,6 @@ def _decoded(records: tf.data.Dataset, manifest: Manifest, group: int) -> tf.dat
     parse = as_it_is(Features(manifest).parse)
     calls = available_cores() + 1
     return records.batch(group, drop_remainder=True).map(parse, num_parallel_calls=calls, deterministic=True)
-
-
-def _group(manifest: Manifest, batch: int | None = None) -> int:
-    """Return the group size: the number of examples parsed and decoded together, at most `batch`."""
-    most = max(1, min(_GROUP_EXAMPLES, _GROUP_BYTES // manifest.decoded_bytes))
-    return most if batch is None else min(batch, most)
 
 
 def _megabytes(size: int) -> str:

@@ -140,7 +140,7 @@ class JaxEngine:
             # Every process must make the same decision.
             (too_large,) = self.agree([float(not fits(data, self._devices))])
             if not too_large:
-                (examples,) = self.agree([len(data.labels)])
+                (examples,) = self.agree([data.examples])
                 return MemoryFeed(data, self._step, self._most, round(examples))
         return StreamFeed(data, self._step, self._most, step)
 

@@ -99,9 +99,10 @@ def _batches(data: TrainingData, step: int) -> Iterator[tuple[Inputs, Labels]]:
     if not isinstance(data, MemoryTraining):
         yield from data.batches(step).as_numpy_iterator()
         return
+    inputs, labels = data.arrays(whole=False)
     while True:
         (order,) = data.order(step, 1)
-        yield each(lambda array, order=order: array[order], data.inputs), data.labels[order]
+        yield each(lambda array, order=order: array[order], inputs), labels[order]
         step += 1
 
 

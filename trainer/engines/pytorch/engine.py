@@ -153,11 +153,13 @@ class PyTorchEngine:
         if isinstance(data, MemoryTraining):
             memory = self._devices.memory
             kept = device if memory is None or data.decoded_bytes <= memory * DEVICE_SHARE else torch.device("cpu")
-            inputs = each(lambda one: one.to(kept), tensors(data.inputs))
-            labels = _labels(data.labels).to(kept)
+            arrays = data.arrays(whole=kept.type != "cpu")
+            inputs, labels = (each(lambda one: one.to(kept), tensors(part)) for part in arrays)
             while True:
+                started = time.perf_counter()
                 order = torch.from_numpy(data.order(step, 1)[0]).to(kept)
-                yield each(lambda one, order=order: one[order].to(device), inputs), labels[order].to(device)
+                self._waited += time.perf_counter() - started
+                yield each(lambda one, order=order: one[order].to(device), inputs), _classes(labels[order]).to(device)
                 step += 1
         read = iter(data.batches(step).as_numpy_iterator())
         while True:
@@ -258,5 +260,8 @@ class PyTorchEngine:
 
 def _labels(array: Labels) -> torch.Tensor:
     """Return labels as a tensor: classes as int64, others as they are."""
-    labels = torch.tensor(array)
+    return _classes(torch.tensor(array))
+
+
+def _classes(labels: torch.Tensor) -> torch.Tensor:
     return labels.long() if labels.dtype == torch.int32 else labels

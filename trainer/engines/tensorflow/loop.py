@@ -89,7 +89,7 @@ class StepLoop:
 
     def _from_memory(self, data: MemoryTraining) -> Call:
         """Gather examples in the graph; each call passes only their order."""
-        inputs, labels = data.tensors()
+        inputs, labels = data.tensors(whole=False)
         shape = [self._layout.local_devices, self._layout.share]
 
         def batch(device: tf.Tensor, indices: tf.Tensor) -> Batch:
@@ -197,7 +197,7 @@ class StepLoop:
     # A loop that is compiled as a whole
 
     def _compiled_from_memory(self, data: MemoryTraining) -> Call:
-        inputs, labels = data.tensors()
+        inputs, labels = data.tensors(whole=self._resident is not None)
         if self._resident:
             with tf.device(self._resident):
                 inputs, labels = each(tf.identity, inputs), tf.identity(labels)

@@ -1,0 +1,235 @@
+"""Decoding into memory: equal pixels, whichever decoder, and training that starts before everything is decoded."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image
+
+from slipway.core import manifest as manifests
+from slipway.core.manifest import Manifest
+from slipway.trainer.data.assignment import Share
+
+Pixels = NDArray[np.uint8]
+
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+@pytest.fixture
+def jpegs(data_sets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Share:
+    """60 JPEG images in three shards, which are decoded in groups of 8."""
+    from slipway.trainer.data import decoding
+
+    monkeypatch.setattr(decoding, "_GROUP_EXAMPLES", 8)
+    manifest = data_sets.write(tmp_path / "jpegs", train=[25, 20, 15], validation=[9], kind="jpeg")
+    return Share(tmp_path / "jpegs", manifest, 0, 1)
+
+
+def jpeg(pixels: Pixels, **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def by_tensorflow(file: bytes, size: tuple[int, int, int]) -> list[Pixels]:
+    """Return what training without libjpeg-turbo, and a request to the exported model, make of a file."""
+    import tensorflow as tf
+
+    from slipway.trainer.data import images
+
+    manifest = Manifest(
+        name="x", fingerprint="", source="", settings={}, classes=[], image_size=size[:2], channels=size[2],
+        resize=False, encodings=["jpeg"], splits={},
+    )  # fmt: skip
+    return [
+        decode(tf.constant([file]), manifest).numpy()[0] for decode in (images.decode_prepared, images.decode_images)
+    ]
+
+
+def files() -> list[tuple[bytes, int, int]]:
+    """Return JPEG files with height and width: noise and smooth images, of all subsamplings, sizes and qualities."""
+    generator = np.random.default_rng(11)
+    found = []
+    for height, width in [(32, 32), (33, 47), (17, 1), (1, 18), (2, 3), (64, 81)]:
+        noise = generator.integers(0, 256, (height, width, 3), np.uint8)
+        few = generator.integers(0, 256, (2 + height // 8, 2 + width // 8, 3), np.uint8)
+        smooth = np.asarray(Image.fromarray(few).resize((width, height), Image.Resampling.BICUBIC))
+        for pixels, quality in itertools.product((noise, smooth), (10, 75, 95)):
+            made = [
+                simplejpeg.encode_jpeg(pixels, quality, "RGB", kind) for kind in ("444", "422", "420", "440", "411")
+            ]
+            made += [jpeg(pixels[:, :, 0], quality=quality), jpeg(pixels, quality=quality, optimize=True)]
+            if min(height, width) > 8:  # Pillow's buffer is too small for the smallest
+                exif = Image.Exif()
+                exif[0x0112] = 6  # to be turned, which no decoder does
+                made += [jpeg(pixels, quality=quality, progressive=True), jpeg(pixels, quality=quality, exif=exif)]
+                made.append(jpeg(pixels, quality=quality, restart_marker_blocks=2))
+            found += [(bytes(file), height, width) for file in made]
+    return found
+
+
+def test_libjpeg_turbo_decodes_to_the_pixels_of_tensorflow() -> None:
+    from slipway.trainer.data.images import decode_jpeg
+
+    checked = files()
+    assert len(checked) > 300
+    for number, (file, height, width) in enumerate(checked):
+        channels = (1, 3)[number % 2]
+        pixels = np.zeros((height, width, channels), np.uint8)
+        assert decode_jpeg(file, pixels), number
+        for expected in by_tensorflow(file, pixels.shape):
+            np.testing.assert_array_equal(pixels, expected, str(number))
+
+
+def test_what_tensorflow_refuses_or_decodes_differently_is_left_to_it() -> None:
+    import tensorflow as tf
+
+    from slipway.trainer.data.images import decode_jpeg
+
+    noise = np.random.default_rng(5).integers(0, 256, (24, 24, 3), np.uint8)
+    good = jpeg(noise)
+    inks = io.BytesIO()
+    Image.fromarray(noise).convert("CMYK").save(inks, "JPEG")
+    png = io.BytesIO()
+    Image.fromarray(noise).save(png, "PNG")
+    lossless, middle = bytearray(good), len(good) // 2
+    lossless[good.index(b"\xff\xc0") + 1] = 0xC3
+    broken = {
+        "cut": good[:-60],
+        "without its end": good[:-2],
+        "a hole": good[:middle] + good[middle + 40 :],
+        "no image": b"GIF" + good[3:],
+        "empty": b"",
+        "lossless": bytes(lossless),
+    }
+    pixels = np.zeros((24, 24, 3), np.uint8)
+    assert decode_jpeg(good, pixels)
+    others = {"CMYK": inks.getvalue(), "PNG": png.getvalue(), "another size": jpeg(noise[:20, :20])}
+    for name, file in {**broken, **others}.items():
+        assert not decode_jpeg(file, pixels), name
+    for name in ("cut", "without its end", "no image", "empty", "lossless"):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            by_tensorflow(broken[name], (24, 24, 3))
+
+
+def test_steps_run_while_the_rest_is_decoded(jpegs: Share, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps wait for their examples only, later ones for more; the result is what TensorFlow decodes."""
+    from slipway.trainer.data import decoding, inputs
+
+    may_continue, decode = threading.Event(), decoding.Decoding._decode
+    seen: list[int] = []
+
+    def held(self: Any, chosen: Any) -> None:
+        if len(seen) >= 24:
+            assert may_continue.wait(30)
+        decode(self, chosen)
+        seen.extend(chosen.tolist())
+
+    monkeypatch.setattr(decoding.Decoding, "_decode", held)
+    monkeypatch.setattr(decoding, "available_cores", lambda: 1)
+    training = inputs.training(jpegs, batch=6, steps_per_epoch=10, seed=2)
+    assert isinstance(training, inputs.MemoryTraining)
+    pixels, labels = training.arrays(whole=False)
+    first = training.order(0, 4)
+    assert set(first.ravel()) <= set(seen)
+    assert len(seen) == 24
+    early, early_labels = pixels[first].copy(), labels[first].copy()
+    late = threading.Thread(target=lambda: training.order(4, 1))
+    late.start()
+    late.join(0.1)
+    assert late.is_alive()
+    may_continue.set()
+    late.join(30)
+    np.testing.assert_array_equal(early, training.inputs[first])
+    np.testing.assert_array_equal(early_labels, training.labels[first])
+    assert sorted(training.order(10, 10).ravel()) == list(range(60))
+    monkeypatch.undo()
+    alone = list(inputs.evaluation(jpegs, "train", 60, budget=0).batches())
+    np.testing.assert_array_equal(alone[0][0], training.inputs)
+    np.testing.assert_array_equal(alone[0][1], training.labels)
+
+
+def test_tensorflow_decodes_while_another_thread_holds_the_lock(jpegs: Share, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipway.trainer.data import decoding
+
+    called: list[int] = []
+
+    def slow(file: bytes, pixels: Pixels) -> bool:
+        called.append(len(file))
+        time.sleep(0.02)  # what waiting for the lock looks like
+        pixels[:] = 0
+        return False
+
+    monkeypatch.setattr(decoding, "_TENSORFLOW_SECONDS", 60.0)
+    expected = decoding.Decoding(jpegs, "train")
+    expected.wait()
+    monkeypatch.setattr(decoding, "decode_jpeg", slow)
+    monkeypatch.setattr(decoding, "available_cores", lambda: 2)
+    found = decoding.Decoding(jpegs, "train")
+    found.wait()
+    assert 1 <= len(called) <= 4, "one image of each thread's first group, then none"
+    np.testing.assert_array_equal(found.inputs, expected.inputs)
+    np.testing.assert_array_equal(found.labels, expected.labels)
+
+
+def test_an_image_that_cannot_be_decoded_fails_the_step_that_needs_it(
+    data_sets: Any, jpegs: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TensorFlow's message, from which the trainer makes its own."""
+    from slipway.trainer.data import inputs
+    from slipway.trainer.failures import bad_image
+    from tests.trainer import conftest
+
+    encode, made = conftest.encode, itertools.count()
+
+    def damaged(pixels: Any, kind: str = "png") -> bytes:
+        return encode(pixels, kind)[: -40 if next(made) == 17 else None]
+
+    monkeypatch.setattr(conftest, "encode", damaged)
+    folder = tmp_path / "damaged"
+    data_sets.write(folder, train=[30], kind="jpeg")
+    training = inputs.training(Share(folder, manifests.read(folder), 0, 1), batch=5, steps_per_epoch=6, seed=0)
+    with pytest.raises(Exception, match="Invalid JPEG data") as caught:
+        training.order(0, 6)  # type: ignore[union-attr]
+    told = bad_image(caught.value)
+    assert told is not None
+    assert "cannot be decoded" in told.message
+
+
+def test_a_long_wait_is_reported(jpegs: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipway.trainer.data import decoding
+
+    monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
+    monkeypatch.setattr(decoding, "_PROGRESS_SECONDS", 0.02)
+    decode = decoding.Decoding._decode
+
+    def slow(self: Any, chosen: Any) -> None:
+        time.sleep(0.05)
+        decode(self, chosen)
+
+    monkeypatch.setattr(decoding.Decoding, "_decode", slow)
+    decoding.Decoding(jpegs, "train").wait()
+    phase, *told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert phase["text"] == "decoding 60 images"
+    assert {(event["unit"], event["total"]) for event in told} == {("images decoded", 60)}
+    assert max(event["done"] for event in told) > 0
+
+
+def test_records_are_those_that_tensorflow_reads(jpegs: Share) -> None:
+    import tensorflow as tf
+
+    from slipway.trainer.data.decoding import Records
+
+    records = Records([Path(path) for path in jpegs.paths("train")])
+    expected = list(tf.data.TFRecordDataset(jpegs.paths("train")).as_numpy_iterator())
+    assert [records[number] for number in range(len(records))] == expected

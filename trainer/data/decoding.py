@@ -1,0 +1,257 @@
+"""Decoding a split into memory by threads, in the order in which training needs its examples.
+
+Each thread decodes groups of examples. Training waits only for the groups that its next steps need (`wait`).
+
+JPEG files are decoded without TensorFlow (`images.decode_jpeg`): the same pixels in about half the time. Each call has
+to get the interpreter's lock back. While another thread holds on to that, as when a network is traced, TensorFlow
+decodes whole groups instead, which needs the lock once per group.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import mmap
+import struct
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from slipway.core import events
+from slipway.core.cores import available_cores
+from slipway.core.manifest import Manifest
+from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.features import Features, Inputs, Labels, blank, each
+from slipway.trainer.data.images import decode_jpeg, traced
+
+# Maximum examples and decoded bytes of a group: small enough to stay in the CPU's caches and to reuse the previous
+# group's memory.
+_GROUP_EXAMPLES = 128
+_GROUP_BYTES = 8 * 1024**2
+# Alignment that TensorFlow requires to use an array without a copy.
+_ALIGNMENT = 64
+_PROGRESS_SECONDS = 0.5
+# A thread waits for the interpreter's lock if decoding takes this many times its CPU time and this much longer; then
+# TensorFlow decodes for this long.
+_WAITING_RATIO = 4.0
+_WAITING_SECONDS = 0.005
+_TENSORFLOW_SECONDS = 0.1
+# TFRecord: the length and its checksum before a record, the record's checksum after it.
+_LENGTH, _HEADER, _FOOTER = struct.Struct("<Q"), 12, 4
+
+
+def group_of(manifest: Manifest, batch: int | None = None) -> int:
+    """Return the group size: the number of examples parsed and decoded together, at most `batch`."""
+    most = max(1, min(_GROUP_EXAMPLES, _GROUP_BYTES // manifest.decoded_bytes))
+    return most if batch is None else min(batch, most)
+
+
+class Decoding:
+    """The examples of a split that a worker decodes into memory, in the order of its shards.
+
+    `inputs` and `labels` are complete after `wait()`; before that, only the examples that were waited for are valid.
+
+    Args:
+        share: The worker's shard assignment.
+        split: The split.
+        order: All example indices in the order in which they are needed; None for the order of the shards.
+        threads: The threads that decode; by default, new ones. They decode one split after the other.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        split: str,
+        order: NDArray[Any] | None = None,
+        threads: futures.ThreadPoolExecutor | None = None,
+    ) -> None:
+        self._manifest = share.manifest
+        self._what = "images" if self._manifest.has_image else "examples"
+        self._records = Records([Path(path) for path in share.paths(split)])
+        count = len(self._records)
+        like, label = blank(self._manifest, 1)
+        self.inputs: Inputs = each(lambda array: _aligned((count, *array.shape[1:]), array.dtype), like)
+        self.labels: Labels = _aligned((count, *label.shape[1:]), label.dtype)
+        order = np.arange(count) if order is None else order
+        self._place = np.empty(count, np.int64)  # of each example in the order
+        self._place[order] = np.arange(count)
+        self._group = max(1, min(count, group_of(self._manifest)))
+        self._groups = [order[start : start + self._group] for start in range(0, count, self._group)]
+        self._decoded = [False] * len(self._groups)
+        self._complete = 0  # groups, all before which are decoded too
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._next = itertools.count()
+        self._functions = _Functions(self._manifest, self._group)
+        self._slow_until = -math.inf
+        self._started = time.monotonic()
+        own = threads or decoding_threads()
+        for _ in range(available_cores()):
+            own.submit(self._work)
+        if threads is None:
+            own.shutdown(wait=False)
+
+    def wait(self, indices: NDArray[Any] | None = None) -> None:
+        """Wait until the examples of `indices` are decoded, or all; report progress if that takes long.
+
+        Raises:
+            tf.errors.InvalidArgumentError: An image cannot be decoded.
+        """
+        total = len(self._groups)
+        if self._complete == total and self._error is None:
+            return
+        needed = total if indices is None else int(self._place[indices].max(initial=-1)) // self._group + 1
+
+        def decoded() -> bool:
+            return self._complete >= needed or self._error is not None
+
+        with self._changed:
+            if not self._changed.wait_for(decoded, _PROGRESS_SECONDS):
+                events.phase(f"decoding {len(self.labels):,} {self._what}")
+                while not self._changed.wait_for(decoded, _PROGRESS_SECONDS):
+                    done = min(sum(self._decoded) * self._group, len(self.labels))
+                    rate = done / (time.monotonic() - self._started)
+                    values = {f"{self._what}_per_second": rate}
+                    events.progress(done, len(self.labels), f"{self._what} decoded", **values)
+            if self._error is not None:
+                raise self._error
+
+    def _work(self) -> None:
+        """Decode groups until none are left."""
+        for number in self._next:
+            if number >= len(self._groups) or self._error is not None:
+                return
+            try:
+                self._decode(self._groups[number])
+            except BaseException as error:  # raised again by `wait`
+                self._error = error
+            with self._changed:
+                self._decoded[number] = True
+                while self._complete < len(self._groups) and self._decoded[self._complete]:
+                    self._complete += 1
+                if self._complete == len(self._groups):
+                    self._records.close()
+                self._changed.notify_all()
+
+    def _decode(self, chosen: NDArray[Any]) -> None:
+        """Decode the examples `chosen`, at most a group."""
+        raw = [self._records[number] for number in chosen.tolist()]
+        raw += raw[:1] * (self._group - len(raw))
+        jpeg = self._functions.jpeg if time.monotonic() >= self._slow_until else []
+        found, labels = (self._functions.encoded if jpeg else self._functions.decoded)(raw)
+        for name, values in _by_name(found).items():
+            into = _by_name(self.inputs)[name]
+            if name in jpeg:
+                files = values.numpy()[: len(chosen)]
+                left = self._decode_jpegs(files, into, chosen)
+                if left:
+                    into[chosen[left]] = self._functions.pixels(name, files[left])
+            else:
+                into[chosen] = values.numpy()[: len(chosen)]
+        self.labels[chosen] = labels.numpy()[: len(chosen)]
+
+    def _decode_jpegs(self, files: NDArray[Any], into: NDArray[Any], chosen: NDArray[Any]) -> list[int]:
+        """Decode the JPEG `files` into the rows `chosen`; return which are left to TensorFlow."""
+        started, cpu = time.perf_counter(), time.thread_time()
+        left = []
+        for place, (file, number) in enumerate(zip(files, chosen, strict=True)):
+            waited = time.perf_counter() - started - _WAITING_SECONDS
+            if waited > 0 and waited > _WAITING_RATIO * (time.thread_time() - cpu):
+                self._slow_until = time.monotonic() + _TENSORFLOW_SECONDS
+                return [*left, *range(place, len(chosen))]
+            if not decode_jpeg(file, into[number]):
+                left.append(place)
+        return left
+
+
+class _Functions:
+    """TensorFlow's part: parsing a group of records, with all images decoded or with those of `jpeg` still encoded.
+
+    `jpeg` are the names of the inputs that libjpeg-turbo may decode: images that keep their size.
+    """
+
+    def __init__(self, manifest: Manifest, group: int) -> None:
+        features = Features(manifest)
+        images = [name for name, one in manifest.all_inputs.items() if one.kind == "image"]
+        self.jpeg = [name for name in images if "jpeg" in manifest.encodings and not features.resizes(name)]
+        self.decoded = _on_cpu(features.parse, group)
+        self.encoded = _on_cpu(functools.partial(features.parse, encoded=self.jpeg), group)
+        self._pixels = {name: _on_cpu(functools.partial(features.pixels, name), None) for name in self.jpeg}
+
+    def pixels(self, name: str, files: NDArray[Any]) -> NDArray[np.uint8]:
+        """Return the pixels of any number of image files of the input `name`."""
+        pixels: NDArray[np.uint8] = self._pixels[name](tf.constant(files, tf.string)).numpy()
+        return pixels
+
+
+def _on_cpu(function: Callable[[tf.Tensor], Any], count: int | None) -> Callable[[Any], Any]:
+    """Trace a function of `count` strings whose operations run on the CPU."""
+
+    @traced(input_signature=[tf.TensorSpec([count], tf.string)])
+    def run(strings: tf.Tensor) -> Any:
+        with tf.device("CPU:0"):
+            return function(strings)
+
+    return run
+
+
+def _by_name(inputs: Any) -> dict[str, Any]:
+    return inputs if isinstance(inputs, dict) else {"image": inputs}
+
+
+def decoding_threads() -> futures.ThreadPoolExecutor:
+    """Return as many threads as there are cores."""
+    return futures.ThreadPoolExecutor(available_cores(), "decoding")
+
+
+class Records:
+    """The records of TFRecord shards by number, in the files' memory maps: they need no memory of their own."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._shards: list[mmap.mmap] = []
+        shards, starts, ends = array("q"), array("q"), array("q")
+        for path in paths:
+            if not path.stat().st_size:
+                continue
+            with path.open("rb") as file:
+                # Reads the file once in order: later reads are in random order, which is slow on a mounted bucket.
+                flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+                content = mmap.mmap(file.fileno(), 0, flags, mmap.PROT_READ)
+            position = 0
+            while position < len(content):
+                (length,) = _LENGTH.unpack_from(content, position)
+                shards.append(len(self._shards))
+                starts.append(position + _HEADER)
+                ends.append(position + _HEADER + length)
+                position += _HEADER + length + _FOOTER
+            self._shards.append(content)
+        self._places = (shards, starts, ends)
+
+    def __len__(self) -> int:
+        return len(self._places[0])
+
+    def __getitem__(self, number: int) -> bytes:
+        shard, start, end = (values[number] for values in self._places)
+        return self._shards[shard][start:end]
+
+    def close(self) -> None:
+        """Close the shards; no record can be read any more."""
+        for content in self._shards:
+            content.close()
+
+
+def _aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array that TensorFlow can use without a copy."""
+    size = math.prod(shape) * kind.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(kind).reshape(shape)
