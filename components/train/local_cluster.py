@@ -19,6 +19,7 @@ from slipway.components.train.restarts import Restart, Restarts
 from slipway.components.worker_pools import Replica, WorkerPool, cluster_environment, count_processes, replicas_of
 from slipway.core import events
 from slipway.core.exit_codes import LOCAL_CLUSTER_VARIABLE
+from slipway.core.forking import can_run
 from slipway.core.paths import DATA_VARIABLE, REHEARSED_FILE
 from slipway.core.supervision import POLL_SECONDS, Child, Children, Ports
 from slipway.trainer.config import RestartSettings
@@ -87,7 +88,8 @@ def _try(
         for replica in replicas:
             environment = _environment(replica, replicas, output, virtual_devices)
             copy = _copying(replica.name, log)
-            workers.all.append(Child(replica.name, replica.command, environment, copy, own_group=True))
+            fork = len(replicas) == 1 and replica.environment.keys() <= {DATA_VARIABLE} and can_run(replica.command)
+            workers.all.append(Child(replica.name, replica.command, environment, copy, own_group=True, fork=fork))
         rehearsed = output / "checkpoints" / REHEARSED_FILE
         failed = workers.wait(lambda: termination_requested() or rehearsed.is_file())
     return workers.all, failed

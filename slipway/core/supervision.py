@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -17,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from slipway.core.exit_codes import status_of
+from slipway.core.forking import Forked, dying_with_parent
 
 # Grace period between SIGTERM and SIGKILL, in seconds: a process may be writing a checkpoint.
 GRACE_SECONDS = 15.0
@@ -24,7 +23,6 @@ GRACE_SECONDS = 15.0
 BLAME_SECONDS = 1.0
 POLL_SECONDS = 0.05
 KEPT_LINES = 400
-PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 class Child:
@@ -37,6 +35,7 @@ class Child:
         output: Receives each line of its output, in a thread. None: the output is this process's own, and `tail` is
             empty.
         own_group: Whether it leads a process group, which then receives its signals.
+        fork: Whether a fork of this process runs the command, `python -m MODULE`; see `forking`.
     """
 
     def __init__(
@@ -47,21 +46,26 @@ class Child:
         output: Callable[[str], object] | None,
         *,
         own_group: bool = False,
+        fork: bool = False,
     ) -> None:
         self.name = name
         self.tail: deque[str] = deque(maxlen=KEPT_LINES)
         self._own_group = own_group
-        self._process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if output else None,
-            stderr=subprocess.STDOUT if output else None,
-            text=True,
-            errors="replace",
-            process_group=0 if own_group else None,
-            preexec_fn=_die_with_parent(),
-        )
+        self._process: subprocess.Popen[str] | Forked
+        if fork:
+            self._process = Forked(command, environment, piped=output is not None, own_group=own_group)
+        else:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if output else None,
+                stderr=subprocess.STDOUT if output else None,
+                text=True,
+                errors="replace",
+                process_group=0 if own_group else None,
+                preexec_fn=dying_with_parent(),
+            )
         self._reader = threading.Thread(target=self._read, args=(output,), daemon=True)
         self._reader.start()
 
@@ -145,18 +149,6 @@ class Children:
         for child in self.all:
             child.signal(signal.SIGKILL)
             child.finish()
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """Return a `preexec_fn` that kills the child when its parent dies; None except on Linux."""
-    if sys.platform != "linux":
-        return None
-    library = ctypes.CDLL(None, use_errno=True)
-
-    def ask() -> None:
-        library.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
-
-    return ask
 
 
 class Ports:

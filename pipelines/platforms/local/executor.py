@@ -7,18 +7,16 @@ group, so that all of them can be stopped together.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kfp import compiler, local
-
-from slipway.pipelines.config.config import load
-from slipway.pipelines.platforms.local.containers import run_arguments, run_container, stop_containers
-from slipway.pipelines.platforms.local.steps import pipeline
+from slipway.pipelines.platforms.local.warm import Warm
 from slipway.pipelines.runs.record import RunFolder
 
 
@@ -27,6 +25,13 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
 
     When a run is resumed, the finished steps are not repeated.
     """
+    # Imported here, after the warm process has been started.
+    from kfp import compiler, local
+
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.platforms.local.containers import run_arguments, run_container
+    from slipway.pipelines.platforms.local.steps import pipeline
+
     config = load(folder.configuration_file)
     runner: local.SubprocessRunner | local.DockerRunner = local.SubprocessRunner(use_venv=False)
     if containers:
@@ -52,6 +57,28 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
     return True
 
 
+@contextlib.contextmanager
+def _warm(steps: Sequence[str]) -> Iterator[None]:
+    """Run these steps of the pipeline in forks of a process that imports their libraries while other steps run."""
+    if not steps:
+        yield
+        return
+    warm = Warm(steps)
+    try:
+        from kfp.local import subprocess_task_handler
+
+        start = subprocess_task_handler.run_local_subprocess
+
+        def run(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
+            status = None if env_vars else warm.run(full_command)
+            return start(full_command, env_vars) if status is None else status
+
+        subprocess_task_handler.run_local_subprocess = run
+        yield
+    finally:
+        warm.close()
+
+
 def _build_image(folder: RunFolder) -> bool:
     """Build the steps' image in another process, as every step runs; return whether that succeeded."""
     command = [sys.executable, "-m", "slipway.pipelines.platforms.local.containers", str(folder.path)]
@@ -65,6 +92,8 @@ def _end_with_parent(run_id: str, *, containers: bool) -> None:
         while os.read(0, 1):
             pass
         if containers:
+            from slipway.pipelines.platforms.local.containers import stop_containers
+
             stop_containers(run_id)
         os.killpg(0, signal.SIGTERM)
 
@@ -78,12 +107,14 @@ def main() -> None:
     parser.add_argument("--champion", default="")
     parser.add_argument("--rehearsal", action="store_true")
     parser.add_argument("--containers", action="store_true")
+    parser.add_argument("--warm", metavar="STEP", nargs="*", default=(), help="steps to run in forks")
     arguments = parser.parse_args()
     folder = RunFolder(arguments.folder)
     _end_with_parent(folder.run_id, containers=arguments.containers)
-    done = execute(
-        folder, arguments.output, arguments.champion, rehearsal=arguments.rehearsal, containers=arguments.containers
-    )
+    with _warm(arguments.warm):
+        done = execute(
+            folder, arguments.output, arguments.champion, rehearsal=arguments.rehearsal, containers=arguments.containers
+        )
     sys.exit(0 if done else 1)
 
 

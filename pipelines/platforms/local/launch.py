@@ -29,6 +29,7 @@ from slipway.core.paths import REHEARSAL_VARIABLE
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local.containers import stop_containers
+from slipway.pipelines.platforms.local.warm import warm_steps
 from slipway.pipelines.runs.record import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord, Watcher
 from slipway.pipelines.table import steps_on
 from slipway.trainer.distributed.signals import stop_signals
@@ -112,7 +113,7 @@ def _execute(
     command = [sys.executable, "-m", "slipway.pipelines.platforms.local.executor", str(folder.path)]
     command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
     command += ["--rehearsal"] if record.rehearsal else []
-    command += ["--containers"] if record.runner == "docker" else []
+    command += ["--containers"] if record.runner == "docker" else ["--warm", *warm_steps(config, os.environ)]
     environment = {
         **os.environ,
         EVENTS_VARIABLE: str(folder.events_file),

@@ -1,0 +1,138 @@
+"""A process that imports TensorFlow while the first steps run, and forks for each step that needs it.
+
+The steps `train` and `evaluate` then begin at once, each in its own process. The executor starts it and sends it the
+commands of steps, one after another. User code is never imported here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slipway.core import forking
+from slipway.core.exit_codes import FAILED
+from slipway.trainer.distributed.accelerators import find
+from slipway.trainer.engines.quick_import import import_before_tensorflow, import_tensorflow
+
+if TYPE_CHECKING:
+    from slipway.pipelines.config.config import RunConfig
+
+STARTED = "started\n"
+TRAINER = "slipway.trainer"
+EXECUTOR = "kfp.dsl.executor_main"
+# What the trainer and the steps import when they are called, without their libraries.
+TRAINING = ("slipway.trainer.loop", "slipway.trainer.data.inputs", "slipway.trainer.engines.tensorflow.engine")
+STEPS = ("kfp.dsl.executor", "slipway.components.train.local_cluster", "slipway.components.train.result")
+EVALUATION = ("slipway.components.evaluate.custom", "slipway.components.evaluate.report")
+
+
+def warm_steps(config: RunConfig, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the steps of a run that can be forks; none except on Linux without accelerators.
+
+    Elsewhere, TensorFlow's import may start threads or a driver, which do not survive a fork. Other engines and several
+    replicas train in new interpreters.
+    """
+    if sys.platform != "linux" or find(environment).kind != "cpu" or config.train.program is not None:
+        return ()
+    hardware = config.parsed_hardware
+    virtual = hardware.accelerators_per_replica or hardware.machines_per_replica > 1
+    forked = config.train.engine == "tensorflow" and hardware.replicas == 1 and not virtual
+    return ("train", "evaluate") if forked else ("evaluate",)
+
+
+class Warm:
+    """The process that imports and forks; `close` ends it."""
+
+    def __init__(self, steps: Sequence[str]) -> None:
+        self._steps = steps
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", __name__, str(theirs.fileno()), *steps]
+            environment = {**os.environ, "_KFP_RUNTIME": "true"}  # as in steps: kfp imports only what they need
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+        self._answers = self._channel.makefile()
+
+    def run(self, command: Sequence[str]) -> int | None:
+        """Run a step in a fork; return its exit status, or None if it is not one of `steps` or could not be started.
+
+        Args:
+            command: kfp's: a shell, its option, a script, the component's source, and the executor's arguments.
+        """
+        if command[command.index("--function_to_execute") + 1] not in self._steps:
+            return None
+        try:
+            self._channel.sendall(json.dumps(command[3:]).encode() + b"\n")
+            if self._answers.readline() != STARTED:
+                return None
+            answer = self._answers.readline()
+        except OSError:
+            return None
+        return int(answer) if answer else FAILED
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._answers.close()
+        self._channel.close()
+
+
+def main() -> None:
+    """Import the libraries, then fork for each request; each fork returns here and ends as its step does."""
+    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}")
+    parser.add_argument("channel", type=int)
+    parser.add_argument("steps", nargs="+")
+    arguments = parser.parse_args()
+    _import(STEPS)
+    import_before_tensorflow()
+    import_tensorflow(keras="train" in arguments.steps)
+    if "train" in arguments.steps:
+        runpy.run_module(TRAINER, run_name=f"{TRAINER}.imported")
+        _import(TRAINING)
+        forking.announce(TRAINER)
+    else:
+        _import(EVALUATION)
+    command = _serve(socket.socket(fileno=arguments.channel))
+    if command:
+        source, *options = command
+        program = Path(tempfile.mkdtemp(), "ephemeral_component.py")
+        program.write_text(source)
+        command = [sys.executable, "-m", EXECUTOR, "--component_module_path", str(program), *options]
+        forking.begin(command, os.environ)
+        runpy.run_module(EXECUTOR, run_name="__main__", alter_sys=True)
+
+
+def _serve(channel: socket.socket) -> list[str]:
+    """Fork for each request and answer with the exit status; return the request in the fork, at the end nothing."""
+    with channel, channel.makefile("rw") as lines:
+        for line in lines:
+            pid = os.fork()
+            if not pid:
+                return list(json.loads(line))
+            lines.write(STARTED)
+            lines.flush()
+            _import(EVALUATION)  # beside the training
+            _, status = os.waitpid(pid, 0)
+            lines.write(f"{os.waitstatus_to_exitcode(status)}\n")
+            lines.flush()
+    return []
+
+
+def _import(names: Sequence[str]) -> None:
+    with contextlib.suppress(ImportError):  # the step reports it
+        for name in names:
+            importlib.import_module(name)
+
+
+if __name__ == "__main__":
+    main()

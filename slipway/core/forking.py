@@ -1,0 +1,139 @@
+"""Run a Python module in a fork of a process that has already imported its libraries: importing takes seconds.
+
+A fork has the imported modules, and otherwise begins like a new interpreter: with its own environment, arguments and
+signal handlers. It must come from a process without threads of its own, whose libraries have not started theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
+_ready: set[str] = set()
+
+
+def announce(module: str) -> None:
+    """Declare that this process, and its forks, have imported what `module` needs and can fork to run it."""
+    _ready.add(module)
+
+
+def can_run(command: Sequence[str]) -> bool:
+    """Return whether a fork of this process can run `command`: `python -m MODULE` of an announced module."""
+    return tuple(command[:2]) == (sys.executable, "-m") and command[2] in _ready and threading.active_count() == 1
+
+
+class Forked:
+    """A fork that runs a module as `python -m` does, with the methods of subprocess.Popen that `Child` uses.
+
+    Args:
+        command: `python -m MODULE ARGUMENT…`, of which `can_run` is true.
+        environment: All of its environment variables.
+        piped: Whether its stdout and stderr are read from `stdout`; otherwise they are this process's own.
+        own_group: Whether it leads a process group.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, piped: bool, own_group: bool) -> None:
+        self.stdout: TextIO | None = None
+        self._status: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ends = os.pipe() if piped else None
+        self.pid = os.fork()
+        if not self.pid:
+            _run(command, environment, ends[1] if ends else None, own_group=own_group)
+        if own_group:  # here, too, because either process may be first
+            with contextlib.suppress(OSError):
+                os.setpgid(self.pid, 0)
+        if ends:
+            os.close(ends[1])
+            self.stdout = os.fdopen(ends[0], encoding="utf-8", errors="replace")
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative after a signal, or None while it is running."""
+        return self._collect(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Wait for the end; return the exit status."""
+        while (status := self._collect(0)) is None:
+            pass
+        return status
+
+    def _collect(self, options: int) -> int | None:
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, options)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+
+def begin(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Make this fork like a new interpreter that was started as `python -m MODULE ARGUMENT…`."""
+    if ask := dying_with_parent():
+        ask()
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)) and number != signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+    variables = dict(environment)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv = [command[2], *command[3:]]
+    importlib.invalidate_caches()  # the user's modules may have changed
+    _retitle(command)
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], output: int | None, *, own_group: bool) -> NoReturn:
+    status = 1
+    try:
+        if own_group:
+            os.setpgid(0, 0)
+        discard = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(discard, 0)
+        for descriptor in (1, 2) if output is not None else ():
+            os.dup2(output or 0, descriptor)
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(write_through=True)
+        begin(command, environment)
+        runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as request:
+        status = request.code if isinstance(request.code, int) else int(request.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def dying_with_parent() -> Callable[[], None] | None:
+    """Return a function that lets the kernel kill this process when its parent dies; None except on Linux."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
+
+    def ask() -> None:
+        library.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+    return ask
+
+
+def _retitle(command: Sequence[str]) -> None:
+    """Let ps and pgrep show `command`, as far as it fits into the place of the original arguments."""
+    status = Path("/proc/self/stat")
+    if status.exists():
+        start, end = (int(field) for field in status.read_text().rpartition(")")[2].split()[45:47])
+        if end > start > 0:
+            text = "\0".join(command).encode()[: end - start - 1]
+            ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
