@@ -225,12 +225,15 @@ def _batches(shards: list[Path], description: Manifest, batch_size: int) -> Iter
     """Stream the examples in order; the last batch may be smaller."""
     import tensorflow as tf
 
+    from slipway.trainer.data.images import as_it_is
+
     row, inputs = EVALUATED[description.task], description.all_inputs
     label = tf.io.FixedLenFeature([len(description.classes)] if row.label_per_name else [], row.label)
     features = {"label": label, "key": tf.io.FixedLenFeature([], "string")}
     for name, each in inputs.items():
         features[name] = tf.io.FixedLenFeature([] if each.kind == "image" else each.shape, TYPES[each.kind])
     records = tf.data.TFRecordDataset([str(path) for path in shards], buffer_size=1 << 20).batch(batch_size)
-    for parsed in records.map(lambda batch: tf.io.parse_example(batch, features)).prefetch(2):
+    parse = as_it_is(lambda batch: tf.io.parse_example(batch, features))
+    for parsed in records.map(parse).prefetch(2):
         raw = {signature_name(name, each): parsed[name] for name, each in inputs.items()}
         yield Batch(raw, parsed["label"].numpy(), list(parsed["key"].numpy()))
