@@ -5,55 +5,26 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from slipway.components.evaluate.measures.classification import Calibration
 from slipway.components.evaluate.measures.scores import ScoreHistograms
 from slipway.components.evaluate.measures.significance import Counts, Floats
+from slipway.components.evaluate.plot import ACCENT, MUTED, SECOND, Axis, Panel, draw
 from slipway.core.atomic import json_lines
 from slipway.core.values import JsonObject
 from slipway.trainer.tasks import TASKS
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-# matplotlib needs literal colours; each of these placeholders stands for a CSS variable of the page.
-INK, MUTED, LINE, ACCENT, SECOND = "#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04", "#0a0b05"
-_VARIABLES = {INK: "--ink", MUTED: "--muted", LINE: "--line", ACCENT: "--accent", SECOND: "--second"}
-_STYLE = {
-    "svg.fonttype": "none",
-    "font.size": 9.5,
-    "axes.edgecolor": MUTED,
-    "axes.linewidth": 0.8,
-    "axes.labelcolor": MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": LINE,
-    "grid.linewidth": 0.8,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-}
 POINTS = 400  # of a learning curve
 CURVE_POINTS = 300
 CURVES = 20  # for at most so many classes, each has its own ROC and precision-recall curve
-_SQUARE = (3.4, 3.2)  # inches; three of these are side by side
+_SQUARE = (245, 230)  # three of these are side by side
+_WIDE = (331, 198)
+_SHARE = Axis(-0.02, 1.02)
+_RADIUS = 1.6  # of a scatter plot's dots
 # Cell colours of the confusion matrix plot, readable on light and dark backgrounds.
 _RIGHT, _WRONG = (58, 110, 224), (214, 84, 20)
 
@@ -120,25 +91,18 @@ def learning_curve(history: History, figure: str) -> str | None:
     train, validation = history.series("train", figure), history.series("validation", figure)
     if not train.steps and not validation.steps:
         return None
-    with _style():
-        page, (axes,) = _figure(4.6, 2.75)
-        if train.steps:
-            axes.plot(train.steps, train.values, color=ACCENT, linewidth=1.2, alpha=0.85, label="training")
-        if validation.steps:
-            marker = "o" if len(validation.steps) <= 40 else ""
-            axes.plot(
-                validation.steps, validation.values, color=SECOND, linewidth=1.6, marker=marker, markersize=3.5,
-                label="validation",
-            )  # fmt: skip
-        if figure == "loss" and _spans_decades(train, validation):
-            axes.set_yscale("log")
-        axes.set_xlabel("step")
-        axes.locator_params(axis="x", nbins=6, integer=True)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.set_title(figure.replace("_", " ").replace("$", r"\$"), loc="left", fontsize=10.5, color=INK)
-        axes.margins(x=0.02)
-        axes.legend(loc="best")
-        return _svg(page, f"{figure.replace('_', ' ')} by step, in training and in validation")
+    logarithmic = figure == "loss" and _spans_decades(train, validation)
+    panel = Panel(
+        Axis.around(train.steps, validation.steps, margin=0.02, label="step", whole=True),
+        Axis.around(train.values, validation.values, logarithmic=logarithmic),
+    )
+    if train.steps:
+        panel.line(train.steps, train.values, ACCENT, opacity=0.85, name="training")
+    if validation.steps:
+        dots = len(validation.steps) <= 40
+        panel.line(validation.steps, validation.values, SECOND, 1.6, dots=dots, name="validation")
+    name = figure.replace("_", " ")
+    return draw([panel], _WIDE, f"{name} by step, in training and in validation", name)
 
 
 def roc_curves(histograms: ScoreHistograms) -> str | None:
@@ -166,15 +130,13 @@ def precision_recall_curves(histograms: ScoreHistograms) -> str | None:
 
 def _rates(lines: list[tuple[Floats, Floats]], x: str, y: str, name: str, *, diagonal: bool) -> str:
     """Plot rates between 0 and 1: the average, which is the first of `lines`, above those of the classes."""
-    with _style():
-        page, (axes,) = _figure(*_SQUARE)
-        for line in lines[1:]:
-            axes.plot(*line, color=MUTED, linewidth=0.6, alpha=0.55)
-        if diagonal:
-            axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
-        axes.plot(*lines[0], color=ACCENT, linewidth=1.8)
-        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel=x, ylabel=y)
-        return _svg(page, f"{name} of each class against the rest, and their average")
+    panel = Panel(replace(_SHARE, label=x), replace(_SHARE, label=y))
+    for line in lines[1:]:
+        panel.line(*line, MUTED, 0.6, opacity=0.55)
+    if diagonal:
+        panel.line([0, 1], [0, 1], MUTED, 0.8, dashed=True)
+    panel.line(*lines[0], ACCENT, 1.8)
+    return draw([panel], _SQUARE, f"{name} of each class against the rest, and their average")
 
 
 def calibration_diagram(calibration: Calibration, examples: str) -> str:
@@ -182,65 +144,47 @@ def calibration_diagram(calibration: Calibration, examples: str) -> str:
     bins = len(calibration.examples)
     centres = (np.arange(bins) + 0.5) / bins
     used = calibration.examples > 0
-    with _style():
-        page, (upper, lower) = _figure(*_SQUARE, rows=[4, 1])
-        upper.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
-        upper.bar(centres[used], calibration.accuracy[used], width=0.8 / bins, color=ACCENT, alpha=0.4, linewidth=0)
-        upper.plot(
-            calibration.confidence[used], calibration.accuracy[used], color=ACCENT, marker="o", markersize=3.5,
-            linewidth=1.2,
-        )  # fmt: skip
-        upper.set(xlim=(0, 1), ylim=(0, 1.03), ylabel="accuracy")
-        upper.tick_params(labelbottom=False)
-        lower.bar(centres, calibration.examples, width=0.8 / bins, color=MUTED, alpha=0.6, linewidth=0)
-        lower.set(xlim=(0, 1))
-        lower.grid(axis="y", visible=False)
-        lower.set_yticks([])
-        lower.spines["left"].set_visible(False)
-        lower.set(xlabel="confidence", ylabel=examples)
-        return _svg(page, "accuracy by confidence")
+    upper = Panel(Axis(0, 1), Axis(0, 1.03, "accuracy"), height=4)
+    upper.line([0, 1], [0, 1], MUTED, 0.8, dashed=True)
+    half = 0.4 / bins
+    upper.bars(centres[used] - half, centres[used] + half, calibration.accuracy[used], ACCENT, 0.4)
+    upper.line(calibration.confidence[used], calibration.accuracy[used], ACCENT, dots=True)
+    lower = Panel(Axis(0, 1, "confidence"), Axis(0, 1.05 * float(calibration.examples.max()), examples, ticks=0))
+    lower.bars(centres - half, centres + half, calibration.examples.astype(np.float64), MUTED, 0.6)
+    return draw([upper, lower], _SQUARE, "accuracy by confidence")
 
 
 def predicted_actual(actual: Floats, predicted: Floats) -> str:
     """Plot predicted by actual values, with the diagonal on which both are equal."""
-    with _style():
-        page, (axes,) = _figure(*_SQUARE)
-        low, high = float(min(actual.min(), predicted.min())), float(max(actual.max(), predicted.max()))
-        axes.plot([low, high], [low, high], color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
-        axes.plot(actual, predicted, **_dots(len(actual)))
-        axes.set(xlabel="actual", ylabel="predicted")
-        axes.locator_params(nbins=5)
-        return _svg(page, "predicted by actual values")
+    panel = Panel(Axis.around(actual, predicted, label="actual"), Axis.around(actual, predicted, label="predicted"))
+    ends = [float(min(actual.min(), predicted.min())), float(max(actual.max(), predicted.max()))]
+    panel.line(ends, ends, MUTED, 0.8, dashed=True)
+    panel.dots(actual, predicted, ACCENT, _RADIUS, _opacity(len(actual)))
+    return draw([panel], _SQUARE, "predicted by actual values")
 
 
 def residual_plot(predicted: Floats, residuals: Floats) -> str:
     """Plot residuals by predicted values."""
-    with _style():
-        page, (axes,) = _figure(*_SQUARE)
-        axes.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
-        axes.plot(predicted, residuals, **_dots(len(predicted)))
-        axes.set(xlabel="predicted", ylabel="residual")
-        axes.locator_params(nbins=5)
-        return _svg(page, "residuals by predicted values")
+    x = Axis.around(predicted, label="predicted")
+    panel = Panel(x, Axis.around(residuals, [0.0], label="residual"))
+    panel.line([x.low, x.high], [0, 0], MUTED, 0.8, dashed=True)
+    panel.dots(predicted, residuals, ACCENT, _RADIUS, _opacity(len(predicted)))
+    return draw([panel], _SQUARE, "residuals by predicted values")
 
 
 def residual_histogram(residuals: Floats) -> str:
     """Plot how many examples have which residual."""
-    with _style():
-        page, (axes,) = _figure(*_SQUARE)
-        counts, edges = np.histogram(residuals, bins=min(40, max(8, round(math.sqrt(len(residuals))))))
-        axes.bar(edges[:-1], counts, width=np.diff(edges) * 0.9, align="edge", color=ACCENT, alpha=0.6, linewidth=0)
-        axes.axvline(0, color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)))
-        axes.set(xlabel="residual", ylabel="examples")
-        axes.grid(axis="x", visible=False)
-        axes.locator_params(nbins=5)
-        return _svg(page, "number of examples by residual")
+    counts, edges = np.histogram(residuals, bins=min(40, max(8, round(math.sqrt(len(residuals))))))
+    y = Axis.around(counts, zero=True, label="examples")
+    panel = Panel(Axis.around(edges, [0.0], label="residual"), y)
+    panel.bars(edges[:-1], edges[:-1] + 0.9 * np.diff(edges), counts, ACCENT, 0.6)
+    panel.line([0, 0], [y.low, y.high], MUTED, 0.8, dashed=True)
+    return draw([panel], _SQUARE, "number of examples by residual")
 
 
-def _dots(points: int) -> dict[str, Any]:
-    """Return the style of a scatter plot, lighter for more points."""
-    opacity = float(np.clip(12 / math.sqrt(points), 0.25, 0.8))
-    return {"marker": "o", "linestyle": "", "markersize": 3.2, "color": ACCENT, "alpha": opacity, "markeredgewidth": 0}
+def _opacity(points: int) -> float:
+    """Return the opacity of a scatter plot's dots, lower for more points."""
+    return float(np.clip(12 / math.sqrt(points), 0.25, 0.8))
 
 
 def confusion_plot(counts: Counts) -> str:
@@ -264,36 +208,3 @@ def confusion_plot(counts: Counts) -> str:
 def _spans_decades(*series: Series) -> bool:
     values = [value for one in series for value in one.values]
     return min(values) > 0 and math.log10(max(values) / min(values)) > 1.7
-
-
-def _style() -> AbstractContextManager[None]:
-    import matplotlib as mpl
-
-    return mpl.rc_context(_STYLE)
-
-
-def _figure(width: float, height: float, rows: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(len(rows), 1, squeeze=False, gridspec_kw={"height_ratios": list(rows)})
-    return figure, list(axes[:, 0])
-
-
-def _svg(figure: Figure, description: str) -> str:
-    """Return a figure as an inline <svg> element, scaled to its container, in the page's colours and font."""
-    from matplotlib import rc_context
-
-    buffer = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    # Element ids are hashes; the salt keeps them unique among the charts of a page.
-    with rc_context({"svg.hashsalt": description}):
-        figure.savefig(buffer, format="svg", metadata=nothing)
-    text = buffer.getvalue()
-    opening = text.index("<svg")
-    start = text.index(">", opening) + 1
-    box = text[opening:start].split('viewBox="')[1].split('"')[0]
-    body = text[start:].replace("*{stroke-linejoin: round; stroke-linecap: butt}", "")
-    for colour, variable in _VARIABLES.items():
-        body = body.replace(colour, f"var({variable})")
-    return f'<svg class="chart" viewBox="{box}" role="img" aria-label="{escape(description)}">{body}'

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +24,6 @@ from slipway.trainer.tasks import TASKS
 
 SPLIT = "test"
 EVENT_SECONDS = 0.5
-REPORT_LIBRARIES = ("matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2")
 # Larger confusion matrices do not fit into an artifact's metadata; the report contains them in full.
 LARGEST_MATRIX = 100
 CURVE_POINTS = 100
@@ -135,7 +131,6 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
     events.phase("loading TensorFlow")
     import_before_tensorflow()  # either model may be of any engine
     import_tensorflow(keras=False)
-    threading.Thread(target=_import_for_the_report, daemon=True).start()
     events.phase("loading the model")
     opponent_folder = champion if settings.champion == "registered" else None
     challenger = ServedModel(model, description, split.examples, settings.worst_examples, is_champion=False)
@@ -155,13 +150,6 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
     verdict = decide(gate, measured.metrics, _as_opponent(beaten, measured, gate.name), without)
     settings = settings.model_copy(update={"gate": gate})
     return Evaluation(description, measured, beaten, verdict, settings, unseen.found())
-
-
-def _import_for_the_report() -> None:
-    """Import the report's libraries while TensorFlow computes; a failed import is raised again by the report."""
-    with contextlib.suppress(ImportError):
-        for name in REPORT_LIBRARIES:
-            importlib.import_module(name)
 
 
 def _as_opponent(champion: Measured | None, model: Measured, metric: str) -> Opponent | None:
@@ -225,12 +213,15 @@ def _batches(shards: list[Path], description: Manifest, batch_size: int) -> Iter
     """Stream the examples in order; the last batch may be smaller."""
     import tensorflow as tf
 
+    from slipway.trainer.data.images import as_it_is
+
     row, inputs = EVALUATED[description.task], description.all_inputs
     label = tf.io.FixedLenFeature([len(description.classes)] if row.label_per_name else [], row.label)
     features = {"label": label, "key": tf.io.FixedLenFeature([], "string")}
     for name, each in inputs.items():
         features[name] = tf.io.FixedLenFeature([] if each.kind == "image" else each.shape, TYPES[each.kind])
     records = tf.data.TFRecordDataset([str(path) for path in shards], buffer_size=1 << 20).batch(batch_size)
-    for parsed in records.map(lambda batch: tf.io.parse_example(batch, features)).prefetch(2):
+    parse = as_it_is(lambda batch: tf.io.parse_example(batch, features))
+    for parsed in records.map(parse).prefetch(2):
         raw = {signature_name(name, each): parsed[name] for name, each in inputs.items()}
         yield Batch(raw, parsed["label"].numpy(), list(parsed["key"].numpy()))

@@ -69,7 +69,7 @@ class CountingEngine:
         return {"weight": np.array(self.weight)}
 
     def work(self) -> Work:
-        return Work("NVIDIA H100 80GB HBM3", 4, "mixed_bfloat16", 1e12)
+        return Work("NVIDIA H100 80GB HBM3", 4, "mixed_bfloat16", lambda: 1e12)
 
     def begin(self, step: int) -> None:
         self.begun.append((self.weight, step))

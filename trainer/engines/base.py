@@ -7,6 +7,7 @@ collective.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -82,14 +83,21 @@ class Work:
     """The computation of one training step.
 
     `device` is one device's vendor name ("NVIDIA H100 80GB HBM3", "TPU v5 lite", "CPU"), `devices` the number of
-    devices of the job, `precision` their compute precision. `step_flops` is the FLOPs of one step on all devices (a
-    multiply-add counts as two), counted from the network's forward and backward pass; None if the engine cannot count.
+    devices of the job, `precision` their compute precision. `count_flops` may take a second.
     """
 
     device: str
     devices: int
     precision: str
-    step_flops: float | None
+    count_flops: Callable[[], float | None]
+
+    @functools.cached_property
+    def step_flops(self) -> float | None:
+        """The FLOPs of one step on all devices (a multiply-add counts as two); None if the engine cannot count them.
+
+        Counted from the network's forward and backward pass.
+        """
+        return self.count_flops()
 
 
 @dataclass(frozen=True)
@@ -153,7 +161,7 @@ class Engine(Protocol):
         """
 
     def work(self) -> Work:
-        """Return the computation of a training step; called once per stage, may take a second."""
+        """Return the computation of a training step; called once per stage."""
 
     def graph(self) -> bytes | None:
         """Return the network as a serialized tf.GraphDef, for TensorBoard; None if the engine has no such graph."""

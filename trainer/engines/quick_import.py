@@ -1,7 +1,8 @@
 """Import TensorFlow and Keras in half the time, with Keras on the engine's backend.
 
 Keras imports scikit-learn, matplotlib, pandas and SciPy if they are installed, for wrappers and plots that are not used
-here; they take longer to import than Keras itself.
+here; they take longer to import than Keras itself. TensorFlow imports Google's API client to find Compute Engine
+clusters, which are described by variables here.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pathlib import Path
 from slipway.trainer.engines.installed import is_installed
 from slipway.trainer.engines.table import ENGINES
 
-# Optional dependencies of Keras.
-_OPTIONAL = ("matplotlib", "pandas", "scipy", "sklearn")
+# Optional dependencies of Keras and TensorFlow.
+_OPTIONAL = ("googleapiclient", "matplotlib", "pandas", "scipy", "sklearn")
 # TensorFlow reaches TPUs from v5e on, those that are chosen by topology, through PJRT. plan_training sets this variable
 # for them; the other one, which TensorFlow reads on import, is where libtpu.so lies:
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/training-with-tpu-vm

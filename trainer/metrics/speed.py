@@ -101,6 +101,6 @@ def peak_flops(device: str, precision: str) -> float | None:
 def share_of_peak(work: Work, steps_per_second: float) -> float | None:
     """Return the model FLOPs utilization over all devices, 0 to 1; None if peak or work are unknown."""
     peak = peak_flops(work.device, work.precision)
-    if peak is None or work.step_flops is None:
+    if peak is None or work.step_flops is None:  # in this order: counting takes longer
         return None
     return work.step_flops * steps_per_second / (peak * work.devices)

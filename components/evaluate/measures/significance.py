@@ -95,7 +95,13 @@ class GroupSums:
         """
         counts = _replicates(len(self.sums))
         step = max(1, CELLS // self.sums.shape[1])
-        parts = [figures(counts[start : start + step] @ self.sums) for start in range(0, REPLICATES, step)]
+        used = np.flatnonzero(self.sums.any(axis=0))  # most bins of a trained model's scores are empty
+        sums, parts = self.sums[:, used], []
+        for start in range(0, REPLICATES, step):
+            drawn = counts[start : start + step]
+            resampled = np.zeros((len(drawn), self.sums.shape[1]))
+            resampled[:, used] = drawn @ sums
+            parts.append(figures(resampled))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

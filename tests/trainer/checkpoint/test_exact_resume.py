@@ -55,7 +55,7 @@ class ChainEngine:
         self.weight, self.draws = 1, 7
 
     def work(self) -> Work:
-        return Work("CPU", 1, "float32", None)
+        return Work("CPU", 1, "float32", lambda: None)
 
     def run(self, _data: Any, step: int, rates: Any) -> StepFigures:
         losses = []

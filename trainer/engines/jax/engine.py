@@ -184,8 +184,8 @@ class JaxEngine:
         self._variables = (first, second, third)
 
     def work(self) -> Work:
-        flops = self._step.gradient_flops(self._variables)
-        return Work(self._devices.local[0].device_kind, len(self._devices.all), self._precision, flops)
+        kind, devices = self._devices.local[0].device_kind, len(self._devices.all)
+        return Work(kind, devices, self._precision, lambda: self._step.gradient_flops(self._variables))
 
     def graph(self) -> bytes | None:
         return None

@@ -217,6 +217,10 @@ class PyTorchEngine:
         }
 
     def work(self) -> Work:
+        return Work(self._devices.name, self._devices.cluster.world_size, self._step.precision, self._flops)
+
+    def _flops(self) -> float | None:
+        """Return the FLOPs of a step of all processes."""
         self._network.eval()  # in training mode BatchNorm would include the zeros
         inputs = each(lambda one: one.to(self._devices.device), tensors(blank(self._manifest, 1)[0]))
         with FlopCounterMode(display=False) as counter:
@@ -224,9 +228,8 @@ class PyTorchEngine:
             if total.requires_grad:
                 total.backward()
         self._step.optimizer.zero_grad(set_to_none=True)
-        processes = self._devices.cluster.world_size
-        flops = float(counter.get_total_flops()) * self._step.batch * processes
-        return Work(self._devices.name, processes, self._step.precision, flops or None)
+        flops = float(counter.get_total_flops()) * self._step.batch * self._devices.cluster.world_size
+        return flops or None
 
     def graph(self) -> bytes | None:
         return None

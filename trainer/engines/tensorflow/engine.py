@@ -7,6 +7,7 @@ Runs on one device, on several devices of one machine (MirroredStrategy), on sev
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -49,7 +50,7 @@ from slipway.trainer.engines.tensorflow.loop import Call, Layout, StepLoop
 from slipway.trainer.engines.tensorflow.step import CLASSIFICATION, TrainingStep
 from slipway.trainer.export import saved_model
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
-from slipway.trainer.stages import Stage, check_patterns, stage_of
+from slipway.trainer.stages import ALL, Stage, check_patterns, stage_of
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class TensorFlowEngine:
 
     # Set by `open`.
     _strategy: tf.distribute.Strategy
+    _is_distributed: bool  # otherwise, the strategy is TensorFlow's default, and any function can use the variables
     # Set by `build`.
     _manifest: Manifest
     _model: keras.Model
@@ -71,6 +73,7 @@ class TensorFlowEngine:
     _train: TrainSettings
     _plan: Plan
     _freeze_others: Callable[[Collection[str]], None]
+    _predict: tf.types.experimental.PolymorphicFunction
     # Set by `begin`.
     _optimizer: keras.optimizers.Optimizer
     _step: TrainingStep
@@ -115,6 +118,7 @@ class TensorFlowEngine:
         else:
             self._strategy = tf.distribute.get_strategy()
             kind = "one device"
+        self._is_distributed = self._strategy is not tf.distribute.get_strategy()
         self._names = devices
         return (
             f"TensorFlow {tf.__version__}, {kind}, {self._local_devices} x {devices[0].partition(':')[0]} on this host"
@@ -145,6 +149,9 @@ class TensorFlowEngine:
             self._refuse_foreign_variables(job.model)
         check_patterns(train.stages, keras_model.layers(self._model))
         self._freeze_others, self._stage = freezer(self._model), None
+        # Traced once, for TensorBoard, validation and export.
+        inputs, _ = specs(manifest, None, decoded=False)
+        self._predict = traced(functools.partial(self._model, training=False), input_signature=[inputs])
         self.begin(0)
         logger.info("computing in %s, %s", self._precision, "compiled by XLA" if self._compiled else "not compiled")
 
@@ -215,16 +222,15 @@ class TensorFlowEngine:
             variable.assign(state[name])
 
     def work(self) -> Work:
-        flops = network.example_flops(self._model, self._manifest, self._objective)
-        return Work(
-            device=tensorflow_devices.maker_name(self._names),
-            devices=self._devices,
-            precision=self._precision,
-            step_flops=None if flops is None else flops * self._batch * self._world_size,
-        )
+        def flops() -> float | None:
+            of_example = network.example_flops(self._model, self._manifest, self._objective)
+            return None if of_example is None else of_example * self._batch * self._world_size
+
+        return Work(tensorflow_devices.maker_name(self._names), self._devices, self._precision, flops)
 
     def graph(self) -> bytes | None:
-        return network.graph(self._model, self._manifest)
+        graph = self._predict.get_concrete_function().graph
+        return bytes(graph.as_graph_def(add_shapes=True).SerializeToString())
 
     @contextlib.contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
@@ -238,6 +244,11 @@ class TensorFlowEngine:
         return keras_model.checksum(self._model)
 
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
+        if not self._is_distributed and self._precision == "float32":
+            self._freeze_others(ALL)  # model.keras has the layers as the builder made them
+            saved_model.write(folder, self._predict, [variable.value for variable in self._model.variables], manifest)
+            keras_model.save(self._model, folder)
+            return
         # Rebuild the network with plain variables: the trained one's belong to the strategy, and saving them would
         # require every process. It computes in float32, which every serving device supports.
         keras.config.set_dtype_policy("float32")
@@ -256,13 +267,14 @@ class TensorFlowEngine:
     def _measuring_function(self, data: Evaluation) -> Callable[..., tf.Tensor]:
         share = data.batch // self._local_devices
         inputs_spec, labels_spec = specs(data.share.manifest, data.batch, decoded=True)
+        predict = functools.partial(self._model, training=False) if self._is_distributed else self._predict
 
         def device_sums(inputs: Tensors, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
             start = share * (tf.distribute.get_replica_context().replica_id_in_sync_group % self._local_devices)
             with tf.device("CPU:0"):
                 inputs = each(lambda values: values[start : start + share], inputs)
                 labels, weights = (part[start : start + share] for part in (labels, weights))
-            outputs = tf.cast(self._model(scaled(inputs), training=False), tf.float32)
+            outputs = tf.cast(predict(scaled(inputs)), tf.float32)
             return tf.cast(self._objective.sums(outputs, labels, weights), tf.float64)
 
         @traced(input_signature=[inputs_spec, labels_spec, tf.TensorSpec([data.batch], tf.float32)])
@@ -275,14 +287,14 @@ class TensorFlowEngine:
     # Between processes
 
     def _over_processes(self, values: Sequence[float] | NDArray[np.float64], how: str) -> list[float]:
+        if self._world_size == 1:
+            return [float(value) for value in values]
         with _peers():
             return [float(value) for value in self._reduce(tf.constant(values, tf.float64), how)]
 
     @traced(reduce_retracing=True)
     def _reduce(self, values: tf.Tensor, how: str) -> tf.Tensor:
-        """Return the sum or maximum of `values` (a vector or matrix) over all processes."""
-        if self._world_size == 1:
-            return values
+        """Return the sum or maximum of `values` (a vector or matrix) over all processes, of which there are several."""
         if how == "MAX":
             # Strategies can only sum, so each process writes its values into its own row.
             own = tf.one_hot(self._strategy.extended._id_in_cluster, self._world_size, dtype=values.dtype)

@@ -89,16 +89,6 @@ def example_flops(model: keras.Model, manifest: Manifest, objective: Objective) 
     return float(tf.compat.v1.profiler.profile(graph, options=options).total_float_ops)
 
 
-def graph(model: keras.Model, manifest: Manifest) -> bytes:
-    """Return the network's graph from inputs to outputs, as a serialized tf.GraphDef."""
-
-    def outputs(inputs: Tensors) -> tf.Tensor:
-        return model(inputs, training=False)
-
-    concrete = traced(outputs).get_concrete_function(specs(manifest, None, decoded=False)[0])
-    return bytes(concrete.graph.as_graph_def(add_shapes=True).SerializeToString())
-
-
 def most_that_fit(gradients: Callable[[Tensors, tf.Tensor], object], manifest: Manifest, below: int) -> int:
     """Return the largest batch below `below` that fits in a device's memory, found by bisection on the device.
 

@@ -153,6 +153,29 @@ def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(
     assert engine.evaluate(inputs.evaluation(share, "validation", batch)) == measured
 
 
+def test_the_network_is_built_and_traced_once_for_tensorboard_validation_and_export(
+    tiny: Path, tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import keras
+
+    from slipway.trainer.data import inputs
+    from slipway.trainer.engines import builder
+
+    stages = [{"steps": 2}, {"steps": 2, "trainable": ["head"]}]
+    config = make_job(tiny, steps=4, steps_per_epoch=75, builder="sample_networks:fine_tuned", stages=stages)
+    engine, manifest = engine_for(config), manifests.read(tiny)
+    engine.begin(2)
+    monkeypatch.delattr(builder, "build")
+    assert b"MatMul" in engine.graph()
+    evaluation = inputs.evaluation(Share(tiny, manifest, 0, 1), "validation", 8)
+    assert engine.evaluate(evaluation) == engine.evaluate(evaluation)
+    engine.export(tmp_path, config, manifest)
+    assert engine._predict.experimental_get_tracing_count() == 1
+    exported = keras.saving.load_model(tmp_path / "model.keras")
+    layers = {weight.path.split("/")[-2] for weight in exported.trainable_weights}
+    assert layers == {"conv", "normalization", "head"}  # as the builder made them, not as in the last stage
+
+
 def test_regularization_is_part_of_the_loss(tiny: Path, make_job: Any, training: Any) -> None:
     config = make_job(tiny, steps=1, steps_per_epoch=75, builder="sample_networks:linear")
     plain = engine_for(config).run(training(config), 0, rates(1)).losses[0]
