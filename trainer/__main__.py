@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from slipway.core import events
+from slipway.core import cores, events
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError, report
 from slipway.core.exit_codes import FAILED, PEER_LOST, STOPPED, UNAVAILABLE, leave, reported
@@ -94,6 +94,9 @@ def _work(config: str, stop: StopRequest) -> None:
     if (count := processes.count(job.train.engine, cluster)) > 1:
         _train_in_processes(config, job, cluster, share, count, stop)
         return
+    if cluster.on_this_machine > 1:
+        cores.take_part(cluster.local_rank, cluster.on_this_machine)
+        logger.info("cores of this process: %d, because it shares the machine", cores.available_cores())
     events.phase("checking the shards")
     verify(share)
     events.phase(f"loading {ENGINES[job.train.engine].libraries}")

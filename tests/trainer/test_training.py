@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.core.cores import available_cores
 from slipway.trainer.checkpoint.store import Checkpoints
 from tests.fakes.google import FakeGoogle
 from tests.fakes.mount import Mount, open_for_writing
@@ -185,6 +186,7 @@ def test_two_replicas_leave_the_same_steps_out_and_end_early_together(
     chief, other = (worker.wait() for worker in started)
     assert (chief.status, other.status) == (0, 0), chief.errors + other.errors
     assert chief.checksum == other.checksum
+    assert f"cores of this process: {max(1, available_cores() // 2)}," in chief.output
     phases = [event["text"] for event in map(json.loads, events.read_text().splitlines()) if event["event"] == "phase"]
     assert phases.count("loading TensorFlow") == phases.count("waiting for all 2 replicas") == 1  # the chief's only
     validations = {line["step"]: line["accuracy"] for line in history(tmp_path) if line["kind"] == "validation"}

@@ -54,6 +54,7 @@ def test_a_good_one_is_called_with_its_arguments() -> None:
         ("sample_networks:too_few_outputs", r"returns \[batch, 2\]; the data set has 3 classes", None),
         ("sample_networks:probabilities", "ends in a softmax", None),
         ("sample_networks:built_in_batch", "has a fixed batch size of 64", None),
+        ("sample_networks:private_layer", "has the layer __scaled, but names in a SavedModel begin with", None),
         ("sample_networks:other_size", "cannot process images of 8 x 8 x 1", None),
     ],
 )

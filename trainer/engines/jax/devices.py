@@ -101,9 +101,9 @@ def configure(on_this_machine: int) -> None:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", virtual)
     if on_this_machine > 1:
-        # Divide the cores, or the processes would compete for them. NPROC sets XLA's number of threads.
+        # NPROC sets XLA's number of threads.
         least = THREADS_PER_DEVICE * virtual if virtual > 1 else 1
-        os.environ["NPROC"] = str(max(least, available_cores() // on_this_machine))
+        os.environ["NPROC"] = str(max(least, available_cores()))
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # The trainer handles SIGTERM itself: the processes agree on a step to stop at.
     jax.config.update("jax_enable_preemption_service", False)

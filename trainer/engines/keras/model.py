@@ -67,6 +67,7 @@ def check_network(model: keras.Model, settings: ModelSettings, manifest: Manifes
         ) from error
     shape = getattr(outputs, "shape", None)
     _refuse_built_in_batch(model, settings, shape)
+    _refuse_private_names(model, settings)
     if shape is None or list(shape) != [None, manifest.outputs]:
         given = f"[batch, {', '.join(map(str, shape[1:]))}]" if shape is not None else f"a {type(outputs).__name__}"
         raise wrong_head(settings, manifest, given, f"end in keras.layers.Dense({manifest.outputs})")
@@ -120,6 +121,15 @@ def _refuse_built_in_batch(model: keras.Model, settings: ModelSettings, output: 
             f"has a fixed batch size of {sizes[0]}; each device processes a part of the batch",
             "use keras.Input without batch_size, and reshape with -1 for the batch",
         )
+
+
+def _refuse_private_names(model: keras.Model, settings: ModelSettings) -> None:
+    """Raise UserError if TensorFlow's export of the trained network would refuse the name of a layer."""
+    private = next((variable.path for variable in model.variables if variable.path.startswith("_")), None)
+    if private is not None and keras.backend.backend() == "tensorflow":
+        layer = private.partition("/")[0]
+        text = f"has the layer {layer}, but names in a SavedModel begin with a letter or a digit"
+        raise _wrong(settings, text, f"pass name={layer.strip('_')!r} to the layer, or rename its class")
 
 
 def save(model: keras.Model, folder: Path) -> None:

@@ -21,6 +21,7 @@ import tensorflow as tf
 import torch
 import torch.distributed as distributed
 
+from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
@@ -90,8 +91,8 @@ class Devices:
             torch.cuda.set_device(self.device)
         else:
             self.device = torch.device("cpu")
-            if cluster.on_this_machine > 1:  # divide the cores, or the replicas would compete for them
-                torch.set_num_threads(max(1, torch.get_num_threads() // cluster.on_this_machine))
+            if cluster.on_this_machine > 1:  # this process's part of the cores
+                torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for reproducible cuBLAS sums
         torch.use_deterministic_algorithms(True, warn_only=True)
         if cluster.world_size > 1:

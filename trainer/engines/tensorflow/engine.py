@@ -101,9 +101,8 @@ class TensorFlowEngine:
 
     def open(self, cluster: Cluster) -> str:
         self._world_size = cluster.world_size
-        if cluster.on_this_machine > 1:
-            # Divide the cores, since replicas that each use all of them compete: two on two cores were 25 % slower.
-            tf.config.threading.set_intra_op_parallelism_threads(max(1, available_cores() // cluster.on_this_machine))
+        if cluster.on_this_machine > 1:  # on Linux, the default; elsewhere, replicas would compete for the cores
+            tf.config.threading.set_intra_op_parallelism_threads(available_cores())
         devices = tensorflow_devices.devices()
         if cluster.accelerators.kind == "tpu":
             self._strategy = tpu.tpu_strategy(cluster)
