@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from slipway.core.atomic import json_lines
@@ -11,6 +11,7 @@ from slipway.core.values import JsonObject
 from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 OUTSIDE = "outside of steps"
+FIRST = "loading kfp, compiling the pipeline, starting the first step"
 BETWEEN = "starting steps, collecting their results"
 
 
@@ -21,6 +22,16 @@ class Timing:
     step: str
     phase: str
     seconds: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A time that belongs to one phase of a step, in seconds since 1970."""
+
+    step: str
+    phase: str
+    start: float
+    end: float
 
 
 def of_run(folder: RunFolder, record: RunRecord) -> list[Timing]:
@@ -38,11 +49,15 @@ def of_run(folder: RunFolder, record: RunRecord) -> list[Timing]:
         )
     ended = record.ended.timestamp()
     lines = folder.events_file.read_bytes() if folder.events_file.exists() else b""
-    return timings(json_lines(lines), record.started, ended - (record.seconds or 0.0), ended)
+    seconds: dict[tuple[str, str], float] = {}
+    for part in intervals(json_lines(lines), record.started, ended - (record.seconds or 0.0), ended):
+        key = part.step, part.phase
+        seconds[key] = seconds.get(key, 0.0) + part.end - part.start
+    return [Timing(*key, round(value, 3)) for key, value in seconds.items()]
 
 
-def timings(events: Iterable[JsonObject], started: float, executed: float, ended: float) -> list[Timing]:
-    """Sum up the time between events by step and phase.
+def intervals(events: Iterable[JsonObject], started: float, executed: float, ended: float) -> Iterator[Interval]:
+    """Yield the time between a run's events with the step and phase to which it belongs, in order and without gaps.
 
     Args:
         events: The run's events; those before `started` are ignored.
@@ -50,19 +65,11 @@ def timings(events: Iterable[JsonObject], started: float, executed: float, ended
         executed: When it began to execute the pipeline.
         ended: When the pipeline had ended.
     """
-    seconds: dict[tuple[str, str], float] = {}
-    label, last = (OUTSIDE, "configuration and checks"), started
-
-    def until(now: float) -> None:
-        nonlocal last
-        seconds[label] = seconds.get(label, 0.0) + max(0.0, now - last)
-        last = max(last, now)
-
-    until(executed)
-    label = (OUTSIDE, "loading kfp, compiling the pipeline, starting the first step")
-    for event in sorted((event for event in events if event["time"] >= started), key=lambda event: event["time"]):
-        until(event["time"])
-        step, kind = str(event["step"]), event["event"]
+    yield Interval(OUTSIDE, "configuration and checks", started, executed)
+    label, last = (OUTSIDE, FIRST), executed
+    for event in sorted((event for event in events if event["time"] >= executed), key=lambda event: event["time"]):
+        yield Interval(*label, last, event["time"])
+        last, step, kind = event["time"], str(event["step"]), event["event"]
         if kind == "started":
             label = (step, "beginning")
         elif kind == "phase":
@@ -71,5 +78,4 @@ def timings(events: Iterable[JsonObject], started: float, executed: float, ended
             label = (step, str(event["unit"]))
         elif kind in ("finished", "failed", "cancelled"):
             label = (OUTSIDE, BETWEEN)
-    until(ended)
-    return [Timing(*label, round(value, 3)) for label, value in seconds.items()]
+    yield Interval(*label, last, ended)
