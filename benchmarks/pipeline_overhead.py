@@ -1,19 +1,19 @@
-"""Pipeline overhead: where the seconds of a run go: `python -m benchmarks.pipeline_overhead`.
+"""Pipeline overhead: where the seconds of a run go, by phase: `python -m benchmarks.pipeline_overhead`.
 
-Runs the digits pipeline twice in a temporary folder: the first run prepares the data, the second reuses it. The time
-recorded by the steps is work; everything else (command line, kfp, process startup) is overhead.
+Runs the digits pipeline in a temporary folder: once to prepare the data, then measured runs that reuse it, each next to
+a plain Keras script that trains, exports and evaluates the same network on the same data. The phases are those of
+`slipway run --timings`.
 
 With `--cifar`, runs the pipeline on 60,000 JPEG files of 32x32 pixels instead (`--cifar FOLDER`: on those in
-FOLDER/train and FOLDER/test) with two epochs of a small network, and shows wall and CPU seconds by phase. With
-`--against TREE`, runs alternate with the code of another checkout. CPU seconds cover all processes of the run and
-vary less than wall time on a busy machine.
+FOLDER/train and FOLDER/test) with two epochs of a small network, each time in a new folder. With `--against TREE`, runs
+alternate with the code of another checkout. CPU seconds cover all processes of the run and vary less than wall time on
+a busy machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import subprocess
@@ -21,9 +21,9 @@ import sys
 import tempfile
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import psutil
@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.photographs import make_cifar
+from slipway.pipelines.runs.timings import intervals
 
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = ROOT / "configs" / "digits.yaml"
@@ -41,45 +42,25 @@ model: {{builder: 'slipway.trainer.models.digits:build', arguments: {{width: 4}}
 train: {{epochs: 2, batch_size: 128}}
 """
 SAMPLE_SECONDS = 0.1
-# Unit of a step's progress events during its actual work.
-WORK = {"prepare_data": "images", "train": "steps", "evaluate": "examples"}
+# Units of the progress events that are training steps.
+STEPS = ("train", "steps")
+PLAIN = """
+import keras, numpy as np
+from sklearn.datasets import load_digits
+from slipway.trainer.models.digits import build
+images, labels = load_digits(return_X_y=True)
+images = (images / 16).reshape(-1, 8, 8, 1).astype("float32")
+keras.utils.set_random_seed(0)
+model = build((8, 8, 1), 10)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.Adam(0.002), loss, metrics=["accuracy"])
+train, validation = (images[:1438], labels[:1438]), (images[1438:1618], labels[1438:1618])
+model.fit(*train, batch_size=64, epochs=30, validation_data=validation, verbose=0)
+model.export("exported", verbose=False)
+print(model.evaluate(images[1618:], labels[1618:], verbose=0))
+"""
 
-Seconds = dict[str, tuple[float, float]]  # activity -> wall and CPU seconds
-Interval = tuple[str, float, float]  # activity, start, end
-
-
-def run(folder: Path) -> dict[str, float]:
-    """Run the pipeline in `folder`; return the seconds of the whole command, of each step, and the rest."""
-    started = time.monotonic()
-    subprocess.run(
-        [sys.executable, "-m", "slipway.pipelines", "run", "-c", str(CONFIGURATION)],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-    )
-    whole = time.monotonic() - started
-    record = json.loads((folder / "runs" / "latest" / "run.json").read_text())
-    steps = {step["name"]: step["seconds"] or 0.0 for step in record["steps"]}
-    return {**steps, "outside steps": whole - sum(steps.values()), "whole": whole}
-
-
-def digits() -> None:
-    """Run the digits pipeline twice, and print the overhead of the second run."""
-    with tempfile.TemporaryDirectory() as folder:
-        first, second = run(Path(folder)), run(Path(folder))
-    table = Table("seconds", "first run", "second run", title="digits, the whole pipeline")
-    for name in first:
-        table.add_row(name, f"{first[name]:.1f}", f"{second[name]:.1f}")
-    Console().print(table)
-    print(
-        json.dumps(
-            {
-                "second_run_seconds": round(second["whole"], 2),
-                "second_run_outside_steps_seconds": round(second["outside steps"], 2),
-                "second_run_outside_steps_share": round(second["outside steps"] / second["whole"], 3),
-            }
-        )
-    )
+Seconds = dict[tuple[str, str], tuple[float, float]]  # step and phase -> wall and CPU seconds
 
 
 class Clock:
@@ -107,104 +88,109 @@ class Clock:
         return end - start, float(np.interp(end, times, spent) - np.interp(start, times, spent))
 
 
-def measured(tree: Path, images: Path) -> tuple[Seconds, Seconds]:
-    """Run the code of `tree` in a new folder; return seconds by part and by phase, both with `outside steps`."""
-    with tempfile.TemporaryDirectory() as folder:
-        configuration = Path(folder, "cifar.yaml")
-        configuration.write_text(CIFAR.format(images=images))
-        started = time.time()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "slipway.pipelines", "run", "-c", str(configuration)],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(tree)},
-            stdout=subprocess.DEVNULL,
-        )
-        clock = Clock(process)
-        if process.wait():
-            sys.exit(f"the run of {tree} failed")
-        ended = time.time()
-        lines = Path(folder, "runs/latest/events.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    parts, phases = [*_parts(events)], [*_phases(events)]
-    by_part, by_phase = _sum(clock, parts), _sum(clock, phases)
-    whole, inside = clock.between(started, ended), list(by_part.values())
-    outside = whole[0] - sum(wall for wall, _ in inside), whole[1] - sum(cpu for _, cpu in inside)
-    for seconds in (by_part, by_phase):
-        seconds |= {"outside steps": outside, "whole run": whole}
-    return by_part, by_phase
+def command(arguments: list[str], folder: Path, tree: Path = ROOT) -> tuple[float, float, Clock]:
+    """Run Python with the code of `tree` in `folder`; return when it started and ended, and its clock."""
+    started = time.time()
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(tree), "TF_CPP_MIN_LOG_LEVEL": "2"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    clock = Clock(process)
+    if process.wait():
+        sys.exit(f"{arguments} failed in {tree}")
+    return started, time.time(), clock
 
 
-def _parts(events: list[dict[str, Any]]) -> list[Interval]:
-    """Return each step's time before, during and after its work, from its progress events."""
-    intervals: list[Interval] = []
-    for step in dict.fromkeys(event["step"] for event in events):
-        own = [event for event in events if event["step"] == step]
-        start, end = own[0]["time"], own[-1]["time"]
-        work = [event["time"] for event in own if event.get("unit") == WORK.get(step, "")] or [end]
-        intervals.append((f"{step}: before the first {WORK[step]}" if step in WORK else step, start, work[0]))
-        if step in WORK:
-            intervals += [(f"{step}: {WORK[step]}", work[0], work[-1]), (f"{step}: after them", work[-1], end)]
-    return intervals
-
-
-def _phases(events: list[dict[str, Any]]) -> list[Interval]:
-    """Return the time of each phase reported by the steps."""
-    intervals: list[Interval] = []
-    name = ""
-    for event, following in itertools.pairwise(events):
-        step = event["step"]
-        if event["event"] == "started":
-            name = f"{step}: starting"
-        elif event["event"] == "phase":
-            name = f"{step}: {event['text']}"
-        elif event.get("unit") == WORK.get(step, ""):
-            name = f"{step}: {event['unit']}"
-        if event["event"] != "finished":
-            intervals.append((name, event["time"], following["time"]))
-    return intervals
-
-
-def _sum(clock: Clock, intervals: list[Interval]) -> Seconds:
+def slipway_run(configuration: Path, folder: Path, tree: Path = ROOT) -> Seconds:
+    """Run a pipeline; return the seconds of all phases, of what is no training step, and of the whole command."""
+    started, ended, clock = command(["-m", "slipway.pipelines", "run", "-c", str(configuration)], folder, tree)
+    latest = folder / "runs" / "latest"
+    record = json.loads((latest / "run.json").read_text())
+    events = [json.loads(line) for line in (latest / "events.jsonl").read_text().splitlines()]
+    closed = datetime.fromisoformat(record["ended"]).timestamp()
     seconds: Seconds = {}
-    for name, start, end in intervals:
-        wall, cpu = clock.between(start, end)
-        before = seconds.get(name, (0.0, 0.0))
-        seconds[name] = (before[0] + wall, before[1] + cpu)
+    for row in intervals(events, started, closed - record["seconds"], closed):
+        wall, cpu = clock.between(row.start, row.end)
+        before = seconds.get((row.step, row.phase), (0.0, 0.0))
+        seconds[row.step, row.phase] = before[0] + wall, before[1] + cpu
+    whole, steps = clock.between(started, ended), seconds[STEPS]
+    seconds["all", "outside of training steps"] = whole[0] - steps[0], whole[1] - steps[1]
+    seconds["all", "the whole command"] = whole
     return seconds
 
 
+def plain_run(folder: Path) -> Seconds:
+    """Run the plain script; return the seconds of the whole command."""
+    started, ended, clock = command(["-c", PLAIN], folder)
+    return {("all", "the whole command"): clock.between(started, ended)}
+
+
+def digits(against: Path | None, rounds: int) -> None:
+    """Run the digits pipeline and the plain script in turn."""
+    trees = _trees(against)
+    with contextlib.ExitStack() as stack:
+        folders = {name: Path(stack.enter_context(tempfile.TemporaryDirectory())) for name in trees}
+        for name, tree in trees.items():
+            slipway_run(CONFIGURATION, folders[name], tree)  # prepares the data
+        rows: dict[str, list[Seconds]] = {name: [] for name in (*trees, "plain script")}
+        for _ in range(rounds):
+            for name, tree in trees.items():
+                rows[name].append(slipway_run(CONFIGURATION, folders[name], tree))
+            rows["plain script"].append(plain_run(folders["this tree"]))
+    show("digits, data set prepared before", rows, rounds)
+
+
 def cifar(images: Path | None, against: Path | None, rounds: int) -> None:
-    """Run all trees in turn on 60,000 images, and print the median seconds by part and phase."""
-    trees = {"before": against, "this tree": ROOT} if against else {"this tree": ROOT}
-    rows: dict[str, list[tuple[Seconds, Seconds]]] = {name: [] for name in trees}
+    """Run all trees in turn on 60,000 images."""
+    trees = _trees(against)
+    rows: dict[str, list[Seconds]] = {name: [] for name in trees}
     with tempfile.TemporaryDirectory() as folder:
         if images is None:
             images = Path(folder, "images")
             make_cifar(images)
+        configuration = Path(folder, "cifar.yaml")
+        configuration.write_text(CIFAR.format(images=images.resolve()))
         for _ in range(rounds):
             for name, tree in trees.items():
-                assert tree is not None
-                rows[name].append(measured(tree.resolve(), images.resolve()))
+                with tempfile.TemporaryDirectory() as runs:
+                    rows[name].append(slipway_run(configuration, Path(runs), tree))
+    show("60,000 JPEG files, two epochs", rows, rounds)
+
+
+def _trees(against: Path | None) -> dict[str, Path]:
+    return {"before": against.resolve(), "this tree": ROOT} if against else {"this tree": ROOT}
+
+
+def show(title: str, rows: dict[str, list[Seconds]], rounds: int) -> None:
+    """Print the median seconds of each phase."""
     load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
-    for kind, title in enumerate(("by part", "by phase")):
-        shown = trees if kind == 0 else ["this tree"]
-        table = Table(title=f"60,000 JPEG files, two epochs, {title}: median of {rounds} (load {load})")
-        for column in ("seconds", *(f"{name}, {unit}" for name in shown for unit in ("wall", "CPU"))):
-            table.add_column(column, justify="left" if column == "seconds" else "right")
-        for row in rows["this tree"][0][kind]:
-            found = [[each[kind].get(row, (0.0, 0.0)) for each in rows[name]] for name in shown]
-            table.add_row(row, *(f"{median(one[unit] for one in each):.1f}" for each in found for unit in (0, 1)))
-        Console(width=100).print(table)
+    table = Table(title=f"{title}: median of {rounds} (load {load})")
+    table.add_column("step")
+    table.add_column("phase")
+    for column in (f"{name}, {unit}" for name in rows for unit in ("wall", "CPU")):
+        table.add_column(column, justify="right")
+    for step, phase in dict.fromkeys(key for each in rows.values() for one in each for key in one):
+        figures = []
+        for each in rows.values():
+            found = [one.get((step, phase)) for one in each]
+            for unit in (0, 1):
+                values = [one[unit] for one in found if one]
+                figures.append(f"{median(values):.2f}" if values else "")
+        table.add_row(step, phase, *figures)
+    Console(width=120).print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cifar", metavar="FOLDER", type=Path, nargs="?", const=Path(), help="60,000 JPEG files")
-    parser.add_argument("--against", metavar="TREE", type=Path, help="with --cifar: another checkout to compare with")
-    parser.add_argument("--rounds", type=int, default=3, help="with --cifar: runs of each tree")
+    parser.add_argument("--against", metavar="TREE", type=Path, help="another checkout to compare with")
+    parser.add_argument("--rounds", type=int, default=3, help="measured runs of each tree")
     arguments = parser.parse_args()
     if arguments.cifar is None:
-        digits()
+        digits(arguments.against, arguments.rounds)
     else:
         made = None if arguments.cifar == Path() else arguments.cifar
         cifar(made, arguments.against, arguments.rounds)

@@ -14,6 +14,7 @@ from slipway.pipelines.runs.record import ROOT, RunRecord, StepRecord
 
 if TYPE_CHECKING:
     from slipway.pipelines.hardware import Hardware
+    from slipway.pipelines.runs.timings import Timing
     from slipway.trainer.config import TrainSettings
 
 MARKS = {
@@ -69,6 +70,20 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
     if step.reused:
         text = f"{text} (reused)".lstrip()
     return text
+
+
+def timings_table(rows: list[Timing]) -> Table:
+    """Return the phases of a run, with the seconds of each and of each step, and their sum."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("step", "phase", "seconds"):
+        table.add_column(column, justify="right" if column == "seconds" else "left")
+    for step in dict.fromkeys(row.step for row in rows):
+        own = [row for row in rows if row.step == step]
+        table.add_row(step, "", f"[bold]{sum(row.seconds for row in own):.2f}[/]")
+        for row in own:
+            table.add_row("", escape(row.phase), f"{row.seconds:.2f}")
+    table.add_row("all", "", f"[bold]{sum(row.seconds for row in rows):.2f}[/]")
+    return table
 
 
 def summary(record: RunRecord) -> Group:

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.options import Json, Run
+from slipway.pipelines.cli.options import Json, Run, Timings
 from slipway.pipelines.cli.terminal import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 def status(
     run_id: Run = "latest",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch a remote run until it ends.")] = False,
+    timings: Timings = False,
     as_json: Json = False,
 ) -> None:
     """Show a run's steps, result and error."""
@@ -46,6 +48,15 @@ def status(
         watch_and_exit(folder, shown, as_json=as_json, require_promotion=False)
         return
     record = current(folder)
+    if timings:
+        from slipway.pipelines.runs.timings import of_run
+
+        rows = of_run(folder, record)
+        if as_json:
+            sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+        else:
+            console.print(display.timings_table(rows), highlight=False)
+        return
     if as_json:
         sys.stdout.write(record.model_dump_json(indent=2) + "\n")
         return

@@ -50,6 +50,9 @@ Overrides = Annotated[
 StepRunner = Annotated[
     Runner, typer.Option("--runner", metavar="KIND", help="What runs local steps: process, or docker (containers).")
 ]
+Timings = Annotated[
+    bool, typer.Option("--timings", help="Show where the seconds of a local run went, by step and phase.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 

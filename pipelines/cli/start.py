@@ -22,6 +22,7 @@ from slipway.pipelines.cli.options import (
     Place,
     Runner,
     StepRunner,
+    Timings,
     check_configuration,
     check_runner,
     complete_run,
@@ -56,12 +57,19 @@ def run(
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Submit without checking the project on Vertex AI first.")
     ] = False,
+    timings: Timings = False,
     as_json: Json = False,
 ) -> None:
     """Run the whole pipeline: prepare data, train, evaluate, register."""
     from slipway.pipelines.config.config import load
 
     wait = not no_wait
+    if timings and target != "local":
+        raise UserError(
+            f"--timings applies only to runs on this machine, not to a run on {target}.",
+            setting="--timings",
+            fix="remove --timings",
+        )
     if resume is not None:
         if given := file or config:
             raise UserError(
@@ -93,7 +101,7 @@ def run(
 
         folder = runs.create(configuration)
         record = launch.new_record(folder, configuration, runner=runner.value)
-    _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
+    _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion, timings=timings)
 
 
 @user_errors
@@ -200,7 +208,13 @@ def _run_remotely(
 
 
 def _run_and_exit(
-    folder: RunFolder, configuration: RunConfig, record: RunRecord, *, as_json: bool, require_promotion: bool
+    folder: RunFolder,
+    configuration: RunConfig,
+    record: RunRecord,
+    *,
+    as_json: bool,
+    require_promotion: bool,
+    timings: bool = False,
 ) -> None:
     """Run locally, show progress, and exit with the code for the outcome."""
     from slipway.pipelines.cli import display
@@ -219,6 +233,10 @@ def _run_and_exit(
         shown.print(f"warning: not everyone was notified: {escape(problem)}", highlight=False, soft_wrap=True)
     if as_json:
         sys.stdout.write(record.as_json())  # the file may be older: it could not be written on a full disk
+    if timings:
+        from slipway.pipelines.runs.timings import of_run
+
+        shown.print(display.timings_table(of_run(folder, record)), highlight=False)
     if record.status == "cancelled":
         shown.print(f"stopped; to continue: slipway run --resume {record.run_id}", highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -92,7 +92,8 @@ class RunRecord(BaseModel):
     """The record of a run.
 
     `runner` says whether local steps are processes or containers; `champion` describes the registered model to beat, as
-    passed to the steps. `job` is the run's name on a remote platform (on Vertex AI, the job's resource name), `console`
+    passed to the steps. `started` is when the command that executed it was started, in seconds since 1970; None on a
+    remote platform. `job` is the run's name on a remote platform (on Vertex AI, the job's resource name), `console`
     the URL of its page. Each resume of a remote run creates a new job; `tries` counts the jobs, and `trained` says
     whether an earlier one finished the training. `rehearsal` is the number of steps of a rehearsal, 0 for a run.
     """
@@ -106,6 +107,7 @@ class RunRecord(BaseModel):
     runner: Literal["process", "docker"] = "process"
     status: Status = "running"
     created: datetime
+    started: float | None = None
     ended: datetime | None = None
     seconds: float | None = None
     process: ProcessRecord | None = None

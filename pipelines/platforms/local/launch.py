@@ -83,6 +83,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
         record.champion = champion_to_beat(config, rehearsal=bool(record.rehearsal))
     record.status, record.error, record.ended = "running", None, None
     record.process = ProcessRecord.current()
+    record.started = record.process.created
     for step in record.steps:
         if step.status == "succeeded":
             step.reused = True

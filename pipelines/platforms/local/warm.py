@@ -34,7 +34,13 @@ EXECUTOR = "kfp.dsl.executor_main"
 # What the trainer and the steps import when they are called, without their libraries.
 TRAINING = ("slipway.trainer.loop", "slipway.trainer.data.inputs", "slipway.trainer.engines.tensorflow.engine")
 STEPS = ("kfp.dsl.executor", "slipway.components.train.local_cluster", "slipway.components.train.result")
-EVALUATION = ("slipway.components.evaluate.custom", "slipway.components.evaluate.report")
+EVALUATION = (
+    "slipway.components.evaluate.custom",
+    "slipway.components.evaluate.report",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_svg",
+    "jinja2",
+)
 
 
 def warm_steps(config: RunConfig, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -88,7 +94,7 @@ class Warm:
 
 
 def main() -> None:
-    """Import the libraries, then fork for each request; each fork returns here and ends as its step does."""
+    """Import the libraries, then fork for each request; each fork becomes its step."""
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}")
     parser.add_argument("channel", type=int)
     parser.add_argument("steps", nargs="+")
@@ -108,8 +114,7 @@ def main() -> None:
         program = Path(tempfile.mkdtemp(), "ephemeral_component.py")
         program.write_text(source)
         command = [sys.executable, "-m", EXECUTOR, "--component_module_path", str(program), *options]
-        forking.begin(command, os.environ)
-        runpy.run_module(EXECUTOR, run_name="__main__", alter_sys=True)
+        forking.become(command, os.environ)
 
 
 def _serve(channel: socket.socket) -> list[str]:

@@ -1,0 +1,69 @@
+"""A fork runs a module like a new interpreter does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+PROGRAM = """
+import atexit, json, os, signal, sys
+atexit.register(lambda: print("at the end"))
+import changing
+print(json.dumps({
+    "argv": sys.argv[1:], "value": changing.VALUE, "name": __name__, "set": os.environ.get("SET"),
+    "unset": "UNSET" in os.environ, "group": os.getpgid(0) == os.getpid(), "input": sys.stdin.read(),
+    "handler": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+    "shown": open("/proc/self/cmdline").read().split("\\0")[:3] if os.path.exists("/proc") else None,
+}))
+if sys.argv[1] == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "raise":
+    raise ValueError("wrong")
+sys.exit(int(sys.argv[1]))
+"""
+FORKING = """
+import json, os, signal, sys
+from pathlib import Path
+from slipway.core import forking
+from slipway.core.supervision import Child, Children
+
+signal.signal(signal.SIGTERM, lambda *_: None)
+command = [sys.executable, "-m", "program"]
+assert not forking.can_run(command)
+forking.announce("program")
+assert forking.can_run(command) and not forking.can_run(["python", "-m", "other"])
+os.environ["UNSET"] = "1"
+environment = {**os.environ, "SET": "1"}
+del environment["UNSET"]
+ended = []
+for number, argument in enumerate(["0", "3", "kill", "raise"]):
+    Path("changing.py").write_text(f"VALUE = {number}")
+    child = Child(argument, [*command, argument], environment, lambda line: None, own_group=True, fork=True)
+    child.finish()
+    ended.append((child.status, list(child.tail)))
+print(json.dumps(ended))
+"""
+
+
+def test_a_fork_is_like_a_new_interpreter(tmp_path: Path):
+    """Its own arguments, environment, signal handlers, output, exit status and fresh imports of the user's modules."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    code = textwrap.dedent(FORKING)
+    done = subprocess.run([sys.executable, "-B", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ended = json.loads(done.stdout)
+    assert [status for status, _ in ended] == [0, 3, 137, 1]
+    for number, (_, lines) in enumerate(ended):
+        told = json.loads(lines[0])
+        assert told["argv"] == [("0", "3", "kill", "raise")[number]]
+        assert told["value"] == number, "the user's module was imported anew"
+        assert (told["name"], told["set"], told["unset"], told["group"]) == ("__main__", "1", False, True)
+        assert told["handler"]
+        assert told["input"] == ""
+        assert told["shown"] in (None, [sys.executable, "-m", "program"])
+    assert ended[0][1][1:] == ["at the end"]
+    assert len(ended[2][1]) == 1
+    assert "ValueError: wrong" in ended[3][1]

@@ -1,0 +1,65 @@
+"""The process that imports while other steps run: which steps it runs, and what happens when it is lost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipway.core.exit_codes import FAILED
+from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.local.warm import Warm, warm_steps
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="steps are forks on Linux only")
+
+
+def configured(hardware: str = "cpu", **train: object) -> RunConfig:
+    model = {} if "module" in train else {"model": {"builder": "a:b"}}
+    values = {"name": "digits", "hardware": hardware, "data": {"source": "digits"}, "train": {"epochs": 1, **train}}
+    return RunConfig.model_validate({**values, **model})
+
+
+@pytest.mark.parametrize(
+    ("config", "environment", "steps"),
+    [
+        (configured(), {}, ("train", "evaluate")),
+        (configured("cpu*2"), {}, ("evaluate",)),
+        (configured("l4x1"), {}, ("evaluate",)),  # virtual devices in a rehearsal
+        (configured(engine="jax"), {}, ("evaluate",)),
+        (configured(), {"TPU_NODE_NAME": "local"}, ()),
+    ],
+)
+def test_only_libraries_that_survive_a_fork_are_imported_before_it(config, environment, steps):
+    assert warm_steps(config, environment) == steps
+
+
+def command(name: str, code: str) -> list[str]:
+    given = ["--executor_input", '{"outputs": {"outputFile": "out/written.json"}}', "--function_to_execute", name]
+    return ["sh", "-ec", "script", code, *given]
+
+
+def test_each_step_is_a_process_of_its_own(tmp_path: Path, monkeypatch):
+    """A killed step fails alone; the libraries are there; once the process is lost, a step runs in another way."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    warm = Warm(["evaluate"])
+    try:
+        assert warm.run(command("prepare_data", "")) is None
+        killed = "import os, signal\ndef evaluate() -> None:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        assert warm.run(command("evaluate", killed)) not in (0, None)
+        assert warm.run(command("evaluate", "def evaluate() -> None:\n    raise SystemExit(3)\n")) == 3
+        loaded = (
+            "import sys\n"
+            "from pathlib import Path\n"
+            "imported = 'tensorflow' in sys.modules\n"
+            "def evaluate() -> None:\n"
+            "    Path('imported').write_text(str(imported))\n"
+        )
+        assert warm.run(command("evaluate", loaded)) == 0
+        assert Path("imported").read_text() == "True"
+        lost = "import os, signal\ndef evaluate() -> None:\n    os.kill(os.getppid(), signal.SIGKILL)\n"
+        assert warm.run(command("evaluate", lost)) == FAILED
+        assert warm.run(command("evaluate", loaded)) is None
+    finally:
+        warm.close()
