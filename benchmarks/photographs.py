@@ -51,7 +51,12 @@ def _cut(folder: Path, count: int, sizes: tuple[tuple[int, int], tuple[int, int]
             drawn.add(cut)
 
 
-def make_cifar(folder: Path, train: int = 50_000, test: int = 10_000) -> None:
+def make_pngs(folder: Path, train: int, test: int) -> None:
+    """Write the images of `make_cifar` as PNG files."""
+    make_cifar(folder, train, test, "png")
+
+
+def make_cifar(folder: Path, train: int = 50_000, test: int = 10_000, encoding: str = "jpg") -> None:
     """Write a data set the size of CIFAR-10 to `folder`: train and test, 32x32 JPEG files in ten classes (seed 0).
 
     A class is a band of one photograph, from which squares of various sizes are cut and shrunk.
@@ -79,7 +84,7 @@ def make_cifar(folder: Path, train: int = 50_000, test: int = 10_000) -> None:
                 cut = (label, left, top, side)
             drawn.add(cut)
             image = photograph.resize((CIFAR_SIDE, CIFAR_SIDE), box=(left, top, left + side, top + side))
-            image.save(folder / split / f"class_{label}" / f"{number:05d}.jpg", quality=95)
+            image.save(folder / split / f"class_{label}" / f"{number:05d}.{encoding}", quality=95)
 
 
 def make_large(folder: Path, count: int) -> None:

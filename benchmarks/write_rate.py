@@ -1,9 +1,9 @@
-"""Throughput of data preparation from a folder of images: `python -m benchmarks.write_rate --images FOLDER`.
+"""Throughput of data preparation from a folder of images: `python -m benchmarks.write_rate`.
 
-Measured on FOLDER and on generated 256x256 JPEG files. Each variant runs in its own process, one after the other, for
-`--rounds` rounds; the best round counts, to reduce the effect of other work on the machine. The variants are a
-`tensorflow_datasets` builder over the folder, Slipway checking headers, Slipway decoding every image and, as the
-physical limit, Slipway's worker processes only reading the same files and appending their bytes to output files.
+Measured on generated images (`SETS`), and on a folder of the user's with `--images`. Each variant runs in its own
+process, one after the other, for `--rounds` rounds; the median counts. The variants are a `tensorflow_datasets` builder
+over the folder, Slipway checking headers, Slipway decoding every image and, as the physical limit, Slipway's worker
+processes only reading the same files and appending their bytes to output files.
 
 Rates are images/s of the whole call, from the folder to the finished data set. The physical limit is compared with the
 write phase alone, without listing the folder before it and writing reports after it.
@@ -15,6 +15,7 @@ import argparse
 import functools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,8 +24,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.photographs import make_jpegs
+from benchmarks.photographs import make_cifar, make_jpegs, make_pngs
 
+# The generated images: title, default number of files, and the function that writes that many to a folder.
+SETS: dict[str, tuple[str, int, Callable[[Path, int], None]]] = {
+    "cifar": ("32x32 JPEG", 30_000, lambda folder, count: make_cifar(folder, count - count // 6, count // 6)),
+    "png": ("32x32 PNG", 30_000, lambda folder, count: make_pngs(folder, count - count // 6, count // 6)),
+    "jpeg": ("256x256 JPEG", 5_000, make_jpegs),
+}
 VARIANTS = {
     "tfds": "tensorflow_datasets, download_and_prepare",
     "header": "Slipway, check: header",
@@ -36,9 +43,11 @@ VARIANTS = {
 def main() -> None:
     """Measure all variants in subprocesses, or a single one in this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", required=True, type=Path, help="split/class/* or class/*")
-    parser.add_argument("--jpegs", type=int, default=5000, help="number of JPEG files to create; 0: only FOLDER")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--images", type=Path, help="split/class/* or class/*, measured besides the sets")
+    parser.add_argument("--sets", nargs="*", choices=SETS, default=list(SETS), help="generated images; default: all")
+    parser.add_argument("--count", type=int, help="number of generated images of each set")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="default: all")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, help="worker processes; default: one per core")
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -47,33 +56,27 @@ def main() -> None:
             measured = MEASURES[arguments.variant](arguments.images, arguments.workers, Path(folder))
         print(json.dumps(measured))
         return
-    ratios = show("the folder", best_of_rounds(arguments.images, arguments))
-    if arguments.jpegs:
+    ratios = {}
+    if arguments.images:
+        ratios["images"] = show("the folder", medians(arguments.images, arguments))
+    for name in arguments.sets:
+        title, count, make = SETS[name]
         with tempfile.TemporaryDirectory() as folder:
-            make_jpegs(Path(folder), arguments.jpegs)
-            found = show("256x256 JPEG", best_of_rounds(Path(folder), arguments))
-        ratios |= {f"jpeg_{name}": ratio for name, ratio in found.items()}
+            make(Path(folder), arguments.count or count)
+            ratios[name] = show(title, medians(Path(folder), arguments))
     print(json.dumps(ratios))
 
 
-def best_of_rounds(images: Path, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Return the best round of each variant."""
-    best: dict[str, dict[str, float]] = {}
-    for number in range(arguments.rounds):
-        for variant in VARIANTS:
-            if variant == "tfds" and number > 0:
-                continue  # it takes long, and longer by its fixed costs than by chance
-            found = in_a_process(variant, images, arguments.workers)
-            if variant not in best or found["seconds"] < best[variant]["seconds"]:
-                best[variant] = {**found, **_faster_writing(best.get(variant), found)}
-            else:
-                best[variant].update(_faster_writing(best[variant], found))
-    return best
-
-
-def _faster_writing(one: dict[str, float] | None, other: dict[str, float]) -> dict[str, float]:
-    rates = [found["writing"] for found in (one, other) if found and "writing" in found]
-    return {"writing": max(rates)} if rates else {}
+def medians(images: Path, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return the medians of each variant's rounds."""
+    rounds: dict[str, list[dict[str, float]]] = {variant: [] for variant in arguments.variants}
+    for _ in range(arguments.rounds):
+        for variant, found in rounds.items():
+            found.append(in_a_process(variant, images, arguments.workers))
+    return {
+        variant: {name: statistics.median(one[name] for one in found) for name in found[0]}
+        for variant, found in rounds.items()
+    }
 
 
 def in_a_process(variant: str, images: Path, workers: int | None) -> dict[str, float]:
@@ -89,28 +92,29 @@ def in_a_process(variant: str, images: Path, workers: int | None) -> dict[str, f
     return result
 
 
-def show(title: str, best: dict[str, dict[str, float]]) -> dict[str, float]:
+def show(title: str, medians: dict[str, dict[str, float]]) -> dict[str, float]:
     """Print the table and return the ratios."""
     from rich.console import Console
     from rich.table import Table
 
-    rate = {variant: found["images"] / found["seconds"] for variant, found in best.items()}
-    table = Table(title=f"{title}: {best['header']['images']:,.0f} images")
+    rate = {variant: found["images"] / found["seconds"] for variant, found in medians.items()}
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    table = Table(title=f"{title}: {next(iter(medians.values()))['images']:,.0f} images (load {load})")
     for heading in ("", "seconds", "images/s", "images/s, writing alone"):
         table.add_column(heading, justify="right" if heading else "left")
-    for variant, text in VARIANTS.items():
-        writing = best[variant].get("writing")
-        table.add_row(
-            text, f"{best[variant]['seconds']:.2f}", f"{rate[variant]:,.0f}", f"{writing:,.0f}" if writing else ""
-        )
+    for variant, found in medians.items():
+        writing = f"{found['writing']:,.0f}" if "writing" in found else ""
+        table.add_row(VARIANTS[variant], f"{found['seconds']:.2f}", f"{rate[variant]:,.0f}", writing)
     Console().print(table)
-    ratios = {
-        "header_to_tfds": rate["header"] / rate["tfds"],
-        "decode_to_tfds": rate["decode"] / rate["tfds"],
-        "header_writing_to_reading_only": best["header"]["writing"] / best["reading"]["writing"],
-        "header_whole_to_reading_only": rate["header"] / best["reading"]["writing"],
+    writing = {f"{variant}_writing": found["writing"] for variant, found in medians.items() if "writing" in found}
+    compared = {
+        "header_to_tfds": ("header", "tfds"),
+        "decode_to_tfds": ("decode", "tfds"),
+        "header_writing_to_reading_only": ("header_writing", "reading_writing"),
+        "header_whole_to_reading_only": ("header", "reading_writing"),
     }
-    return {name: round(value, 3) for name, value in ratios.items()}
+    rates = rate | writing
+    return {name: round(rates[a] / rates[b], 3) for name, (a, b) in compared.items() if a in rates and b in rates}
 
 
 def measure_slipway(check: str, images: Path, workers: int | None, folder: Path) -> dict[str, float]:

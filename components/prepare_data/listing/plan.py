@@ -170,6 +170,8 @@ def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObjec
     found["check"] = check_for(settings, images)
     if found["check"] != "sample":
         del found["check_sample"]
+    if found["damaged"] == "warn":  # the images are the same as without the setting
+        del found["damaged"]
     return {name: value for name, value in found.items() if value is not None or name not in DESCRIBING} | {
         "name": name
     }

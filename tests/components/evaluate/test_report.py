@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import json
 import re
@@ -22,6 +23,7 @@ from slipway.components.evaluate.evaluation import Evaluation, evaluate
 from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.components.evaluate.measures.significance import wilson
 from slipway.components.evaluate.report import _data_uri, render
+from slipway.core.manifest import Checked
 
 
 class Page(HTMLParser):
@@ -85,6 +87,13 @@ def test_the_page_says_the_verdict_its_reasons_and_both_models_figures(html: str
     assert "slipway.trainer.models.digits:build" in text
     assert evaluation.manifest.fingerprint in text
     assert str(evaluation.model.weights_checksum) in text
+
+
+def test_the_number_of_damaged_images_is_in_the_provenance(html: str, evaluation: Evaluation) -> None:
+    checked = Checked(check="decode", images=9_000, decoded=9_000, undecodable=0, damaged=1_234)
+    manifest = evaluation.manifest.model_copy(update={"checked": checked})
+    assert "Damaged images 1,234 " in Page(render(dataclasses.replace(evaluation, manifest=manifest))).text
+    assert "Damaged images" not in html
 
 
 def test_the_most_confidently_wrong_images_are_shown_as_they_are(html: str, evaluation: Evaluation) -> None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from slipway.components.prepare_data.encoding.records import example_parts, read_records
-from slipway.components.prepare_data.encoding.resize import resize
+from slipway.components.prepare_data.encoding.resize import _load, resize
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings, ResizeSettings
 from slipway.components.prepare_data.validation.image import Inspector
@@ -96,6 +96,19 @@ def test_training_sees_the_pixels_that_it_would_resize_itself(mode: str) -> None
         prepared, original = decode_images(images, manifest).numpy().astype(int)
         assert np.abs(prepared - original).mean() < (1 if "png" in name else 5), name
         assert original.std() > 30
+
+
+@pytest.mark.parametrize("size", [75, 40, 30, 10])
+@pytest.mark.parametrize("name", [name for name in kinds() if "jpeg" in name])
+def test_a_jpeg_is_scaled_down_to_the_pixels_that_pillow_would_decode(name: str, size: int) -> None:
+    data = kinds()[name]
+    info = Inspector(whole=False).inspect(data)
+    with Image.open(io.BytesIO(data)) as expected:
+        expected.draft(None, (2 * size, 2 * size))
+        found, damage = _load(data, info, (2 * size, 2 * size))
+        assert found.size == expected.size
+        assert np.array_equal(np.asarray(found), np.asarray(expected))
+        assert not damage
 
 
 def test_the_shorter_side_is_never_enlarged_and_small_images_keep_their_bytes() -> None:
