@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from slipway.components import page
 from slipway.components.prepare_data.encoding.features import Kind, described
 from slipway.components.prepare_data.encoding.inputs import (
     InputStatistics,
@@ -23,7 +24,7 @@ from slipway.components.prepare_data.listing.groups import Bundles
 from slipway.components.prepare_data.listing.index import Dealer, Listing, list_path
 from slipway.components.prepare_data.listing.plan import Plan, stored_settings
 from slipway.components.prepare_data.publishing.dataset_info import write_dataset_info
-from slipway.components.prepare_data.publishing.statistics import write_statistics
+from slipway.components.prepare_data.publishing.statistics import TEMPLATE, write_statistics
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Source, readable
 from slipway.components.prepare_data.validation.duplicates import (
@@ -274,7 +275,7 @@ class SetWriter:
         writer = ShardWriter(self._source, self._scratch, self._plan.classes)
         if self._beam is None:
             with Workers(writer, worker_count(self._settings.workers)) as workers:
-                yield from workers.run(tasks, tick)
+                yield from workers.run(tasks, tick, meanwhile=lambda: page.load(TEMPLATE))
         elif tasks:
             if self._read_lists != self._lists:
                 share_lists(self._lists, self._read_lists)

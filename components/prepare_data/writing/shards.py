@@ -111,7 +111,7 @@ class ShardWriter:
         self._encoder = RecordEncoder()
 
     def __call__(self, task: ShardTask, tick: Tick) -> ShardResult:
-        """Write one shard. The file is renamed to its final name when it is complete and synced to disk.
+        """Write one shard. The file is renamed to its final name when it is complete; `Store.publish` syncs it to disk.
 
         Raises:
             UserError: Images have several sizes, or the source changed.
@@ -219,8 +219,6 @@ class ShardWriter:
                     size += _flush(waiting, file, digest)
                     waiting_bytes = 0
             size += _flush(waiting, file, digest)
-            file.flush()
-            os.fsync(file.fileno())
         return size, digest.hexdigest(), (original if resized else digest).hexdigest()
 
 

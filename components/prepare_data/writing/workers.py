@@ -80,8 +80,12 @@ class Workers(Generic[Task, Result]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def run(self, tasks: Sequence[Task], tick: Tick | None = None) -> Iterator[tuple[int, Result]]:
+    def run(
+        self, tasks: Sequence[Task], tick: Tick | None = None, meanwhile: Callable[[], object] | None = None
+    ) -> Iterator[tuple[int, Result]]:
         """Run all tasks and yield each one's index and result as it completes; `tick` is called with their progress.
+
+        `meanwhile` is called once in this process, after the workers have received their first tasks.
 
         Raises:
             UserError, OSError: Raised by a task.
@@ -91,6 +95,8 @@ class Workers(Generic[Task, Result]):
         self._start(min(self._count, len(tasks)))
         waiting = iter(range(len(tasks)))
         busy = {connection for connection in self._processes if self._hand_out(connection, tasks, waiting)}
+        if busy and meanwhile:
+            meanwhile()
         while busy:
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
