@@ -195,7 +195,8 @@ def test_two_runs_of_the_same_set_end_with_one(
     assert [out.strip() for out, _ in said] == ["written", "reused"], said
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     assert any("waiting for it" in event.get("text", "") for event in events)
-    (prepared,) = (Path(settings.store) / "image_folder").iterdir()
+    (prepared,) = (Path(settings.store) / "image_folder").glob("[!.]*")
+    assert not list(prepared.parent.glob(".*.work"))
     assert (prepared / "manifest.json").exists()
 
 
