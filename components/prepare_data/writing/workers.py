@@ -10,13 +10,16 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import DefaultContext, ForkContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
+from slipway.core import events
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import describe, status_of
@@ -29,6 +32,7 @@ Message = tuple[str, Any]
 
 SECONDS_BETWEEN_POLLS = 0.5
 SECONDS_TO_END = 5.0
+SECONDS_BETWEEN_EVENTS = 0.3
 # Signals that workers handle differently from their parent.
 OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -55,6 +59,25 @@ class WorkerFailed(Exception):
 def worker_count(requested: int | None) -> int:
     """Return the number of worker processes: `requested`, or by default one per core."""
     return requested or available_cores()
+
+
+@dataclass
+class Progress:
+    """Emits progress events, at most a few per second."""
+
+    total: int
+    unit: str
+    done: int = 0
+    started: float = field(default_factory=time.monotonic)
+    reported: float = 0.0
+
+    def advance(self, count: int) -> None:
+        self.done += count
+        now = time.monotonic()
+        if now - self.reported >= SECONDS_BETWEEN_EVENTS or self.done == self.total:
+            self.reported = now
+            rate = self.done / max(now - self.started, 1e-3)
+            events.progress(self.done, self.total, self.unit, **{f"{self.unit}_per_second": rate})
 
 
 class Workers(Generic[Task, Result]):
