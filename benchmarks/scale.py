@@ -2,8 +2,8 @@
 
 The images are generated, 16x16 random pixels each and all different. They come from a tar archive (`images:`), since
 700,000 files would measure the file system and take long to delete, and from a function (`module:`), a source that can
-be read only once. Each data set is prepared in its own process. Memory is the peak of the largest process, time that of
-the whole call.
+be read only once. With `--files`, they are files: 100,000 and 1,000,000. Each data set is prepared in its own process.
+Memory is the peak of the largest process, time that of the whole call.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 COUNTS = (7_000, 70_000, 700_000)
+FILE_COUNTS = (100_000, 1_000_000)
 SIDE = 16
 CLASSES = 10
 SPLIT_OF = ("train",) * 8 + ("validation", "test")
@@ -63,18 +64,33 @@ def write_archive(path: Path, count: int) -> None:
             archive.members = []  # type: ignore[attr-defined]
 
 
+def write_files(folder: Path, count: int) -> None:
+    """Write a folder of the same examples, except those that it has already."""
+    for example in examples(count):
+        path = folder / example["split"] / example["label"] / f"{example['number']:07d}.png"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(example["image"])
+
+
 def main() -> None:
     """Measure all data sets in subprocesses, or a single one in this process."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
     parser.add_argument("--source", help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
+    parser.add_argument("--files", action="store_true", help="prepare folders of files")
     arguments = parser.parse_args()
     if arguments.source:
         print(json.dumps(measure(arguments.source, arguments.store)))
         return
     measured: dict[str, list[dict[str, float]]] = {"images:ARCHIVE": [], "module:function": []}
     with tempfile.TemporaryDirectory() as folder:
-        for count in COUNTS:
+        if arguments.files:
+            measured = {"images:FOLDER": []}
+            for count in FILE_COUNTS:
+                write_files(Path(folder), count)
+                measured["images:FOLDER"].append(in_a_process(f"images:{folder}"))
+        for count in COUNTS if not arguments.files else ():
             archive = Path(folder) / f"{count}.tar"
             write_archive(archive, count)
             measured["images:ARCHIVE"].append(in_a_process(f"images:{archive}"))
@@ -118,9 +134,9 @@ def show(measured: dict[str, list[dict[str, float]]]) -> None:
                 source, f"{one['examples']:,}", f"{one['seconds']:.2f}", f"{one['examples'] / one['seconds']:,.0f}",
                 f"{one['mebibytes']:.0f}",
             )  # fmt: skip
-        name, (few, some, many) = source.partition(":")[0], found
-        ratios[f"{name}_memory_700k_to_7k"] = many["mebibytes"] / few["mebibytes"]
-        ratios[f"{name}_seconds_per_example_700k_to_70k"] = many["seconds"] / some["seconds"] / 10
+        name, few, (some, many) = source.partition(":")[0], found[0], found[-2:]
+        ratios[f"{name}_memory_largest_to_smallest"] = many["mebibytes"] / few["mebibytes"]
+        ratios[f"{name}_seconds_per_example_at_10_times_the_size"] = many["seconds"] / some["seconds"] / 10
     Console().print(table)
     print(json.dumps({name: round(value, 3) for name, value in ratios.items()}))
 

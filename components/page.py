@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
 
 
 def render(template: Path, **content: object) -> str:
     """Render a template that extends `page.html`."""
-    return _environment(template.parent).get_template(template.name).render(**content)
+    return load(template).render(**content)
+
+
+def load(template: Path) -> Template:
+    """Compile a template, which `render` then need not do."""
+    return _environment(template.parent).get_template(template.name)
 
 
 @functools.cache

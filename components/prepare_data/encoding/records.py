@@ -28,6 +28,8 @@ from slipway.components.prepare_data.encoding.messages import (
 )
 
 MOST_KEPT = 4096
+# A message of up to this size is copied once more, which takes less time than computing its checksum in parts.
+SMALL_BYTES = 1 << 14
 SEARCH_BYTES = 1 << 20
 LENGTH = struct.Struct("<Q")
 CHECKSUM = struct.Struct("<I")
@@ -36,7 +38,7 @@ HEADER_BYTES = LENGTH.size + CHECKSUM.size
 POSSIBLE_LENGTH = re.compile(rb"(?=.{5}\0\0\0)", re.DOTALL)
 # Tags of the length-delimited fields 1 and 2.
 ONE, TWO = b"\n", b"\x12"
-_crc32c, _extend = google_crc32c.value, google_crc32c.extend
+_crc32c, _extend, _packed = google_crc32c.value, google_crc32c.extend, CHECKSUM.pack
 
 
 class DamagedRecord(Exception):
@@ -45,7 +47,10 @@ class DamagedRecord(Exception):
 
 def masked_crc32c(data: bytes) -> int:
     """Return TFRecord's checksum: a CRC-32C, rotated and offset so that data may itself contain CRCs."""
-    crc = _crc32c(data)
+    return _mask(_crc32c(data))
+
+
+def _mask(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -80,10 +85,13 @@ class RecordEncoder:
         after_key = self._labels.get(label) or self._label(label)
         lengths = (len(image), len(key), len(after_key))
         frame, before_image, before_key = self._layouts.get(lengths) or self._layout(lengths)
+        if lengths[0] <= SMALL_BYTES:
+            message = b"".join((before_image, image, before_key, key, after_key))
+            return b"".join((frame, message, _packed(_mask(_crc32c(message)))))
         # The checksum is computed incrementally, so that a large image is copied only once.
-        crc = _extend(_extend(_crc32c(before_image), image), b"".join((before_key, key, after_key)))
-        crc = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-        return b"".join((frame, before_image, image, before_key, key, after_key, crc.to_bytes(4, "little")))
+        after_image = b"".join((before_key, key, after_key))
+        crc = _extend(_extend(_crc32c(before_image), image), after_image)
+        return b"".join((frame, before_image, image, after_image, _packed(_mask(crc))))
 
     def encode_with(
         self, image: bytes | None, key: bytes, label: int | None, further: Iterable[tuple[bytes, bytes]]

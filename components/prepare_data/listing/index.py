@@ -27,8 +27,8 @@ from slipway.components.prepare_data.sources.source import LABEL_SEPARATOR, Grou
 ROW = struct.Struct(">QQQI")
 RANK_BYTES = 8
 HASH_BYTES = 12
-# The parts of a row that describe the example: hash and size; stamp; key length and key. The place does not.
-SIZED, STAMPED, KEYED = slice(0, 20), slice(28, 36), slice(36, None)
+# The parts of a row that stay if files are copied: hash and size; key length and key.
+SIZED, KEYED = slice(0, 20), slice(36, None)
 LABEL_BYTES = 4
 ROW_SIZE = struct.Struct(">Q").unpack_from
 ROW_AFTER_RANK = struct.Struct(">IQQQI")
@@ -86,6 +86,7 @@ def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: Bund
     group: Group | None = None
     held = 0
     blake2b, pack = hashlib.blake2b, ROW.pack
+    fresh = blake2b(digest_size=HASH_BYTES, salt=salt).copy  # faster than a new one for each key
     with path.open("w+b") as file:
         for key, label, split, size, stamp, place, value in source.entries(part, ignored, path.parent):
             if several:
@@ -94,7 +95,9 @@ def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: Bund
             if group is None or group[1] != label or group[0] != split:
                 group = (split, label)
                 add = rows.setdefault(group, []).append
-            ranked = blake2b(key, digest_size=HASH_BYTES, salt=salt).digest()
+            hashed = fresh()
+            hashed.update(key)
+            ranked = hashed.digest()
             if bundle_of:
                 ranked = (
                     blake2b(bundle_of(key, value), digest_size=RANK_BYTES, salt=salt).digest() + ranked[RANK_BYTES:]
@@ -105,16 +108,16 @@ def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: Bund
                 _write_runs(file, rows, groups)
                 held, group = 0, None
         _write_runs(file, rows, groups)
-        shape, stamps = hashlib.sha256(ignored.unusable_digest), hashlib.sha256()
+        digest, shape = (hashlib.sha256(ignored.unusable_digest) for _ in range(2))
         for group in sorted(groups, key=_group_order):
             runs = groups[group].runs
             if len(runs) > 1:
                 runs[:] = [append_run(file, merge_runs(file, runs))]
-            shape.update(repr((group, groups[group].examples)).encode())
+            for found in (digest, shape):
+                found.update(repr((group, groups[group].examples)).encode())
             for piece in _pieces(file, runs[0]):
+                digest.update(b"".join(piece))
                 shape.update(b"".join([row[SIZED] + row[KEYED] for row in piece]))
-                stamps.update(b"".join([row[STAMPED] for row in piece]))
-    digest = hashlib.sha256(shape.digest() + stamps.digest())
     return PartList(path, groups, ignored, digest.hexdigest(), shape.hexdigest(), labels - {""})
 
 
@@ -163,8 +166,8 @@ class Summary(BaseModel):
 
     Attributes:
         amounts: The amount of each (split, class).
-        digest: SHA-256 (hex) of all keys, labels, sizes and stamps.
-        shape: The same without stamps: it stays if files are copied.
+        digest: SHA-256 (hex) of all keys, labels, sizes, stamps and places.
+        shape: The same without stamps and places: it stays if files are copied, or packed in another order.
         labels: All labels of the task multilabel.
     """
 

@@ -130,7 +130,7 @@ class Target:
 
     def fingerprint(self, records: Mapping[str, list[str]]) -> str:
         """Return the fingerprint, SHA-256 (hex), of the data set; `records` are its shards' `content` by split."""
-        return self._digest(records=records)
+        return self._digest(shape=self.listed.shape, records=records)
 
     def _digest(self, **content: object) -> str:
         return hashlib.sha256(json.dumps({**self.about, **content}, sort_keys=True).encode()).hexdigest()

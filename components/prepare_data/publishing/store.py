@@ -126,7 +126,9 @@ class Store:
             if self.is_mounted:
                 self._copy(finished, target)
                 return None
-            sync(finished)
+            # All at once, after the last shard: a worker that waits for the disk leaves its core idle.
+            for path in (*finished.iterdir(), finished):
+                sync(path)
             finished.rename(target)
             sync(self.folder)
             return None

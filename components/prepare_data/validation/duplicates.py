@@ -1,18 +1,19 @@
 """Find images that are in more than one split by their bytes; reject or drop them.
 
-The writer of a shard stores a hash of each image (checksum and length), the offset of its record and its key in a file,
+The writer of a shard stores a hash of each image (checksum and length) and the offset of its record in a file,
 partitioned into buckets by the first bits of the hash. All files have the same buckets, so candidates are found one
-bucket at a time, and memory use grows only with the number of copies found. Images with equal hashes are read again and
-compared by the SHA-256 of their bytes; computing the SHA-256 of every image would take as long as writing it.
+bucket at a time, and memory use grows only with the number of copies found. Records with equal hashes are read again
+and compared by the SHA-256 of their images; computing it for every image would take as long as writing it.
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import itertools
 import marshal
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,13 +25,11 @@ from slipway.components.prepare_data.sources.source import SPLITS, readable
 from slipway.core.errors import UserError
 from slipway.core.manifest import Shard
 
-# An image's CRC-32C, its length, and the offset of its record in the shard; the key follows.
-ROW = struct.Struct(">IIQ")
-HASH_BYTES = 8
 BUCKET_ROWS = 8192
 # Splits in the order in which their copies are kept: evaluation data stays complete, training data loses the copy.
 KEEPERS = tuple(reversed(SPLITS))
 MOST_NAMED = 5
+_crc32c = google_crc32c.value
 
 
 class Copy(NamedTuple):
@@ -52,24 +51,24 @@ def bucket_count(examples: int) -> int:
     return max(-(-examples // BUCKET_ROWS), 1)
 
 
-def hash_row(image: bytes, place: int, key: bytes) -> bytes:
-    """Return the row of an image whose record is at offset `place` in its shard."""
-    return ROW.pack(google_crc32c.value(image), len(image), place) + key
+def image_hash(image: bytes) -> int:
+    """Return the hash of an image: 32 bits of its CRC-32C, then 32 bits of its length."""
+    return _crc32c(image) << 32 | len(image)
 
 
-def write_hashes(path: Path, rows: Iterable[bytes], buckets: int) -> Shard:
-    """Write the `rows` of one shard's images; return the file's name, size and digest."""
-    dealt: list[list[bytes]] = [[] for _ in range(buckets)]
-    for row in rows:
-        dealt[int.from_bytes(row[:4]) * buckets >> 32].append(row)
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        for found in dealt:
-            data = marshal.dumps(found)
-            digest.update(data)
-            file.write(data)
-        size = file.tell()
-    return Shard(file=path.name, examples=sum(map(len, dealt)), bytes=size, sha256=digest.hexdigest())
+def write_hashes(path: Path, hashes: Sequence[int], places: Sequence[int], buckets: int) -> Shard:
+    """Write the hashes of one shard's images and the offsets of their records; return the file's name, size and digest.
+
+    Each bucket is a pair of arrays of 64-bit integers, sorted by hash.
+    """
+    rows = sorted(zip(hashes, places, strict=True))
+    ends = [bisect.bisect_left(rows, (-(-(bucket << 64) // buckets), 0)) for bucket in range(buckets + 1)]
+    data = b"".join(
+        marshal.dumps([array("Q", column).tobytes() for column in zip(*rows[start:end], strict=True)])
+        for start, end in itertools.pairwise(ends)
+    )
+    path.write_bytes(data)
+    return Shard(file=path.name, examples=len(rows), bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 class HashedShard:
@@ -80,21 +79,23 @@ class HashedShard:
         self._hashes = hashes
         self._place = 0
 
-    def next_bucket(self) -> list[bytes]:
-        """Return the rows of the next bucket."""
+    def next_bucket(self) -> tuple[array[int], array[int]]:
+        """Return the hashes and offsets of the next bucket."""
+        hashes, places = array("Q"), array("Q")
         with self._hashes.open("rb") as file:
             file.seek(self._place)
-            rows: list[bytes] = marshal.load(file)
+            for column, content in zip((hashes, places), marshal.load(file), strict=False):
+                column.frombytes(content)
             self._place = file.tell()
-        return rows
+        return hashes, places
 
-    def digest(self, row: bytes) -> bytes:
-        """Return the SHA-256 of a row's image."""
+    def key_and_digest(self, place: int) -> tuple[bytes, bytes]:
+        """Return the key of the record at an offset, and the SHA-256 of its image."""
         with self._shard.open("rb") as file:
-            features = features_of(next(read_records(file, ROW.unpack_from(row)[2])))
-        (image,) = values(features[b"image"])
-        assert isinstance(image, bytes)
-        return hashlib.sha256(image).digest()
+            features = features_of(next(read_records(file, place)))
+        (image,), (key,) = values(features[b"image"]), values(features[b"key"])
+        assert isinstance(image, bytes) and isinstance(key, bytes)
+        return key, hashlib.sha256(image).digest()
 
 
 def find_copies(shards: Mapping[str, list[HashedShard]], buckets: int) -> Iterator[Copy]:
@@ -107,13 +108,18 @@ def find_copies(shards: Mapping[str, list[HashedShard]], buckets: int) -> Iterat
         buckets: The number of buckets with which the hashes were written.
     """
     for _ in range(buckets):
-        rows = {split: [(shard, shard.next_bucket()) for shard in found] for split, found in shards.items()}
-        hashes = {split: {row[:HASH_BYTES] for _, part in parts for row in part} for split, parts in rows.items()}
-        common = set().union(*(one & other for one, other in itertools.combinations(hashes.values(), 2)))
+        found = {split: [(shard, *shard.next_bucket()) for shard in parts] for split, parts in shards.items()}
+        distinct = {split: set[int]().union(*(part[1] for part in parts)) for split, parts in found.items()}
+        common = set().union(*(one & other for one, other in itertools.combinations(distinct.values(), 2)))
         kept: dict[bytes, tuple[bytes, str]] = {}
         for split in KEEPERS if common else ():
-            candidates = ((shard, row) for shard, part in rows[split] for row in part if row[:HASH_BYTES] in common)
-            for key, digest in sorted((row[ROW.size :], shard.digest(row)) for shard, row in candidates):
+            candidates = (
+                shard.key_and_digest(place)
+                for shard, hashes, places in found[split]
+                for hashed, place in zip(hashes, places, strict=True)
+                if hashed in common
+            )
+            for key, digest in sorted(candidates):
                 stays, keeper = kept.setdefault(digest, (key, split))
                 if keeper != split:
                     yield Copy(key, split, stays, keeper)

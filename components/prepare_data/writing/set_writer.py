@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from slipway.components import page
 from slipway.components.prepare_data.encoding.features import Kind, described
 from slipway.components.prepare_data.encoding.inputs import (
     InputStatistics,
@@ -23,7 +22,7 @@ from slipway.components.prepare_data.listing.groups import Bundles
 from slipway.components.prepare_data.listing.index import Dealer, Listing, list_path
 from slipway.components.prepare_data.listing.plan import Plan, stored_settings
 from slipway.components.prepare_data.publishing.dataset_info import write_dataset_info
-from slipway.components.prepare_data.publishing.statistics import write_statistics
+from slipway.components.prepare_data.publishing.statistics import TEMPLATE, write_statistics
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Source, readable
 from slipway.components.prepare_data.validation.duplicates import (
@@ -38,7 +37,7 @@ from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedIm
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes
 from slipway.components.prepare_data.writing.beam import is_elsewhere, share_lists, write_by_beam, written_by
 from slipway.components.prepare_data.writing.shards import LABEL, ShardHasher, ShardResult, ShardTask, ShardWriter
-from slipway.components.prepare_data.writing.workers import Tick, Workers, worker_count
+from slipway.components.prepare_data.writing.workers import Progress, Tick, Workers, worker_count
 from slipway.core import events, manifest
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
@@ -47,26 +46,6 @@ from slipway.core.manifest import Checked, LeftOut, Manifest, Split
 # The digests of the shards' records (`ShardResult.content`) by split.
 Records = Mapping[str, list[str]]
 MOST_LEFT_OUT_LISTED = 100
-SECONDS_BETWEEN_EVENTS = 0.3
-
-
-@dataclass
-class Progress:
-    """Emits progress events, at most a few per second."""
-
-    total: int
-    unit: str
-    done: int = 0
-    started: float = field(default_factory=time.monotonic)
-    reported: float = 0.0
-
-    def advance(self, count: int) -> None:
-        self.done += count
-        now = time.monotonic()
-        if now - self.reported >= SECONDS_BETWEEN_EVENTS or self.done == self.total:
-            self.reported = now
-            rate = self.done / max(now - self.started, 1e-3)
-            events.progress(self.done, self.total, self.unit, **{f"{self.unit}_per_second": rate})
 
 
 class SetWriter:
@@ -148,10 +127,8 @@ class SetWriter:
         hasher = ShardHasher(self._source, self._scratch, self._plan.classes)
         with Workers(hasher, worker_count(self._settings.workers)) as workers:
             found = dict(workers.run(list(tasks.values()), progress.advance))
-        records: dict[str, list[str]] = {split: [] for split in SPLITS}
-        for number, (split, _) in enumerate(tasks):
-            records[split].append(found[number])
-        return records
+        numbers = list(enumerate(tasks))
+        return {split: [found[number] for number, (of, _) in numbers if of == split] for split in SPLITS}
 
     def _skip_unusable(self, name: str) -> None:
         """Validate all images; skip the unusable ones.
@@ -275,7 +252,7 @@ class SetWriter:
         writer = ShardWriter(self._source, self._scratch, self._plan.classes)
         if self._beam is None:
             with Workers(writer, worker_count(self._settings.workers)) as workers:
-                yield from workers.run(tasks, tick)
+                yield from workers.run(tasks, tick, meanwhile=lambda: page.load(TEMPLATE))
         elif tasks:
             if self._read_lists != self._lists:
                 share_lists(self._lists, self._read_lists)

@@ -21,7 +21,7 @@ from slipway.components.prepare_data.encoding.resize import resize, resized_info
 from slipway.components.prepare_data.listing.index import read_list
 from slipway.components.prepare_data.settings import ResizeSettings
 from slipway.components.prepare_data.sources.source import Damaged, Reader, Source, Unusable
-from slipway.components.prepare_data.validation.duplicates import hash_row, write_hashes
+from slipway.components.prepare_data.validation.duplicates import image_hash, write_hashes
 from slipway.components.prepare_data.validation.image import ImageInfo, Inspector, check_bytes
 from slipway.components.prepare_data.validation.sampling import is_decoded
 from slipway.components.prepare_data.validation.tally import Tally, TallyCounter
@@ -36,6 +36,8 @@ SECONDS_BETWEEN_TICKS = 0.2
 # A usable example: its image in the source and as it is stored, its key, class and additional features (names and
 # serialized Features).
 Usable = tuple[bytes, bytes, bytes, int, list[tuple[bytes, bytes]]]
+# The hashes of images and the offsets of their records.
+Hashed = tuple[list[int], list[int]]
 # The name under which the label is stored.
 LABEL = "label"
 
@@ -113,7 +115,7 @@ class ShardWriter:
         self._encoder = RecordEncoder()
 
     def __call__(self, task: ShardTask, tick: Tick) -> ShardResult:
-        """Write one shard. The file is renamed to its final name when it is complete and synced to disk.
+        """Write one shard. The file is renamed to its final name when it is complete; `Store.publish` syncs it to disk.
 
         Raises:
             UserError: Images have several sizes, or the source changed.
@@ -127,7 +129,7 @@ class ShardWriter:
             result = ShardResult(tally=counter.tally(), inputs=inputs.statistics)
         else:
             writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
-            hashed: list[bytes] | None = [] if task.hashes else None
+            hashed: Hashed | None = ([], []) if task.hashes else None
             size, digest, content = self._write_records(writing, examples, hashed, resized=task.resize is not None)
             writing.replace(task.path)
             tally = counter.tally()
@@ -136,7 +138,7 @@ class ShardWriter:
                 content=content,
                 tally=tally,
                 inputs=inputs.statistics,
-                hashes=write_hashes(task.hashes, hashed, task.buckets) if task.hashes and hashed is not None else None,
+                hashes=write_hashes(task.hashes, *hashed, task.buckets) if task.hashes and hashed else None,
             )
         task.result.write_text(result.model_dump_json())
         return result
@@ -201,30 +203,31 @@ class ShardWriter:
         return self._encoder.encode(image, key, label)
 
     def _write_records(
-        self, path: Path, examples: Iterable[Usable], hashed: list[bytes] | None, *, resized: bool
+        self, path: Path, examples: Iterable[Usable], hashed: Hashed | None, *, resized: bool
     ) -> tuple[int, str, str]:
         """Write the records to `path`; return their size, their SHA-256 and their content's.
 
-        Appends the images' hash rows to `hashed`.
+        Appends the images' hashes and the offsets of their records to `hashed`.
         """
         digest, original = hashlib.sha256(), hashlib.sha256()
+        add_hash, add_place = (column.append for column in hashed or ([], []))
+        encode, has_further = self._encoder.encode, self._has_further
         waiting: list[bytes] = []
         size, waiting_bytes = 0, 0
         with path.open("wb") as file:
             for image, stored, key, label, further in examples:
-                if hashed is not None:
-                    hashed.append(hash_row(image, size + waiting_bytes, key))
+                if hashed:
+                    add_hash(image_hash(image))
+                    add_place(size + waiting_bytes)
                 if resized:
                     original.update(self._record(image, key, label, further))
-                record = self._record(stored, key, label, further)
+                record = self._record(stored, key, label, further) if has_further else encode(stored, key, label)
                 waiting.append(record)
                 waiting_bytes += len(record)
                 if waiting_bytes > BUFFER_BYTES:
                     size += _flush(waiting, file, digest)
                     waiting_bytes = 0
             size += _flush(waiting, file, digest)
-            file.flush()
-            os.fsync(file.fileno())
         return size, digest.hexdigest(), (original if resized else digest).hexdigest()
 
 

@@ -10,13 +10,16 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import DefaultContext, ForkContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
+from slipway.core import events
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import describe, status_of
@@ -29,6 +32,7 @@ Message = tuple[str, Any]
 
 SECONDS_BETWEEN_POLLS = 0.5
 SECONDS_TO_END = 5.0
+SECONDS_BETWEEN_EVENTS = 0.3
 # Signals that workers handle differently from their parent.
 OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -57,6 +61,25 @@ def worker_count(requested: int | None) -> int:
     return requested or available_cores()
 
 
+@dataclass
+class Progress:
+    """Emits progress events, at most a few per second."""
+
+    total: int
+    unit: str
+    done: int = 0
+    started: float = field(default_factory=time.monotonic)
+    reported: float = 0.0
+
+    def advance(self, count: int) -> None:
+        self.done += count
+        now = time.monotonic()
+        if now - self.reported >= SECONDS_BETWEEN_EVENTS or self.done == self.total:
+            self.reported = now
+            rate = self.done / max(now - self.started, 1e-3)
+            events.progress(self.done, self.total, self.unit, **{f"{self.unit}_per_second": rate})
+
+
 class Workers(Generic[Task, Result]):
     """Up to `count` processes that call `work(task, tick)`; started on demand.
 
@@ -80,8 +103,12 @@ class Workers(Generic[Task, Result]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def run(self, tasks: Sequence[Task], tick: Tick | None = None) -> Iterator[tuple[int, Result]]:
+    def run(
+        self, tasks: Sequence[Task], tick: Tick | None = None, meanwhile: Callable[[], object] | None = None
+    ) -> Iterator[tuple[int, Result]]:
         """Run all tasks and yield each one's index and result as it completes; `tick` is called with their progress.
+
+        `meanwhile` is called once in this process, after the workers have received their first tasks.
 
         Raises:
             UserError, OSError: Raised by a task.
@@ -91,6 +118,8 @@ class Workers(Generic[Task, Result]):
         self._start(min(self._count, len(tasks)))
         waiting = iter(range(len(tasks)))
         busy = {connection for connection in self._processes if self._hand_out(connection, tasks, waiting)}
+        if busy and meanwhile:
+            meanwhile()
         while busy:
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)

@@ -181,7 +181,7 @@ def test_what_a_living_run_of_another_set_writes_is_left_alone(
     other = prepare(make_settings(folder, seed=2), 4)
     assert living.wait(30) == 0, living.stderr
     assert prepare(settings, 4).reused
-    assert len(list(other.folder.parent.iterdir())) == 2
+    assert len([path for path in other.folder.parent.iterdir() if path.name != ".listings"]) == 2
 
 
 def test_two_runs_of_the_same_set_end_with_one(
@@ -195,7 +195,8 @@ def test_two_runs_of_the_same_set_end_with_one(
     assert [out.strip() for out, _ in said] == ["written", "reused"], said
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     assert any("waiting for it" in event.get("text", "") for event in events)
-    (prepared,) = (Path(settings.store) / "image_folder").iterdir()
+    (prepared,) = (Path(settings.store) / "image_folder").glob("[!.]*")
+    assert not list(prepared.parent.glob(".*.work"))
     assert (prepared / "manifest.json").exists()
 
 

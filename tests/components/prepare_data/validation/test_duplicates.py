@@ -20,7 +20,7 @@ from slipway.components.prepare_data.validation.duplicates import (
     HashedShard,
     bucket_count,
     find_copies,
-    hash_row,
+    image_hash,
     write_hashes,
 )
 from slipway.core import manifest
@@ -157,16 +157,17 @@ def test_without_the_copies_no_image_is_in_two_splits(
     for split, found in splits.items():
         shards[split] = []
         for number, images in enumerate(found):
-            records, rows = b"", []
+            records, hashed, places = b"", [], []
             for place, image in enumerate(images):
                 key, content = f"{split} {number} {place}".encode(), image.to_bytes() * 20
                 where[key] = (split, image)
-                with mock.patch("google_crc32c.value", lambda data: zlib.crc32(data) % checksums):
-                    rows.append(hash_row(content, len(records), key))
+                with mock.patch.object(duplicates, "_crc32c", lambda data: zlib.crc32(data) % checksums):
+                    hashed.append(image_hash(content))
+                places.append(len(records))
                 records += encoder.encode(content, key, 0)
             shard, hashes = folder / f"{split} {number}", folder / f"{split} {number}.hashes"
             shard.write_bytes(records)
-            assert write_hashes(hashes, rows, 4).examples == len(rows)
+            assert write_hashes(hashes, hashed, places, 4).examples == len(images)
             shards[split].append(HashedShard(shard, hashes))
     copies = list(find_copies(shards, 4))
     assert len({copy.key for copy in copies}) == len(copies)

@@ -7,7 +7,6 @@ import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ import pytest
 from slipway.components.prepare_data import prepare as prepare_module
 from slipway.components.prepare_data.listing import index
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.validation import duplicates
 from slipway.components.prepare_data.writing import set_writer
 
 pytestmark = pytest.mark.slow
@@ -37,7 +35,7 @@ class WorkersInThisProcess:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def run(self, tasks: Sequence[Any], tick: object = None) -> Iterator[tuple[int, Any]]:
+    def run(self, tasks: Sequence[Any], tick: object = None, meanwhile: object = None) -> Iterator[tuple[int, Any]]:
         for number, task in enumerate(tasks):
             yield number, self._work(task, lambda count: None)
 
@@ -89,11 +87,9 @@ def test_ten_times_the_images_take_the_same_memory(
     assert more_for_many(folders, tmp_path, monkeypatch, group_by) < MOST_MORE
 
 
-@pytest.mark.parametrize(
-    ("module", "limit"), [(index, "MOST_ROWS_LISTED"), (index, "MOST_ROWS_DEALT"), (duplicates, "BUCKET_ROWS")]
-)
+@pytest.mark.parametrize("limit", ["MOST_ROWS_LISTED", "MOST_ROWS_DEALT"])
 def test_a_list_that_is_held_in_memory_would_be_noticed(
-    folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, limit: str
+    folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(module, limit, 10**9)
+    monkeypatch.setattr(index, limit, 10**9)
     assert more_for_many(folders, tmp_path, monkeypatch) > MOST_MORE
