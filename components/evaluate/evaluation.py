@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,8 +16,9 @@ from slipway.components.evaluate.gate import INTERVALS, EvaluateSettings, GateSe
 from slipway.components.evaluate.measures import EVALUATED
 from slipway.components.evaluate.measures.base import compare
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
-from slipway.components.evaluate.served_model import TYPES, Batch, Measured, ServedModel
+from slipway.components.evaluate.served_model import TYPES, Answers, Batch, Measured, ServedModel
 from slipway.core import events, manifest
+from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split, signature_name
 from slipway.core.values import JsonObject
@@ -27,6 +30,9 @@ EVENT_SECONDS = 0.5
 # Larger confusion matrices do not fit into an artifact's metadata; the report contains them in full.
 LARGEST_MATRIX = 100
 CURVE_POINTS = 100
+# Batches of at most so many decoded bytes are predicted in several threads. With larger ones, each operation of a
+# network uses all cores itself, and two batches at once would need twice the memory.
+SMALL_BATCH_BYTES, MOST_THREADS = 8 * 1024**2, 4
 NO_CHAMPION_YET = "There is no champion yet."
 NO_CHAMPION_ASKED = "Not compared with a champion (evaluate.champion=none)."
 
@@ -198,15 +204,37 @@ def _measure(
     """Run every model on every batch of the split."""
     done, started = 0, time.monotonic()
     reported_at = started
-    for batch in _batches([data / shard.file for shard in split.shards], description, batch_size):
+    batches = _batches([data / shard.file for shard in split.shards], description, batch_size)
+    small = description.decoded_bytes * batch_size <= SMALL_BATCH_BYTES
+    for batch, answers in _predicted(batches, models, min(available_cores(), MOST_THREADS) if small else 1):
         unseen.update(batch)
-        for model in models:
-            model.update(batch)
+        for model, answer in zip(models, answers, strict=True):
+            model.update(batch, answer)
         done += len(batch.labels)
         now = time.monotonic()
         if now - reported_at >= EVENT_SECONDS or done == split.examples:
             reported_at = now
             events.progress(done, split.examples, "examples", examples_per_second=done / max(now - started, 1e-9))
+
+
+def _predicted(
+    batches: Iterator[Batch], models: list[ServedModel], threads: int
+) -> Iterator[tuple[Batch, list[Answers]]]:
+    """Yield each batch, in order, with the answers of the models, which predict ahead in threads."""
+    waiting: deque[tuple[Batch, list[Future[Answers]]]] = deque()
+    pool = ThreadPoolExecutor(threads, "predicting")
+    try:
+        for batch in batches:
+            waiting.append((batch, [pool.submit(model.predict, batch) for model in models]))
+            if len(waiting) > threads:
+                yield _answered(*waiting.popleft())
+        yield from itertools.starmap(_answered, waiting)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _answered(batch: Batch, answers: list[Future[Answers]]) -> tuple[Batch, list[Answers]]:
+    return batch, [answer.result() for answer in answers]
 
 
 def _batches(shards: list[Path], description: Manifest, batch_size: int) -> Iterator[Batch]:

@@ -36,8 +36,9 @@ VALUES_SHOWN, ELEMENTS_SHOWN = 12, 6
 
 # Tensors by the name of the serving signature's input, [batch, …] each.
 Features: TypeAlias = Mapping[str, Any]
-# Maps features to the names of the values, [] if there are none, and the values [batch, names] or [batch].
-Serve = Callable[[Features], tuple[list[str], NDArray[np.float32]]]
+# The names of the values, [] if there are none, and the values [batch, names] or [batch].
+Answers: TypeAlias = tuple[list[str], NDArray[np.float32]]
+Serve = Callable[[Features], Answers]
 
 
 class NotServable(Exception):
@@ -120,9 +121,9 @@ class ServedModel:
         self._names: list[str] | None = None
         self._order: Counts = np.zeros(0, np.int64)
 
-    def update(self, batch: Batch) -> None:
-        """Predict a batch and update the metrics."""
-        predictions = self._measures.predictions(batch.labels, self._predict(batch), self._order)
+    def update(self, batch: Batch, answers: Answers) -> None:
+        """Update the metrics by a batch and the answers of `predict`; batches have to be in order."""
+        predictions = self._measures.predictions(batch.labels, self._values(batch, answers), self._order)
         self._measures.update(predictions)
         worst, scores = self._measures.worst, self._measures.scores(predictions)
         examples = []
@@ -160,13 +161,17 @@ class ServedModel:
             logging.exception("loading %s", self._folder)
             raise self._problem(f"does not load: {_sentence(error)}") from None
 
-    def _predict(self, batch: Batch) -> Floats:
-        """Return the values of a batch, finite, and learn the order of their names from the first batch."""
+    def predict(self, batch: Batch) -> Answers:
+        """Return what the model answers to a batch; several threads may call this at once."""
         try:
-            names, raw = self._serve(batch.features)
+            return self._serve(batch.features)
         except Exception as error:  # a failing model may raise anything
             logging.exception("predicting with %s", self._folder)
             raise self._blame(batch, error) from None
+
+    def _values(self, batch: Batch, answers: Answers) -> Floats:
+        """Return the values of a batch, finite, and learn the order of their names from the first batch."""
+        names, raw = answers
         if self._names is None:
             self._names, self._order = names, self._align(names)
         values: Floats = raw.astype(np.float64)
@@ -206,7 +211,7 @@ class ServedModel:
             try:
                 self._serve(batch.example(index))
                 yield True
-            except Exception:  # any exception, as in _predict; the first one is already logged
+            except Exception:  # any exception, as in predict; the first one is already logged
                 yield False
 
     def _problem(self, what: str, fix: str | None = None) -> UserError:
@@ -312,7 +317,7 @@ def _saved_model(folder: Path, data: Manifest) -> Serve:
     inputs = signature.structured_input_signature[1]
     _check_inputs({name: spec.dtype.name for name, spec in inputs.items()}, data)
 
-    def serve(features: Features) -> tuple[list[str], NDArray[np.float32]]:
+    def serve(features: Features) -> Answers:
         # Access through `loaded` keeps the object alive; the signature alone would not.
         result = loaded.signatures[SIGNATURE](**{name: features[name] for name in inputs})
         names = [] if row.names is None else [name.decode(errors="replace") for name in result[row.names][0].numpy()]
@@ -345,7 +350,7 @@ def _program(engine: str, folder: Path, data: Manifest) -> Serve:
     decoder = preparation.Features(own)
     predictions = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
 
-    def serve(features: Features) -> tuple[list[str], NDArray[np.float32]]:
+    def serve(features: Features) -> Answers:
         decoded = decoder.decode(features, standardized=False)  # the model has the statistics itself
         return names, predictions(preparation.each(_array, decoded))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +15,10 @@ import numpy as np
 import pytest
 from sklearn import metrics as reference
 
+from slipway.components.evaluate import evaluation
 from slipway.components.evaluate.evaluation import evaluate
 from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
+from slipway.components.evaluate.served_model import ServedModel
 from slipway.core.errors import UserError
 from slipway.trainer.engines.table import ENGINES
 
@@ -49,6 +53,27 @@ def test_figures_are_those_of_the_model_on_the_test_split(
     assert evaluation.verdict.decision == "promote"
     assert evaluation.verdict.reasons[1:] == ["There is no champion yet."]
     assert evaluation.champion is None
+
+
+def test_batches_are_predicted_at_once_and_measured_in_order(
+    data_set: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, predict = EvaluateSettings(batch_size=64, worst_examples=5), ServedModel.predict
+    monkeypatch.setattr(evaluation, "available_cores", lambda: 1)
+    alone = evaluate(settings, model_folder, data_set, None)
+    both, calls = threading.Barrier(2), itertools.count()
+
+    def predict_with_another(self: ServedModel, batch: Any) -> Any:
+        if next(calls) < 2:
+            both.wait(timeout=20)
+        return predict(self, batch)
+
+    monkeypatch.setattr(ServedModel, "predict", predict_with_another)
+    monkeypatch.setattr(evaluation, "available_cores", lambda: 2)
+    together = evaluate(settings, model_folder, data_set, None)
+    assert together.as_dict() == alone.as_dict()
+    assert together.model.measures.worst.examples == alone.model.measures.worst.examples
+    assert (together.model.measures.correct == alone.model.measures.correct).all()
 
 
 def test_champion_and_model_are_measured_on_the_same_images(

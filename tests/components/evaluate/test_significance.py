@@ -11,7 +11,7 @@ from scipy.stats import binomtest, bootstrap
 from slipway.components.evaluate.measures.base import compare
 from slipway.components.evaluate.measures.classification import ClassificationMeasures, Predictions
 from slipway.components.evaluate.measures.regression import RegressionMeasures, Values
-from slipway.components.evaluate.measures.significance import GroupSums, mcnemar, wilson
+from slipway.components.evaluate.measures.significance import GroupSums, _replicates, mcnemar, wilson
 from slipway.core.manifest import Input
 
 
@@ -64,6 +64,20 @@ def test_groups_of_examples_are_random_equal_and_the_same_for_both_models() -> N
     assert (groups == GroupSums(5500, statistics=2).next(5500)).all()
     assert len(np.unique(groups[:1000])) < 700  # not one after the other: sorted data would look less uncertain
     assert len(GroupSums(5500, statistics=40_000).sums) == 100  # many statistics: less groups, not more memory
+
+
+def test_replicates_are_metrics_of_resampled_groups() -> None:
+    """Bit for bit, though empty statistics are skipped, and few replicates are computed at once."""
+    sums = GroupSums(300, statistics=50)
+    generator = np.random.default_rng(0)
+    rows = np.where(generator.random((300, 50)) < 0.1, generator.random((300, 50)), 0.0)
+    rows[:, 20:] = 0.0
+    sums.add(sums.next(300), rows)
+    drawn = _replicates(300) @ sums.sums
+    found = sums.replicates(lambda each: {"sum": each.sum(axis=1), "last": each[:, 49], "third": each[:, 2]})
+    assert (found["third"] == drawn[:, 2]).all()
+    assert not found["last"].any()
+    np.testing.assert_allclose(found["sum"], drawn.sum(axis=1), rtol=1e-12)
 
 
 def classified(correct: np.ndarray) -> ClassificationMeasures:
