@@ -97,10 +97,10 @@ bench: $(STAMP) ## Run the benchmarks (IMAGES=folder of split/class/*.png)
 	$(BIN)/python -m benchmarks.step_rate
 ifdef IMAGES
 	$(BIN)/python -m benchmarks.write_rate --images $(IMAGES)
-	$(BIN)/python -m benchmarks.read_rate --images $(IMAGES)
+	$(BIN)/python -m benchmarks.read_rate
 	$(BIN)/python -m benchmarks.memory --images $(IMAGES)
 else
-	@echo "write_rate, read_rate and memory need images, for example MNIST's: make bench IMAGES=FOLDER"
+	@echo "write_rate and memory need images, for example MNIST's: make bench IMAGES=FOLDER"
 endif
 
 .PHONY: lock
