@@ -96,11 +96,11 @@ bench: $(STAMP) ## Run the benchmarks (IMAGES=folder of split/class/*.png)
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.step_rate
 	$(BIN)/python -m benchmarks.write_rate $(if $(IMAGES),--images $(IMAGES))
+	$(BIN)/python -m benchmarks.read_rate
 ifdef IMAGES
-	$(BIN)/python -m benchmarks.read_rate --images $(IMAGES)
 	$(BIN)/python -m benchmarks.memory --images $(IMAGES)
 else
-	@echo "read_rate and memory need images, for example MNIST's: make bench IMAGES=FOLDER"
+	@echo "memory needs images, for example MNIST's: make bench IMAGES=FOLDER"
 endif
 
 .PHONY: lock

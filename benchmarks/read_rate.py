@@ -1,14 +1,15 @@
-"""Input throughput into an empty step: `python -m benchmarks.read_rate --images FOLDER`.
+"""Input throughput into an empty step: `python -m benchmarks.read_rate`.
 
-Prepares three data sets in a temporary folder: FOLDER (PNG); JPEG photographs of about 320x240 pixels, resized to
-180x180 by all variants; and JPEG files of 256x256 pixels that need no resizing. The JPEG files are cropped from
-scikit-learn's two sample photographs. Each variant runs in its own process, one after the other, for `--rounds` rounds;
-the best round counts, to reduce the effect of other work on the machine. The step only reads one pixel and one label in
-the graph. The first epoch is also reported in examples per CPU second, which varies less on a shared machine.
+Prepares four data sets in a temporary folder: PNG and JPEG files of 32x32 pixels, like CIFAR-10; JPEG files of 256x256
+pixels; and JPEG photographs of about 320x240 pixels, resized to 180x180 by all variants. All are cropped from
+scikit-learn's two sample photographs. Each variant runs in its own process, one after the other, for `--rounds` rounds,
+of which the median counts; then again beside a process that keeps one core busy (`--loads`). The step only reads one
+pixel and one label. The first epoch is also reported in examples per CPU second, which varies less on a shared machine.
 
-- First epoch: from opening the data set to the last batch. Slipway and `image_dataset_from_directory` shuffle, `map`
-  does not. `image_dataset_from_directory` is shown with and without the time to list the files, which Slipway does
-  during data preparation. Slipway resizes with antialiasing, `image_dataset_from_directory` without.
+- First epoch: from opening the data set to the last batch. All shuffle but `map`. `image_dataset_from_directory` and
+  PyTorch's DataLoader are shown without the time to list the files, which Slipway does during data preparation;
+  `image_dataset_from_directory` also with it, and it resizes without antialiasing, unlike Slipway. DataLoader decodes
+  with Pillow in a worker process per core; it is skipped where torch is not installed.
 - Five epochs: from opening the data set, including listing, to the last batch. `image_dataset_from_directory` caches
   nothing, as at the start of its guide; Slipway keeps decoded images in memory if they fit.
 - Later epochs: Slipway compared with tf.data over the same decoded array, alternating epochs in one process.
@@ -20,35 +21,47 @@ needs before it is measured.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchmarks.photographs import SIDE, make_jpegs, make_photographs
+import numpy as np
+from PIL import Image
+
+from benchmarks.photographs import CIFAR_SIDE, SIDE, make_cifar, make_jpegs, make_photographs
 
 # Title, batch size (for JPEG, the default of image_dataset_from_directory) and measured variants of each data set.
 SETS = {
-    "png": ("PNG", 64, ("map", "memory", "stream")),
+    "png": ("PNG of 32x32", 64, ("map", "directory", "loader", "memory", "stream")),
+    "cifar": ("JPEG of 32x32", 32, ("map", "directory", "loader", "memory", "stream")),
+    "jpeg": ("JPEG of 256x256", 32, ("map", "directory", "loader", "memory", "stream")),
     "photographs": ("JPEG of various sizes, resized to 180x180", 32, ("directory", "memory", "stream")),
-    "jpeg": ("JPEG of 256x256", 32, ("directory", "memory", "stream")),
 }
-IMAGE_SIZES = {"photographs": 180, "jpeg": SIDE}
+IMAGE_SIZES = {"png": CIFAR_SIDE, "cifar": CIFAR_SIDE, "jpeg": SIDE, "photographs": 180}
+# Small images for each larger one, so that all sets take about as long.
+SMALL = 6
+LOADS = {"idle": 0, "busy": 1}  # how many cores another process keeps busy
 # Rows of a table: the variant and its measurement in each column.
-COLUMNS = ("1st epoch", "per CPU s", "5 epochs", "later")
+COLUMNS = ("1st epoch", "beside a busy core", "per CPU s", "5 epochs", "later")
 ROWS = {
-    "map(parse + decode), batch": ("map", "first", "cpu", "", ""),
-    "image_dataset_from_directory": ("directory", "first", "cpu", "", ""),
-    "the same, with its listing": ("directory", "whole", "", "several", ""),
-    "Slipway, kept in memory": ("memory", "first", "cpu", "several", "later"),
-    "Slipway, streamed": ("stream", "first", "cpu", "", ""),
-    "tf.data over that array": ("memory", "", "", "", "array"),
+    "map(parse + decode), batch": ("map", "first", "first", "cpu", "", ""),
+    "image_dataset_from_directory": ("directory", "first", "first", "cpu", "", ""),
+    "the same, with its listing": ("directory", "whole", "whole", "", "several", ""),
+    "PyTorch DataLoader": ("loader", "first", "first", "", "", ""),
+    "Slipway, kept in memory": ("memory", "first", "first", "cpu", "several", "later"),
+    "Slipway, streamed": ("stream", "first", "first", "cpu", "", ""),
+    "tf.data over that array": ("memory", "", "", "", "", "array"),
 }
 SEVERAL_EPOCHS = 5
 LATER_EPOCHS = 8
@@ -58,27 +71,57 @@ STEPS_PER_CALL = 50
 def main() -> None:
     """Measure all variants in subprocesses, or a single one in this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", required=True, type=Path, help="split/class/* or class/*, PNG of one size")
-    parser.add_argument("--jpegs", type=int, default=5000, help="number of JPEG files to create of each kind")
+    parser.add_argument("--jpegs", type=int, default=5000, help=f"larger images of each kind; small ones: {SMALL}x")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--variant", help=argparse.SUPPRESS)
+    parser.add_argument("--images", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.variant:
         print(json.dumps(measure(*arguments.variant.split(":"), arguments.images)))
         return
-    best: dict[str, dict[str, float]] = {}
+    has_torch = importlib.util.find_spec("torch") is not None
+    if not has_torch:
+        print("PyTorch DataLoader: skipped, torch is not installed")
+    found: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        sources = {"png": arguments.images, "photographs": Path(folder, "photographs"), "jpeg": Path(folder, "jpeg")}
-        make_photographs(sources["photographs"], arguments.jpegs)
-        make_jpegs(sources["jpeg"], arguments.jpegs)
+        sources = {kind: Path(folder, kind) for kind in arguments.sets}
+        for kind, images in sources.items():
+            make(kind, images, arguments.jpegs)
         sets = {kind: prepared(images, folder, kind) for kind, images in sources.items()}
-        wanted = [(kind, variant) for kind, (_, _, variants) in SETS.items() for variant in variants]
-        for _, (kind, variant) in itertools.product(range(arguments.rounds), wanted):
-            name = f"{kind}:{variant}"
-            found = in_a_process(name, sources[kind] if variant == "directory" else sets[kind])
-            kept = best.setdefault(name, found)
-            best[name] = {rate: max(value, kept[rate]) for rate, value in found.items()}
-    show(best)
+        wanted = [(kind, variant) for kind in sources for variant in SETS[kind][2] if variant != "loader" or has_torch]
+        for load, _, (kind, variant) in itertools.product(arguments.loads, range(arguments.rounds), wanted):
+            with busy(LOADS[load]):
+                place = sources[kind] if variant in ("directory", "loader") else sets[kind]
+                found.setdefault(f"{load}:{kind}:{variant}", []).append(in_a_process(f"{kind}:{variant}", place))
+    show({name: {rate: median(one[rate] for one in rounds) for rate in rounds[0]} for name, rounds in found.items()})
+
+
+@contextlib.contextmanager
+def busy(cores: int) -> Iterator[None]:
+    """Keep that many cores busy with other processes."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def make(kind: str, folder: Path, count: int) -> None:
+    """Write the images of a data set to `folder`/train."""
+    if kind == "photographs":
+        make_photographs(folder, count)
+    elif kind == "jpeg":
+        make_jpegs(folder, count)
+    else:
+        make_cifar(folder, SMALL * count, 0)
+        shutil.rmtree(folder / "test")
+        for file in folder.rglob("*.jpg") if kind == "png" else ():
+            Image.open(file).save(file.with_suffix(".png"))
+            file.unlink()
 
 
 def prepared(images: Path, folder: str, kind: str) -> Path:
@@ -103,11 +146,12 @@ def in_a_process(name: str, place: Path, module: str = "benchmarks.read_rate") -
 
 def measure(kind: str, variant: str, place: Path) -> dict[str, float]:
     """Return examples/s of the first epoch, and of later epochs if the variant measures them."""
-    import numpy as np
     import tensorflow as tf
 
     _, batch, _ = SETS[kind]
     tf.data.Dataset.range(2).map(lambda number: number + 1).reduce(np.int64(0), lambda one, other: one + other)
+    if variant == "loader":
+        return loader_rate(place, batch)
     if variant == "directory":
         np.ones(1 << 29, np.uint8)
         return directory_rates(place, IMAGE_SIZES[kind], batch)
@@ -183,6 +227,37 @@ def directory_rates(images: Path, size: int, batch: int, epochs: int = SEVERAL_E
     return {**rates, "several": opened.rates(examples)["first"]}
 
 
+class Files:
+    """The images below a folder as a PyTorch data set, decoded by Pillow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = sorted(file for file in folder.rglob("*") if file.is_file())
+        names = sorted({file.parent.name for file in self.files})
+        self.labels = [names.index(file.parent.name) for file in self.files]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        import torch
+
+        with Image.open(self.files[number]) as image:
+            return torch.from_numpy(np.array(image)), self.labels[number]
+
+
+def loader_rate(images: Path, batch: int) -> dict[str, float]:
+    """Measure the first epoch of PyTorch's DataLoader, without listing the files."""
+    from torch.utils.data import DataLoader
+
+    files: Any = Files(images / "train")
+    clock = Clock()
+    loader = DataLoader(files, batch, shuffle=True, num_workers=os.cpu_count() or 1, drop_last=True)
+    seen = 0
+    for pixels, labels in loader:
+        seen += int(pixels[0, 0, 0, 0]) + int(labels[0])
+    return clock.rates(len(files) // batch * batch)
+
+
 def memory_rates(share: Any, batch: int, epochs: int = SEVERAL_EPOCHS) -> dict[str, float]:
     """Measure Slipway with decoded images in memory; later epochs alternate with tf.data over the same array.
 
@@ -197,7 +272,7 @@ def memory_rates(share: Any, batch: int, epochs: int = SEVERAL_EPOCHS) -> dict[s
     clock = Clock()
     training = inputs.training(share, batch, steps, seed=0, budget=sys.maxsize)
     assert isinstance(training, inputs.MemoryTraining)
-    images, labels = training.tensors()
+    images, labels = training.tensors(whole=False)
 
     def run_steps(order: Any) -> Any:
         seen = tf.constant(0, tf.int64)
@@ -243,41 +318,33 @@ def stream_rate(share: Any, batch: int) -> dict[str, float]:
     return clock.rates(consume(training.batches(0).take(steps), batch))
 
 
-def show(best: dict[str, dict[str, float]]) -> None:
+def show(rates: dict[str, dict[str, float]]) -> None:
     """Print a table per data set, and the ratios."""
     from rich.console import Console
     from rich.table import Table
 
-    for kind, (title, _, variants) in SETS.items():
+    kinds = [kind for kind in SETS if any(f":{kind}:" in name for name in rates)]
+    ratios: dict[str, float] = {}
+    for kind in kinds:
+        title, _, variants = SETS[kind]
         table = Table(title=f"{title}: examples/s into an empty step")
         for heading in ("", *COLUMNS):
             table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-        for text, (variant, *rates) in ROWS.items():
-            cells = [best.get(f"{kind}:{variant}", {}).get(rate) for rate in rates]
+        for text, (variant, *wanted) in ROWS.items():
+            loads = ("idle", "busy", "idle", "idle", "idle")
+            cells = [
+                rates.get(f"{load}:{kind}:{variant}", {}).get(rate) for load, rate in zip(loads, wanted, strict=True)
+            ]
             if variant in variants:
                 table.add_row(text, *("" if cell is None else f"{cell:,.0f}" for cell in cells))
-        Console().print(table)
-    png = best["png:memory"]
-    ratios = {
-        "png_first_epoch_to_map": png["first"] / best["png:map"]["first"],
-        "png_streamed_to_map": best["png:stream"]["first"] / best["png:map"]["first"],
-        "png_first_epoch_to_map_by_cpu": png["cpu"] / best["png:map"]["cpu"],
-        "png_later_epochs_to_array": png["later"] / png["array"],
-    }
-    for kind in ("photographs", "jpeg"):
-        memory, stream, directory = (best[f"{kind}:{variant}"] for variant in ("memory", "stream", "directory"))
-        found = {
-            "first_epoch_to_directory": memory["first"] / directory["whole"],
-            "first_epoch_to_listed_directory": memory["first"] / directory["first"],
-            "first_epoch_to_directory_by_cpu": memory["cpu"] / directory["cpu"],
-            "streamed_to_directory": stream["first"] / directory["whole"],
-            "streamed_to_listed_directory": stream["first"] / directory["first"],
-            "streamed_to_directory_by_cpu": stream["cpu"] / directory["cpu"],
-            "five_epochs_to_directory": memory["several"] / directory["several"],
-            "later_epochs_to_array": memory["later"] / memory["array"],
-        }
-        ratios |= {f"{kind}_{name}": ratio for name, ratio in found.items()}
-    print(json.dumps({name: round(value, 3) for name, value in ratios.items()}))
+        Console(width=120).print(table)
+        for load, variant in itertools.product(LOADS, ("map", "directory", "loader")):
+            other, own = rates.get(f"{load}:{kind}:{variant}"), rates.get(f"{load}:{kind}:memory")
+            if own and other:
+                ratios[f"{kind}_{load}_first_epoch_to_{variant}"] = own["first"] / other["first"]
+        if own := rates.get(f"idle:{kind}:memory"):
+            ratios[f"{kind}_later_epochs_to_array"] = own["later"] / own["array"]
+    print(json.dumps({name: round(value, 2) for name, value in ratios.items()}))
 
 
 if __name__ == "__main__":

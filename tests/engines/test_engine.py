@@ -318,7 +318,7 @@ def check_agreement(bench: Bench, serve: Any, share: Share, split: str) -> None:
     records = list(tf.data.TFRecordDataset(share.paths(split)))
     encoded = tf.stack([tf.io.parse_single_example(record, features)["image"] for record in records])
     classes, served = serve({"image_bytes": encoded})
-    images, labels = inputs._decode_all(share, split)
+    images, labels = inputs.evaluation(share, split, 50).decoded
     own = bench.probabilities(images / np.float32(255))
     assert list(classes) == share.manifest.classes
     np.testing.assert_allclose(served, own, atol=1e-4)

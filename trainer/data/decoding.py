@@ -162,7 +162,7 @@ class Decoding:
     def _decode_jpegs(self, files: NDArray[Any], into: NDArray[Any], chosen: NDArray[Any]) -> list[int]:
         """Decode the JPEG `files` into the rows `chosen`; return which are left to TensorFlow."""
         started, cpu = time.perf_counter(), time.thread_time()
-        left = []
+        left: list[int] = []
         for place, (file, number) in enumerate(zip(files, chosen, strict=True)):
             waited = time.perf_counter() - started - _WAITING_SECONDS
             if waited > 0 and waited > _WAITING_RATIO * (time.thread_time() - cpu):

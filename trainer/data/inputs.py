@@ -241,7 +241,7 @@ class Evaluation:
     share: Share
     split: str
     batch: int
-    decoded: Decoding | None
+    decoding: Decoding | None
 
     @property
     def steps(self) -> int:
@@ -258,12 +258,19 @@ class Evaluation:
         for _ in range(self.steps - given):
             yield _padded(manifest, *blank(manifest, 0), self.batch)
 
+    @property
+    def decoded(self) -> tuple[Inputs, Labels] | None:
+        """Inputs and labels of all examples, if they are kept in memory."""
+        if self.decoding is None:
+            return None
+        self.decoding.wait()
+        return self.decoding.inputs, self.decoding.labels
+
     def _decoded_batches(self) -> Iterator[tuple[Inputs, Labels]]:
         if self.decoded is None:
             yield from _read(self.share, self.split, self.batch)
             return
-        self.decoded.wait()
-        inputs, labels = self.decoded.inputs, self.decoded.labels
+        inputs, labels = self.decoded
         for start in range(0, len(labels), self.batch):
             chosen = slice(start, start + self.batch)
             yield each(lambda array, chosen=chosen: array[chosen], inputs), labels[chosen]

@@ -143,7 +143,7 @@ def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(
     engine.run(training(config), 0, rates(3))
     share = Share(tiny, manifests.read(tiny), 0, 1)
     measured = engine.evaluate(inputs.evaluation(share, "validation", batch))
-    images, labels = inputs._decode_all(share, "validation")
+    images, labels = inputs.evaluation(share, "validation", 50).decoded
     logits = engine._model(images / np.float32(255)).numpy()
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(50), labels]
     assert measured.examples == 50
@@ -206,7 +206,7 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(
     )
     share = Share(tiny, manifests.read(tiny), 0, 1)
     measured = engine.evaluate(inputs.evaluation(share, "validation", 50))
-    images, labels = inputs._decode_all(share, "validation")
+    images, labels = inputs.evaluation(share, "validation", 50).decoded
     assert measured.loss == pytest.approx(cross_entropy(images / np.float32(255), labels, kernel, bias), rel=1e-5)
 
     chosen = read.order(1, 1)[0]
