@@ -56,6 +56,8 @@ def training_steps(
         trainer_image=image,
     )
     trained = platform.train(config, planned.output, dataset, output, access)
+    if not platform.evaluates(config):
+        return
     model = trained.outputs["model"]
     gate = section("evaluate", config.evaluate, config, parameters)
     evaluation = platform.add(steps.evaluate, model, dataset, uri=uri, settings=gate, champion=champion.uri)

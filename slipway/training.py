@@ -46,7 +46,7 @@ from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import STOPPED, leave
 from slipway.core.manifest import Manifest
-from slipway.core.paths import DATA_VARIABLE, local_path, output_paths
+from slipway.core.paths import DATA_VARIABLE, REHEARSAL_VARIABLE, REHEARSED_FILE, local_path, output_paths
 from slipway.trainer.distributed import accelerators
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed.cluster import HOSTS_VARIABLE, SLICE, Cluster, Task
@@ -204,7 +204,8 @@ def report(
 ) -> None:
     """Show the progress, and add a record to the history and to TensorBoard's scalars. Only the chief reports.
 
-    Reading a metric may wait for the device: report every hundredth step or so, rather than every one.
+    Reading a metric may wait for the device: report every hundredth step or so, rather than every one. In a rehearsal
+    (`slipway rehearse --steps COUNT`), the report of step COUNT or a later one ends all replicas.
 
     Args:
         step: Number of completed steps. A restarted program's first report drops the history's later records.
@@ -233,6 +234,8 @@ def report(
     if kind == "train" and (step == _program.total or now - _program.shown_at >= PROGRESS_SECONDS):
         _program.shown_at = now
         events.progress(step, _program.total or 0, "steps", **values)
+    if kind == "train" and step >= int(os.environ.get(REHEARSAL_VARIABLE, sys.maxsize)):
+        _end_rehearsal(step)
 
 
 def should_stop() -> bool:
@@ -335,6 +338,16 @@ class _Program:
 
 
 _program = _Program()
+
+
+def _end_rehearsal(step: int) -> NoReturn:
+    """End this process; the step train then ends the other replicas."""
+    print(f"rehearsal ended after the report of step {step}", flush=True)
+    if _program.metrics:
+        _program.metrics.close()
+    replace_file(checkpoint_dir() / REHEARSED_FILE, str(step).encode())
+    sys.stderr.flush()
+    leave(0)
 
 
 def _save_history() -> None:

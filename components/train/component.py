@@ -16,6 +16,8 @@ def train(
 ) -> None:
     """Run the worker pools as processes on this machine, or in this container.
 
+    In a rehearsal of a custom program (the environment variable SLIPWAY_REHEARSAL_STEPS), its model is not published.
+
     Args:
         worker_pool_specs: The output of plan_training.
         output: The base output directory (folder or URI) for model, checkpoints and logs; "" for the parent of the
@@ -27,13 +29,14 @@ def train(
         dataset: The prepared data set that the pools' commands refer to; declared as an input so that the platform
             mounts it if it is in an object store. None if there is none.
     """
+    import os
     from dataclasses import asdict
 
     from slipway.components.inputs import read
     from slipway.components.step import step
     from slipway.components.train.local_cluster import run_local_cluster
-    from slipway.components.train.result import publish
-    from slipway.core.paths import local_path
+    from slipway.components.train.result import publish, rehearsed_steps
+    from slipway.core.paths import REHEARSAL_VARIABLE, local_path
     from slipway.core.values import whole_numbers, write_metadata
     from slipway.trainer.config import RestartSettings
 
@@ -45,7 +48,8 @@ def train(
             virtual_devices=virtual_devices,
             restarts=read(RestartSettings, "train.restarts", restarts),
         )
-        outcome.outputs = {"data": dataset.uri if dataset else None, **publish(output, model, metrics)}
+        result = rehearsed_steps(output) if REHEARSAL_VARIABLE in os.environ else publish(output, model, metrics)
+        outcome.outputs = {"data": dataset.uri if dataset else None, **result}
         outcome.outputs["restarts"] = [asdict(restart) for restart in restarted]
         write_metadata(metrics)
 

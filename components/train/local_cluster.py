@@ -19,7 +19,7 @@ from slipway.components.train.restarts import Restart, Restarts
 from slipway.components.worker_pools import Replica, WorkerPool, cluster_environment, count_processes, replicas_of
 from slipway.core import events
 from slipway.core.exit_codes import LOCAL_CLUSTER_VARIABLE
-from slipway.core.paths import DATA_VARIABLE
+from slipway.core.paths import DATA_VARIABLE, REHEARSED_FILE
 from slipway.core.supervision import POLL_SECONDS, Child, Children, Ports
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
@@ -38,6 +38,8 @@ def run_local_cluster(
 ) -> list[Restart]:
     """Run every replica of a job to its end; restart all of them when one is killed or preempted.
 
+    A rehearsed custom program is ended in all replicas as soon as its chief has reported the rehearsal's last step.
+
     Args:
         worker_pool_specs: The specifications of a custom job; each replica's command runs as a process.
         output: The job's base output directory. AIP_MODEL_DIR, AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR are its
@@ -54,10 +56,12 @@ def run_local_cluster(
         WorkFailed: A replica failed, or was killed too often; the others were stopped.
     """
     policy = Restarts(restarts or RestartSettings(), output / "checkpoints")
+    rehearsed = output / "checkpoints" / REHEARSED_FILE
+    rehearsed.unlink(missing_ok=True)  # of an earlier attempt
     with termination_deferred():
         while True:
             workers, failed = _try(worker_pool_specs, output, virtual_devices, log)
-            if not failed:
+            if not failed or rehearsed.is_file():  # the chief's end lets the others fail
                 _check_same_weights(workers)
                 return policy.done
             raise_if_terminated()  # the signal may have been sent to this process as well
@@ -84,7 +88,8 @@ def _try(
             environment = _environment(replica, replicas, output, virtual_devices)
             copy = _copying(replica.name, log)
             workers.all.append(Child(replica.name, replica.command, environment, copy, own_group=True))
-        failed = workers.wait(termination_requested)
+        rehearsed = output / "checkpoints" / REHEARSED_FILE
+        failed = workers.wait(lambda: termination_requested() or rehearsed.is_file())
     return workers.all, failed
 
 

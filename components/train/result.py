@@ -9,7 +9,7 @@ from typing import Protocol
 
 from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError
-from slipway.core.paths import local_path
+from slipway.core.paths import REHEARSED_FILE, local_path
 from slipway.core.values import JsonObject
 
 # Entries of model.json that become the model artifact's metadata.
@@ -70,6 +70,15 @@ def publish(output: str, model: Model, metrics: Metrics) -> JsonObject:
     for name, value in validation.items():
         metrics.log_metric(name, value)
     return {"model": model.uri, **metadata, "validation": validation}
+
+
+def rehearsed_steps(output: str) -> JsonObject:
+    """Return `rehearsed_steps`: the steps that a rehearsed program had reported when it was ended.
+
+    None if it has run to its end.
+    """
+    file = local_path(output) / "checkpoints" / REHEARSED_FILE
+    return {"rehearsed_steps": int(file.read_text()) if file.is_file() else None}
 
 
 def trainer_record(folder: Path) -> JsonObject:

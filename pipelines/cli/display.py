@@ -14,6 +14,7 @@ from slipway.pipelines.runs.record import ROOT, RunRecord, StepRecord
 
 if TYPE_CHECKING:
     from slipway.pipelines.hardware import Hardware
+    from slipway.trainer.config import TrainSettings
 
 MARKS = {
     "succeeded": "[green]✓[/]",
@@ -50,6 +51,8 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
         text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} per epoch{share}"
     elif step.name == "plan_training" and "program" in outputs:
         text = f"{outputs['program']} in every replica"
+    elif step.name == "train" and outputs.get("rehearsed_steps"):
+        text = f"ended after {outputs['rehearsed_steps']:,} steps"
     elif step.name == "train" and outputs.get("validation"):
         measured = sorted(outputs["validation"].items(), key=lambda figure: figure[0] != "accuracy")
         text = "validation " + ", ".join(f"{name} {value:.4f}" for name, value in measured)
@@ -88,34 +91,55 @@ def summary(record: RunRecord) -> Group:
     return Group("", table)
 
 
-def rehearsal_summary(record: RunRecord, hardware: Hardware, optimizer: str) -> Group:
+def rehearsal_summary(record: RunRecord, hardware: Hardware, train: TrainSettings) -> Group:
     """Return the summary of a successful rehearsal: what it has proven and what it has not."""
+    unit = "host" if hardware.machines_per_replica > 1 else "replica"
+    layout = f"{hardware.hosts} {unit}{'s' if hardware.hosts > 1 else ''}"
+    proven, not_proven = (_program_rehearsed if train.program else _trainer_rehearsed)(record, layout, hardware, train)
+    table = Table.grid(padding=(0, 2))
+    table.add_row("run", f"{record.run_id}: {record.status} after {record.seconds:.1f} s")
+    for title, lines in (("proven", proven), ("not proven", [*not_proven, "training speed"])):
+        for number, line in enumerate(lines):
+            table.add_row("" if number else title, escape(line))
+    return Group("", table)
+
+
+def _program_rehearsed(
+    record: RunRecord, layout: str, hardware: Hardware, train: TrainSettings
+) -> tuple[list[str], list[str]]:
+    """Return what the rehearsal of a custom program has proven, and what not."""
+    steps = record.step("train").outputs["rehearsed_steps"]
+    end = f"until slipway.training.report of step {steps:,}" if steps else "to its end"
+    not_proven = ["the evaluation", *(["the export of the model"] if steps else [])]
+    if hardware.accelerator_row is not None:
+        not_proven.append(f"the use of {hardware.accelerator_row.title}: it ran on this machine's processors")
+    return [f"{layout} ran {train.program} {end}"], not_proven
+
+
+def _trainer_rehearsed(
+    record: RunRecord, layout: str, hardware: Hardware, train: TrainSettings
+) -> tuple[list[str], list[str]]:
+    """Return what the rehearsal of Slipway's trainer has proven, and what not."""
     from slipway.pipelines.hardware.memory import device_bytes, fits_memory
 
     plan, trained = record.step("plan_training").outputs, record.step("train").outputs
     devices = hardware.accelerators_per_host
-    unit = "host" if hardware.machines_per_replica > 1 else "replica"
-    layout = f"{plan['replicas']} {unit}{'s' if plan['replicas'] > 1 else ''}"
     layout += f" of {devices} devices each" if devices > 1 else ""
     batch = plan["batch_per_replica"] * plan["replicas"]
     proven = [
         f"{layout} trained {plan['steps']} steps of {batch} examples and ended with identical weights",
         "a checkpoint was saved, and the exported model was evaluated on the test split",
     ]
-    not_proven = ["training speed"]
+    not_proven = []
     if hardware.accelerator_row is not None:
-        need = fits_memory(hardware, trained["variables_bytes"], optimizer, trainable_bytes=trained["trainable_bytes"])
+        optimizer, trainable = train.optimizer_kind, trained["trainable_bytes"]
+        need = fits_memory(hardware, trained["variables_bytes"], optimizer, trainable_bytes=trainable)
         has = device_bytes(hardware)
         room = f" of {has / 2**30:.0f} GiB" if has else ""
         not_proven.append(
             f"memory on {hardware.accelerator_row.title}: {need}{room} per device, not counting activations"
         )
-    table = Table.grid(padding=(0, 2))
-    table.add_row("run", f"{record.run_id}: {record.status} after {record.seconds:.1f} s")
-    for title, lines in (("proven", proven), ("not proven", not_proven)):
-        for number, line in enumerate(lines):
-            table.add_row("" if number else title, escape(line))
-    return Group("", table)
+    return proven, not_proven
 
 
 def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:

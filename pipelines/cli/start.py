@@ -92,7 +92,7 @@ def run(
         from slipway.pipelines.runs import record as runs
 
         folder = runs.create(configuration)
-        record = launch.new_record(folder, configuration, rehearsal=False, runner=runner.value)
+        record = launch.new_record(folder, configuration, runner=runner.value)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion)
 
 
@@ -111,27 +111,19 @@ def rehearse(
 
     path = configuration_path(file, config)
     train = load(path, overrides or (), hardware).train
-    if program := train.program:
-        raise UserError(
-            f"The custom program {program} cannot be rehearsed, because it decides itself how many steps it trains.",
-            setting="train",
-            value=program,
-            allowed="slipway run, which runs the same replicas; rehearsals use Slipway's trainer",
-            fix="slipway run with the same options, and train.arguments that make the program stop early",
+    few = ["evaluate.gate.minimum=null", "evaluate.gate.maximum=null"]
+    if train.program is None:  # slipway.training counts a program's steps
+        few.append(
+            f"train.stages={json.dumps(shortened(train.stages, steps))}" if train.stages else f"train.steps={steps}"
         )
-    few = [
-        f"train.stages={json.dumps(shortened(train.stages, steps))}" if train.stages else f"train.steps={steps}",
-        f"train.steps_per_call={max(1, steps // 2)}",
-        "evaluate.gate.minimum=null",
-        "evaluate.gate.maximum=null",
-    ]
+        few.append(f"train.steps_per_call={max(1, steps // 2)}")
     configuration = load(path, [*(overrides or ()), *few], hardware)
     check_configuration(configuration, "local", rehearsal=True)
     from slipway.pipelines.platforms.local import launch
     from slipway.pipelines.runs import record as runs
 
     folder = runs.create(configuration)
-    record = launch.new_record(folder, configuration, rehearsal=True)
+    record = launch.new_record(folder, configuration, rehearsal=steps)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=False)
 
 
@@ -233,7 +225,7 @@ def _run_and_exit(
     if record.status == "failed":
         show_failure(record)
     if record.rehearsal:
-        ended = display.rehearsal_summary(record, configuration.parsed_hardware, configuration.train.optimizer_kind)
+        ended = display.rehearsal_summary(record, configuration.parsed_hardware, configuration.train)
         shown.print(ended, highlight=False)
         return
     shown.print(display.summary(record), highlight=False)

@@ -131,6 +131,10 @@ class Platform(ABC):
         """Return the number of virtual devices per replica in place of accelerators."""
         return 0
 
+    def evaluates(self, config: RunConfig) -> bool:  # noqa: ARG002
+        """Return whether the trained model is evaluated."""
+        return True
+
     def registry(self, config: RunConfig) -> RegisterSettings:
         """Return the registry's settings with its place on this platform."""
         return config.register_

@@ -94,7 +94,7 @@ class RunRecord(BaseModel):
     `runner` says whether local steps are processes or containers; `champion` describes the registered model to beat, as
     passed to the steps. `job` is the run's name on a remote platform (on Vertex AI, the job's resource name), `console`
     the URL of its page. Each resume of a remote run creates a new job; `tries` counts the jobs, and `trained` says
-    whether an earlier one finished the training.
+    whether an earlier one finished the training. `rehearsal` is the number of steps of a rehearsal, 0 for a run.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -102,7 +102,7 @@ class RunRecord(BaseModel):
     name: str
     platform: str
     hardware: str
-    rehearsal: bool = False
+    rehearsal: int = 0
     runner: Literal["process", "docker"] = "process"
     status: Status = "running"
     created: datetime

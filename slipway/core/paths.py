@@ -10,6 +10,10 @@ from slipway.core.errors import UserError
 
 # Environment variable with the path of a custom program's data: a prepared data set (a folder or URI), or data.uri.
 DATA_VARIABLE = "SLIPWAY_DATA"
+# Environment variable of a rehearsed custom program: the number of steps after whose report it is ended.
+REHEARSAL_VARIABLE = "SLIPWAY_REHEARSAL_STEPS"
+# File in the checkpoint folder with the number of steps that a rehearsed program had reported.
+REHEARSED_FILE = "rehearsed"
 
 
 @dataclass(frozen=True)

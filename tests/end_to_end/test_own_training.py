@@ -54,7 +54,12 @@ def test_settings_that_a_custom_module_cannot_have_are_refused(workspace: Worksp
         result = workspace.slipway("run", "-c", "own.yaml", "--set", option)
         assert result.returncode == 2, result.stdout + result.stderr
         assert told in result.stderr
-    result = workspace.slipway("rehearse", "-c", "own.yaml")
-    assert result.returncode == 2
-    assert "cannot be rehearsed" in result.stderr
     assert workspace.runs() == before
+
+
+def test_a_rehearsal_runs_the_replicas_of_a_program_and_registers_nothing(workspace: Workspace):
+    result = workspace.slipway("rehearse", "-c", "own.yaml", "--set", 'train.arguments=["--epochs", "1"]')
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "2 replicas ran own_training to its end" in result.stdout
+    assert steps(workspace.record())["evaluate"]["status"] == "skipped"
+    assert not (workspace.path / "models" / "own" / "2").exists()

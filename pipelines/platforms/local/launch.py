@@ -25,6 +25,7 @@ from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
 from slipway.core.noise import is_noise
+from slipway.core.paths import REHEARSAL_VARIABLE
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local.containers import stop_containers
@@ -46,9 +47,9 @@ class Interrupted(Exception):
 
 
 def new_record(
-    folder: RunFolder, config: RunConfig, *, rehearsal: bool, runner: Literal["process", "docker"] = "process"
+    folder: RunFolder, config: RunConfig, *, rehearsal: int = 0, runner: Literal["process", "docker"] = "process"
 ) -> RunRecord:
-    """Return the record of a run that is about to start."""
+    """Return the record of a run that is about to start, or of a rehearsal of `rehearsal` steps."""
     absent = {
         "register_model" if rehearsal else "",
         "build_image" if runner == "process" else "",
@@ -78,7 +79,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     follower = _Follower(folder, record, watcher)
     follower.catch_up()
     if record.champion is None or record.step("evaluate").status != "succeeded":
-        record.champion = champion_to_beat(config, rehearsal=record.rehearsal)
+        record.champion = champion_to_beat(config, rehearsal=bool(record.rehearsal))
     record.status, record.error, record.ended = "running", None, None
     record.process = ProcessRecord.current()
     for step in record.steps:
@@ -90,7 +91,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     started = time.monotonic()
     try:
         with _stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="slipway-") as temporary:
-            finished = _execute(folder, record, follower, stop, temporary)
+            finished = _execute(folder, config, record, follower, stop, temporary)
         _conclude(folder, record, finished)
     except Interrupted:
         record.status = "cancelled"
@@ -104,7 +105,9 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     return record
 
 
-def _execute(folder: RunFolder, record: RunRecord, follower: _Follower, stop: StopRequest, temporary: str) -> bool:
+def _execute(
+    folder: RunFolder, config: RunConfig, record: RunRecord, follower: _Follower, stop: StopRequest, temporary: str
+) -> bool:
     """Start the executing process and follow its events; return whether it succeeded."""
     command = [sys.executable, "-m", "slipway.pipelines.platforms.local.executor", str(folder.path)]
     command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
@@ -120,6 +123,8 @@ def _execute(folder: RunFolder, record: RunRecord, follower: _Follower, stop: St
         "PYTHONIOENCODING": "utf-8",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
     }
+    if record.rehearsal and config.train.program:
+        environment[REHEARSAL_VARIABLE] = str(record.rehearsal)
     with (folder.logs / "pipeline.log").open("a") as log:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True

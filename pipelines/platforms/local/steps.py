@@ -28,8 +28,8 @@ MEMORY_SHARE = 0.5
 class LocalPlatform(Platform):
     """Processes on this machine, or containers of `image` if it is set, which is built before the pipeline runs.
 
-    No permissions are checked. A rehearsal registers no model. In containers, a program with an image of its own
-    (`own_image`) is started from a process, which runs a container for each replica.
+    No permissions are checked. A rehearsal registers no model, and evaluates none of a custom program. In containers,
+    a program with an image of its own (`own_image`) is started from a process, which runs a container for each replica.
     """
 
     def __init__(self, *, rehearsal: bool = False, image: str = "", own_image: bool = False) -> None:
@@ -50,6 +50,9 @@ class LocalPlatform(Platform):
 
     def configure(self, task: dsl.PipelineTask, row: Task) -> dsl.PipelineTask:
         return super().configure(task, row).set_caching_options(row.cached)
+
+    def evaluates(self, config: RunConfig) -> bool:
+        return not self.rehearsal or config.train.program is None  # a rehearsed program may not have exported a model
 
     def readers(self, config: RunConfig) -> int:
         if self.rehearsal:

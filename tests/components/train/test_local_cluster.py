@@ -18,6 +18,7 @@ import pytest
 
 from slipway.components.step import WorkFailed
 from slipway.components.train.local_cluster import run_local_cluster
+from slipway.components.train.result import rehearsed_steps
 from slipway.components.worker_pools import cluster_environment, replicas_of
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import on_vertex
@@ -196,3 +197,23 @@ def test_nothing_is_left_running_when_the_step_is_stopped(tmp_path, number, repl
     assert step.wait(timeout=12) == (143 if number == signal.SIGTERM else -signal.SIGKILL)
     _, alive = psutil.wait_procs(children, timeout=2)
     assert not alive
+
+
+def test_the_report_of_a_rehearsals_last_step_ends_all_replicas(tmp_path, monkeypatch):
+    code = """
+        import time
+        from slipway import training
+        if not training.cluster().is_chief:
+            time.sleep(1000)
+        for step in range(1, 6):
+            training.report(step, loss=1)
+        training.report(6, kind="validation", loss=1)
+    """
+    log = io.StringIO()
+    monkeypatch.setenv("SLIPWAY_REHEARSAL_STEPS", "3")
+    assert run_local_cluster(pools(code, 2), tmp_path, restarts=NEVER, log=log) == []
+    assert "[workerpool0-0] rehearsal ended after the report of step 3" in log.getvalue()
+    assert rehearsed_steps(str(tmp_path)) == {"rehearsed_steps": 3}
+    monkeypatch.setenv("SLIPWAY_REHEARSAL_STEPS", "6")
+    run_local_cluster(pools(code, 1), tmp_path, restarts=NEVER, log=log)
+    assert rehearsed_steps(str(tmp_path)) == {"rehearsed_steps": None}, "the program ran to its end"

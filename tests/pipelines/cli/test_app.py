@@ -147,7 +147,7 @@ def failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.chdir(tmp_path)
     shutil.copy(DIGITS, tmp_path)
     folder = runs.create(load(Path("digits.yaml")))
-    record = launch.new_record(folder, load(Path("digits.yaml")), rehearsal=False)
+    record = launch.new_record(folder, load(Path("digits.yaml")))
     record.status, record.champion = "failed", "none"
     folder.write(record)
     return folder
@@ -242,7 +242,7 @@ def test_the_next_command_changes_the_configuration_where_the_fix_does(fix: str 
     assert display.next_command(record) == command
     elsewhere = record.model_copy(update={"platform": "vertex"})
     assert display.next_command(elsewhere) == command.replace("config.yaml", "config.yaml --target vertex")
-    rehearsed = record.model_copy(update={"rehearsal": True})
+    rehearsed = record.model_copy(update={"rehearsal": 20})
     assert display.next_command(rehearsed) == command.replace("run -c", "rehearse -c")
     record.error.setting = "model.builder"
     assert display.next_command(record) == command

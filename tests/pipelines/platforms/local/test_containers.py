@@ -92,7 +92,7 @@ def test_a_step_that_vanished_has_not_succeeded(tmp_path: Path) -> None:
 
     config = configuration()
     folder = runs.create(config, tmp_path / "runs")
-    record = launch.new_record(folder, config, rehearsal=False, runner="docker")
+    record = launch.new_record(folder, config, runner="docker")
     assert record.steps[0].name == "build_image"
     for step in record.steps:
         step.status = "succeeded"

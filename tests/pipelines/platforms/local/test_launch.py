@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def record(folder: RunFolder) -> RunRecord:
-    record = launch.new_record(folder, CONFIG, rehearsal=False)
+    record = launch.new_record(folder, CONFIG)
     folder.write(record)
     return record
 
@@ -74,7 +74,7 @@ def test_events_truncated_by_a_full_disk_are_skipped(folder: RunFolder, record: 
     assert shown.kinds == ["started", "finished"]
     assert folder.read().step("train").status == "succeeded"
 
-    resumed = launch.new_record(folder, CONFIG, rehearsal=False)
+    resumed = launch.new_record(folder, CONFIG)
     launch._Follower(folder, resumed, Shown()).catch_up()
     assert resumed.step("train").status == "succeeded", "a run that is resumed reads the same events"
 
