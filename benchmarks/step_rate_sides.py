@@ -3,14 +3,15 @@
 dense FOLDER STEPS_PER_CALL [cached]    Keras fit on small images: steps/s
 flowers FOLDER EPOCHS                   the codelab's code on JPEG files: examples per second and per CPU second
 layers                                  the codelab's layers alone: the same units
-trainer FILE JOB                        Slipway's trainer; writes wall and CPU seconds to FILE, from the first file read
-                                        to the end of the last epoch
+trainer FILE JOB WITHOUT                Slipway's trainer; writes wall and CPU seconds to FILE, from the first file read
+                                        to the end of the last epoch; WITHOUT is one of OMISSIONS
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +182,53 @@ def flowers_layers() -> list[float]:
     return [FLOWERS_BATCH * LAYERS_STEPS / seconds for seconds in watch.seconds()]
 
 
-def run_trainer(file: Path, job: str) -> int:
+def _without_all_reduce() -> None:
+    """Let every replica of the tensorflow engine keep its own gradients, the only list that it reduces."""
+    import tensorflow as tf
+
+    reduce = tf.distribute.ReplicaContext.all_reduce
+
+    def all_reduce(self: Any, operation: Any, values: Any, *options: Any) -> Any:
+        return values if isinstance(values, list) else reduce(self, operation, values, *options)
+
+    tf.distribute.ReplicaContext.all_reduce = all_reduce
+
+
+def _on_the_same_batch() -> None:
+    """Train on the first examples in every step: nothing is drawn, and they stay in the cache."""
+    import numpy as np
+
+    from slipway.trainer.data import inputs
+
+    def order(self: Any, _step: int, count: int) -> Any:
+        return np.tile(np.arange(self.batch, dtype=np.int32), (count, 1))
+
+    inputs.MemoryTraining.order = order  # type: ignore[method-assign]
+
+
+# What a training can omit, to show how long that takes.
+OMISSIONS: dict[str, Callable[[], None]] = {
+    "nothing": lambda: None, "no_all_reduce": _without_all_reduce, "same_batch": _on_the_same_batch,
+}  # fmt: skip
+
+
+def run_trainer(file: Path, job: str, without: str) -> int:
     """Run Slipway's trainer; write its seconds from the first read to the end of the last epoch to `file`."""
     from slipway.trainer import __main__ as worker
-    from slipway.trainer.engines.quick_import import import_tensorflow
 
-    import_tensorflow()
+    import_libraries = worker.import_tensorflow
+
+    def imported(engine: str) -> None:  # not earlier than the trainer imports them
+        import_libraries(engine)
+        OMISSIONS[without]()
+        _watch(file)
+
+    worker.import_tensorflow = imported  # type: ignore[assignment]
+    return worker.main(["--config", job])
+
+
+def _watch(file: Path) -> None:
+    """Write the wall and CPU seconds of the training to `file` when it ends."""
     from slipway.trainer import loop
     from slipway.trainer.data import inputs
 
@@ -203,14 +245,13 @@ def run_trainer(file: Path, job: str) -> int:
 
     inputs.training = begun  # type: ignore[assignment]
     loop.Loop.train = ended  # type: ignore[method-assign]
-    return worker.main(["--config", job])
 
 
 def main() -> None:
     """Run one variant."""
     side, *arguments = sys.argv[1:]
     if side == "trainer":
-        sys.exit(run_trainer(Path(arguments[0]), arguments[1]))
+        sys.exit(run_trainer(Path(arguments[0]), *arguments[1:]))
     if side == "dense":
         print(fit_dense(Path(arguments[0]), int(arguments[1]), "cached" in arguments[2:]))
     elif side == "layers":
