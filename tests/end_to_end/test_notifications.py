@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.workspace import Workspace
+from tests.end_to_end.workspace import QUICK_PROGRAM, Workspace
 from tests.fakes.webhook import SECRET, FakeWebhook
 
 CONFIGURATION = """
@@ -16,16 +16,6 @@ train:
   module: program
 evaluate:
   gate: {metric: accuracy, minimum: 0.5}
-"""
-# Who is told of a run does not depend on what it trains: this program is quick.
-PROGRAM = """
-import json
-import os
-from pathlib import Path
-
-folder = Path(os.environ["AIP_MODEL_DIR"])
-folder.mkdir(parents=True, exist_ok=True)
-(folder / "metrics.json").write_text(json.dumps({"accuracy": 0.75}))
 """
 
 
@@ -38,7 +28,7 @@ def webhook() -> Iterator[FakeWebhook]:
 def test_success_failure_and_an_unreachable_webhook(tmp_path: Path, webhook: FakeWebhook) -> None:
     workspace = Workspace(tmp_path)
     (tmp_path / "told.yaml").write_text(CONFIGURATION)
-    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "program.py").write_text(QUICK_PROGRAM)
     command = ("run", "-c", "told.yaml", "--set", "notify.webhook=env:HOOK")
     done = workspace.slipway(*command, HOOK=webhook.url)
     assert done.returncode == 0, done.stderr
