@@ -16,15 +16,16 @@ pytestmark = pytest.mark.timeout(900)  # of several runs, on a busy machine
 
 def test_the_keras_program_survives_a_kill_on_two_replicas(workspace: Workspace) -> None:
     example = Example(workspace, "Keras and TensorFlow on several replicas")
-    epochs = ("--set", "train.arguments=[--epochs, '20']")
-    undisturbed = example.run(*epochs)
+    undisturbed = example.run("--set", "train.arguments=[--epochs, '40']")
     assert undisturbed["metrics"]["accuracy"] >= 0.95
     assert undisturbed["verdict"]["decision"] == "promote"
     assert (workspace.path / "models" / "keras-digits" / "1" / "saved_model.pb").is_file()
     report = Path(undisturbed["report"])
     assert "loss by step" in (report if report.is_absolute() else workspace.path / report).read_text()
 
-    killed = example.run(*epochs, meanwhile=lambda: example.interrupt(signal.SIGKILL, rank=1))
+    killed = example.run(
+        "--set", "train.arguments=[--epochs, '40']", meanwhile=lambda: example.interrupt(signal.SIGKILL, rank=1)
+    )  # fmt: skip
     (restart,) = steps(killed)["train"]["outputs"]["restarts"]
     assert (restart["replica"], restart["reason"]) == ("workerpool1-0", "was killed by SIGKILL")
     checksums = {steps(record)["train"]["outputs"]["weights_checksum"] for record in (undisturbed, killed)}

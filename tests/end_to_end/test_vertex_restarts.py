@@ -33,7 +33,7 @@ from tests.fakes.vertex.containers import Containers
 from tests.fakes.vertex.replicas import Replicas
 
 REPLICAS = ("workerpool0-0", "workerpool1-0", "workerpool1-1")
-STEPS = 600
+STEPS = 1200
 
 
 BUILDER = """
