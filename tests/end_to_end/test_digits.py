@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.workspace import FinishedRun, Workspace, steps
+from tests.end_to_end.workspace import QUICK_PROGRAM, FinishedRun, Workspace, steps
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +133,9 @@ def test_status_list_logs_and_explain(workspace, second):
 
 def test_two_runs_at_once_share_the_data_and_agree_on_one_champion(tmp_path):
     space = Workspace(tmp_path)
-    options = ("run", "--set", "train.steps=40", "--set", "evaluate.gate.minimum=0")
-    both = [space.start(*options, "--set", f"train.seed={seed}") for seed in (1, 2)]
+    (tmp_path / "program.py").write_text(QUICK_PROGRAM)
+    program = ("--set", "model=null", "--set", "train={module: program}", "--set", "evaluate.gate.minimum=0")
+    both = [space.start("run", *program) for _ in range(2)]
     ends = [(process.communicate(timeout=240), process.returncode) for process in both]
     assert [code for _, code in ends] == [0, 0], ends
     assert len(space.runs()) == 2

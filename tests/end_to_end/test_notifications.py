@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.workspace import Workspace
+from tests.end_to_end.workspace import QUICK_PROGRAM, Workspace
 from tests.fakes.webhook import SECRET, FakeWebhook
 
-BRIEF = ("--set", "train.epochs=1", "--set", "evaluate.gate.minimum=null")
+CONFIGURATION = """
+name: told
+train:
+  module: program
+evaluate:
+  gate: {metric: accuracy, minimum: 0.5}
+"""
 
 
 @pytest.fixture
@@ -21,19 +27,21 @@ def webhook() -> Iterator[FakeWebhook]:
 
 def test_success_failure_and_an_unreachable_webhook(tmp_path: Path, webhook: FakeWebhook) -> None:
     workspace = Workspace(tmp_path)
-    variable = ("--set", "notify.webhook=env:HOOK", *BRIEF)
-    done = workspace.slipway("run", *variable, HOOK=webhook.url)
+    (tmp_path / "told.yaml").write_text(CONFIGURATION)
+    (tmp_path / "program.py").write_text(QUICK_PROGRAM)
+    command = ("run", "-c", "told.yaml", "--set", "notify.webhook=env:HOOK")
+    done = workspace.slipway(*command, HOOK=webhook.url)
     assert done.returncode == 0, done.stderr
     [body] = webhook.received
     assert (body["status"], body["decision"]) == ("succeeded", "promote")
     assert f"accuracy {body['metrics']['accuracy']:.4g}" in body["text"]
     assert Path(body["report"]).is_file()
 
-    failed = workspace.slipway("run", *variable, "--set", "model.builder=tests_missing:build", HOOK=webhook.url)
+    failed = workspace.slipway(*command, "--set", "train.module=missing", HOOK=webhook.url)
     assert failed.returncode == 2  # refused before anything starts: there is no run to tell of
     assert len(webhook.received) == 1
-    (tmp_path / "networks.py").write_text("def build(shape, classes):\n    raise ValueError('no such layer')\n")
-    failed = workspace.slipway("run", *variable, "--set", "model.builder=networks:build", HOOK=webhook.url)
+    (tmp_path / "failing.py").write_text("raise ValueError('no such layer')\n")
+    failed = workspace.slipway(*command, "--set", "train.module=failing", HOOK=webhook.url)
     assert failed.returncode == 1, failed.stdout
     body = webhook.received[1]
     assert (body["status"], body["step"]) == ("failed", "train")
@@ -41,7 +49,7 @@ def test_success_failure_and_an_unreachable_webhook(tmp_path: Path, webhook: Fak
     assert all(text in explained for text in (body["error"], body["fix"]))
     assert "no such layer" in body["text"]
 
-    unreachable = workspace.slipway("run", *variable, HOOK=f"http://localhost:1/{SECRET}", SLIPWAY_RETRY_SECONDS="0.01")
+    unreachable = workspace.slipway(*command, HOOK=f"http://localhost:1/{SECRET}", SLIPWAY_RETRY_SECONDS="0.01")
     assert unreachable.returncode == 0, unreachable.stderr
     output = unreachable.stdout + unreachable.stderr
     assert "warning: not everyone was notified: The webhook at localhost could not be reached" in output

@@ -20,6 +20,17 @@ import psutil
 SLIPWAY = [str(Path(sys.executable).with_name("slipway"))]
 CONFIGURATIONS = Path(__file__).parents[2] / "configs"
 
+# A training program for tests of what surrounds the training: without TensorFlow, a run of it is several times quicker.
+QUICK_PROGRAM = """
+import json
+import os
+from pathlib import Path
+
+folder = Path(os.environ["AIP_MODEL_DIR"])
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "metrics.json").write_text(json.dumps({"accuracy": 0.75}))
+"""
+
 
 class Workspace:
     """A working folder with the repository's configurations, in which `slipway` is run."""
