@@ -17,11 +17,12 @@ from slipway.components.evaluate.gate import INTERVALS, EvaluateSettings, GateSe
 from slipway.components.evaluate.measures import EVALUATED
 from slipway.components.evaluate.measures.base import compare
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
-from slipway.components.evaluate.served_model import TYPES, Batch, Measured, ServedModel
+from slipway.components.evaluate.served_model import Batch, Measured, ServedModel
 from slipway.core import events, manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split, signature_name
 from slipway.core.values import JsonObject
+from slipway.serving.model import TYPES
 from slipway.trainer.engines.quick_import import import_before_tensorflow, import_tensorflow
 from slipway.trainer.tasks import TASKS
 
@@ -210,7 +211,7 @@ def _measure(
     """Run every model on every batch of the split."""
     done, started = 0, time.monotonic()
     reported_at = started
-    for batch in _batches([data / shard.file for shard in split.shards], description, batch_size):
+    for batch in batches([data / shard.file for shard in split.shards], description, batch_size):
         unseen.update(batch)
         for model in models:
             model.update(batch)
@@ -221,7 +222,7 @@ def _measure(
             events.progress(done, split.examples, "examples", examples_per_second=done / max(now - started, 1e-9))
 
 
-def _batches(shards: list[Path], description: Manifest, batch_size: int) -> Iterator[Batch]:
+def batches(shards: list[Path], description: Manifest, batch_size: int) -> Iterator[Batch]:
     """Stream the examples in order; the last batch may be smaller."""
     import tensorflow as tf
 
