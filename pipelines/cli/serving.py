@@ -87,6 +87,72 @@ def predict(
         raise typer.Exit(EXIT_FAILED)
 
 
+@user_errors
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="As for slipway predict; default: the only registered one. Follows the champion, or a folder.",
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="PORT", help="Port to listen on.")] = 8080,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    max_batch: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Most examples predicted together.")] = 64,
+    max_delay: Annotated[
+        float, typer.Option(min=0, metavar="MS", help="Milliseconds that concurrent requests wait for each other.")
+    ] = 2.0,
+    module: Module = None,
+    registry: Registry = Path("models"),
+) -> None:
+    """Serve a model over HTTP on this machine, with a page to try it."""
+    from slipway.pipelines.prediction import models
+    from slipway.trainer.engines import installed
+
+    installed.verify_extra("serving")
+    chosen = models.find(model, registry)
+    from slipway.serving import app
+    from slipway.serving.batching import Limits
+
+    _import_from_here(module)
+    _check_port(host, port)
+
+    def source() -> tuple[str, Path]:
+        found = models.find(model, registry) if chosen.follow else chosen
+        return str(found), found.folder
+
+    settings = app.ServerSettings(host, port, limits=Limits(max_batch=max_batch, max_delay=max_delay / 1000))
+    server = app.Server(settings, source, module)
+    server.use(_load(chosen, module, server.warm_sizes), str(chosen))
+    app.log_as_json()
+    address = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}"
+    say(f"{chosen} on {address}; predictions: POST {address}{settings.predict_route}; to stop: Ctrl+C")
+    app.run(server)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raise UserError if another process listens on the port."""
+    import socket
+
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            raise UserError(
+                f"Could not listen on {host}:{port}: {error.strerror}.",
+                setting="--port",
+                value=port,
+                fix=f"--port {port + 1 if port < 65535 else 8080}",
+            ) from None
+
+
+def _import_from_here(module: str | None) -> None:
+    """Let the modules in this folder be imported, as for the module of a run."""
+    if module is not None and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
 def _progress() -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -101,8 +167,8 @@ def _progress() -> Progress:
     )
 
 
-def _load(chosen: Chosen, module: str | None) -> Model:
-    """Load the model and predict once.
+def _load(chosen: Chosen, module: str | None, sizes: tuple[int, ...] = (1,)) -> Model:
+    """Load the model and predict once in batches of each size.
 
     Raises:
         UserError: It cannot be loaded, or does not run.
@@ -110,12 +176,11 @@ def _load(chosen: Chosen, module: str | None) -> Model:
     from slipway.serving import instances
     from slipway.serving.model import load
 
-    if module is not None:
-        sys.path.insert(0, str(Path.cwd()))  # as for the module of a run
+    _import_from_here(module)
     try:
         with _native_output_hidden():
             loaded = load(chosen.folder, module)
-            instances.warm_up(loaded)
+            instances.warm_up(loaded, sizes)
     except UserError:
         raise
     except Exception as error:  # TensorFlow and PyTorch may raise anything for a damaged file

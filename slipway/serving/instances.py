@@ -250,11 +250,11 @@ def _kind(value: Any) -> str:
 
 def undecodable(model: Model, batch: Arrays) -> Iterator[tuple[int, str, str]]:
     """Yield the images of a batch that fail to decode: the example, the input and the reason."""
-    import tensorflow as tf
-
     for name, each in model.inputs.items():
         if each.kind != "image" or each.shape:
             continue
+        import tensorflow as tf
+
         channels = int(model.description.get("channels", 3))
         for index, data in enumerate(batch[name]):
             try:
@@ -319,12 +319,15 @@ def _in_json(name: str, value: Any) -> Any:
 def warm_up(model: Model, sizes: Sequence[int] = (1,)) -> None:
     """Predict blank examples in batches of these sizes: what is compiled or allocated is then ready.
 
+    A model that is compiled for each batch size (`Model.sizes`) also predicts those between them.
+
     Raises:
         Exception: The model fails.
     """
     if model.is_custom:
         return  # its instances are of the user's own kind
-    for size in sizes:
+    between = {size for size in model.sizes if min(sizes) < size < max(sizes)}
+    for size in sorted({*sizes, *between}):
         outputs = model.predict_padded(stack(model, [_blank(model)] * size), size)
         predictions(model, outputs)
     logging.info("the model in %s is ready", model.folder)

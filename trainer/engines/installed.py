@@ -15,14 +15,15 @@ DISTRIBUTION = "slipway-ml"
 NO_EXTRA = ""
 _EXTRAS = {
     NO_EXTRA: (
-        "docker", "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "packaging", "PIL", "sklearn",
-        "tensorflow", "tensorflow_datasets",
+        "docker", "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "packaging", "PIL", "simplejpeg",
+        "sklearn", "tensorflow", "tensorflow_datasets",
     ),
     "cloud": (
         "google_auth_httplib2", "googleapiclient", "google.cloud.aiplatform", "google_cloud_pipeline_components",
         "httplib2", "tenacity",
     ),
     "beam": ("apache_beam",),
+    "serving": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
 }  # fmt: skip
 
 
