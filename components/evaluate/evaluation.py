@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from slipway.components.evaluate import contract
 from slipway.components.evaluate.gate import INTERVALS, EvaluateSettings, GateSettings, Opponent, Verdict, decide
 from slipway.components.evaluate.measures import EVALUATED
 from slipway.components.evaluate.measures.base import compare
@@ -154,6 +155,8 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
     gate = settings.gate.of(description.task)
     _check_defined(gate, description, measured)
     verdict = decide(gate, measured.metrics, _as_opponent(beaten, measured, gate.name), without)
+    if challenger.sample and (reason := contract.fault(challenger.model, challenger.sample)):
+        verdict = Verdict("reject", [*verdict.reasons, reason])
     settings = settings.model_copy(update={"gate": gate})
     return Evaluation(description, measured, beaten, verdict, settings, unseen.found())
 

@@ -19,7 +19,8 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, signature_name
 from slipway.core.values import JsonObject
 from slipway.serving import model as model_files
-from slipway.serving.model import RECORD_FILE, SIGNATURE, TYPES, NotServable, read_json
+from slipway.serving.model import RECORD_FILE, SIGNATURE, TYPES, Model, NotServable, read_json
+from slipway.trainer.export.examples import EXAMPLES
 from slipway.trainer.tasks import TASKS
 
 IMAGE = "image_bytes"  # of the feature `image`
@@ -43,6 +44,11 @@ class Batch:
     features: Features
     labels: NDArray[np.generic]
     keys: list[bytes]
+
+    def first(self, count: int) -> Batch:
+        """Return a batch of the first examples."""
+        features = {name: values[:count] for name, values in self.features.items()}
+        return Batch(features, self.labels[:count], self.keys[:count])
 
     def example(self, index: int) -> Features:
         """Return the features of one example, as a batch of one."""
@@ -103,13 +109,18 @@ class ServedModel:
         self._data = data
         self._outputs = TASKS[data.task]
         self._measures = EVALUATED[data.task].measures(data, examples, worst)
-        self._serve = self._load()
+        self.model = self._load()
+        self._serve = serving(self.model, data)
+        # A few examples for the contract test.
+        self.sample: Batch | None = None
         # The model's classes or labels, and the index of each in the data set; known after the first batch.
         self._names: list[str] | None = None
         self._order: Counts = np.zeros(0, np.int64)
 
     def update(self, batch: Batch) -> None:
         """Predict a batch and update the metrics."""
+        if self.sample is None:
+            self.sample = batch.first(EXAMPLES)
         predictions = self._measures.predictions(batch.labels, self._predict(batch), self._order)
         self._measures.update(predictions)
         worst, scores = self._measures.worst, self._measures.scores(predictions)
@@ -133,9 +144,9 @@ class ServedModel:
             foreign=tuple(name for name in names if name not in set(self._data.classes)),
         )
 
-    def _load(self) -> Serve:
+    def _load(self) -> Model:
         try:
-            return load(self._folder, self._data)
+            return load_model(self._folder, self._data)
         except UserError as error:  # its framework is not installed
             if not self._is_champion:
                 raise
@@ -252,6 +263,22 @@ def _sentence(error: Exception) -> str:
 
 
 def load(folder: Path, data: Manifest) -> Serve:
+    """Load the model in `folder`; see `load_model` for the arguments and errors."""
+    return serving(load_model(folder, data), data)
+
+
+def serving(model: Model, data: Manifest) -> Serve:
+    """Return a model's prediction of the values that the data set's task has."""
+    output = TASKS[data.task].values
+
+    def serve(features: Features) -> tuple[list[str], NDArray[np.float32]]:
+        values = model.predict(features)[output]
+        return model.names, values
+
+    return serve
+
+
+def load_model(folder: Path, data: Manifest) -> Model:
     """Load the model in `folder`.
 
     Args:
@@ -276,12 +303,7 @@ def load(folder: Path, data: Manifest) -> Serve:
                 f"it has {', '.join(model.outputs)}"
             )
     _check_inputs({name: each.type_name for name, each in model.inputs.items()}, data)
-
-    def serve(features: Features) -> tuple[list[str], NDArray[np.float32]]:
-        values = model.predict(features)[row.values]
-        return model.names, values
-
-    return serve
+    return model
 
 
 def _check_inputs(types: Mapping[str, str], data: Manifest) -> None:

@@ -15,8 +15,8 @@ DISTRIBUTION = "slipway-ml"
 NO_EXTRA = ""
 _EXTRAS = {
     NO_EXTRA: (
-        "docker", "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "packaging", "PIL", "simplejpeg",
-        "sklearn", "tensorflow", "tensorflow_datasets",
+        "docker", "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "packaging", "PIL",
+        "simplejpeg", "sklearn", "tensorflow", "tensorflow_datasets",
     ),
     "cloud": (
         "google_auth_httplib2", "googleapiclient", "google.cloud.aiplatform", "google_cloud_pipeline_components",
