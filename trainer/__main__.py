@@ -38,7 +38,7 @@ from slipway.trainer.engines.base import Engine, PeerLost
 from slipway.trainer.engines.quick_import import import_tensorflow
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.export.export import export, exported
-from slipway.trainer.failures import bad_image, full_disk, storage_unavailable
+from slipway.trainer.failures import bad_image, full_disk, not_deterministic, storage_unavailable
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.summary import table
 from slipway.trainer.tasks import TASKS, check_inputs
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger.error("another replica is gone (see its log); this replica cannot continue alone: %s", error)
         return PEER_LOST
     except Exception as error:
-        if (told := bad_image(error) or full_disk(error)) is not None:
+        if (told := bad_image(error) or full_disk(error) or not_deterministic(error)) is not None:
             report(told)
             return FAILED
         traceback.print_exc()

@@ -104,6 +104,22 @@ def bad_image(error: Exception) -> UserError | None:
     )
 
 
+# A line of TensorFlow's UnimplementedError for an operation that only has implementations with varying results.
+_NOT_DETERMINISTIC = re.compile(r"[^\n]*determinis(?:tic|m)[^\n]*", re.IGNORECASE)
+
+
+def not_deterministic(error: Exception) -> UserError | None:
+    """Return the error for an operation of the network without a deterministic implementation, or None."""
+    found = _NOT_DETERMINISTIC.search(str(error))
+    if found is None or type(error).__name__ != "UnimplementedError":
+        return None
+    what = found[0].strip().rstrip(".")
+    return UserError(
+        f"An operation of the network has no implementation for this device with reproducible results: {what}.",
+        fix="--set train.xla=false, if it is true; or replace the operation in the network",
+    )
+
+
 def full_disk(error: Exception) -> UserError | None:
     """Return the error for a full disk, if `error` comes from the operating system or an engine; otherwise None."""
     if getattr(error, "errno", None) not in FULL and os.strerror(errno.ENOSPC) not in str(error):
