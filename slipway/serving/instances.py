@@ -102,7 +102,7 @@ def row(model: Model, instance: Any, index: int = 0) -> Row:
         values = {next(iter(model.inputs)): instance}
     if not isinstance(values, dict):
         names = ", ".join(model.inputs)
-        raise BadRequest(f"A {_kind(instance)} is not an object of the inputs {names}", index)
+        raise BadRequest(f"{_kind(instance).capitalize()} is not an object of the inputs {names}", index)
     for name in values:
         if name not in model.inputs:
             near = nearest(str(name), model.inputs)
@@ -154,7 +154,7 @@ def _value(each: Field, value: Any, shape: tuple[int | None, ...]) -> Any:
     if shape:
         length = shape[0]
         if not isinstance(value, list) or (length is not None and len(value) != length):
-            found = f"a list of {len(value)}" if isinstance(value, list) else f"a {_kind(value)}"
+            found = f"a list of {len(value)}" if isinstance(value, list) else _kind(value)
             raise ValueError(f"The value is {found}, not a list of {'values' if length is None else length}")
         return [_value(each, one, shape[1:]) for one in value]
     return _SCALARS.get(each.kind, _other)(each, value)
@@ -166,7 +166,7 @@ def _image(_each: Field, value: Any) -> bytes:
     else:
         text = value.get("b64") if isinstance(value, dict) and len(value) == 1 else value
         if not isinstance(text, str):
-            raise ValueError(f'The value is a {_kind(value)}, not an image: {{"b64": "…"}}')
+            raise ValueError(f'The value is {_kind(value)}, not an image: {{"b64": "…"}}')
         try:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
@@ -198,7 +198,7 @@ def image_fault(data: bytes) -> str | None:
 
 def _number(_each: Field, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"The value is a {_kind(value)}, not a number")
+        raise ValueError(f"The value is {_kind(value)}, not a number")
     if abs(value) > LARGEST:
         raise ValueError("The value is outside the range of float32")
     return float(value)
@@ -208,7 +208,7 @@ def _integer(each: Field, value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"The value is a {_kind(value)}, not an integer")
+        raise ValueError(f"The value is {_kind(value)}, not an integer")
     limits = np.iinfo(each.dtype)
     if not limits.min <= value <= limits.max:
         raise ValueError(f"The value is outside the range of {each.dtype}")
@@ -217,7 +217,7 @@ def _integer(each: Field, value: Any) -> int:
 
 def _category(_each: Field, value: Any) -> bytes:
     if not isinstance(value, str):
-        raise ValueError(f"The value is a {_kind(value)}, not a text")
+        raise ValueError(f"The value is {_kind(value)}, not a text")
     try:
         return value.encode()
     except UnicodeEncodeError:
@@ -229,7 +229,7 @@ def _other(each: Field, value: Any) -> Any:
         return _category(each, value)
     if each.dtype.kind == "b":
         if not isinstance(value, bool):
-            raise ValueError(f"The value is a {_kind(value)}, not true or false")
+            raise ValueError(f"The value is {_kind(value)}, not true or false")
         return value
     return _integer(each, value) if each.dtype.kind in "iu" else _number(each, value)
 
@@ -243,9 +243,9 @@ _SCALARS: dict[str, Callable[[Field, Any], Any]] = {
 
 
 def _kind(value: Any) -> str:
-    """Return what a JSON value is called."""
-    names = {dict: "object", list: "list", str: "text", bool: "truth value", type(None): "null"}
-    return names.get(type(value), "number")
+    """Return what a value is called, with its article."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", bytes: "an image"}
+    return "null" if value is None else names.get(type(value), "a number")
 
 
 def undecodable(model: Model, batch: Arrays) -> Iterator[tuple[int, str, str]]:

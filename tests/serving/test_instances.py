@@ -62,7 +62,7 @@ def test_named_inputs_are_raw_values(houses: Model) -> None:
     [
         ({"area": "big"}, "area", "The value is a text, not a number"),
         ({"area": True}, "area", "not a number"),
-        ({"area": None}, "area", "The value is a null"),
+        ({"area": None}, "area", "The value is null"),
         ({"area": 1e39}, "area", "range of float32"),
         ({"rooms": 2.5}, "rooms", "not an integer"),
         ({"rooms": 2**63}, "rooms", "range of int64"),
@@ -82,8 +82,9 @@ def test_errors_name_the_instance_and_the_field(houses: Model, changed: dict[str
 def test_a_missing_input_and_a_bare_value_are_refused(houses: Model) -> None:
     with pytest.raises(BadRequest, match=r"instances\[0\].street: The value is missing"):
         predict(houses, [{name: value for name, value in HOUSE.items() if name != "street"}])
-    with pytest.raises(BadRequest, match=r"instances\[0\]: A number is not an object of the inputs"):
-        predict(houses, [7])
+    for value, kind in ((7, "A number"), (image(), "An image"), ([], "A list")):
+        with pytest.raises(BadRequest, match=rf"instances\[0\]: {kind} is not an object of the inputs"):
+            instances.row(houses, value)
 
 
 @pytest.mark.parametrize(
