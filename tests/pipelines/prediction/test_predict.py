@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from slipway.pipelines.cli.app import app
 from slipway.pipelines.prediction import models, prediction, sources
 from slipway.serving import instances, model
 from slipway.serving.model import Model
+from slipway.trainer.engines import installed
 from tests.components.evaluate.conftest import png, write_data_set
 from tests.serving.conftest import HOUSE, HOUSE_PRICE, classifier, classifier_folder, houses, houses_folder
 
@@ -192,3 +194,16 @@ def test_a_failing_model_is_one_error(project: Path, monkeypatch: pytest.MonkeyP
     result = run("digits", "images/inner")
     assert result.exit_code == 2
     assert "does not run: the device is lost" in result.stderr
+
+
+def test_serve_names_the_missing_extra_and_a_port_that_is_taken(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = CliRunner().invoke(app, ["serve", "digits", "--port", str(port)])
+        assert result.exit_code == 2
+        assert f"Could not listen on 127.0.0.1:{port}" in result.stderr
+    monkeypatch.setattr(installed, "is_installed", lambda name: name != "starlette")
+    result = CliRunner().invoke(app, ["serve", "digits"])
+    assert result.exit_code == 2
+    assert "starlette is not installed" in result.stderr
+    assert "pip install 'slipway-ml[serving]'" in result.stderr
