@@ -38,6 +38,8 @@ class Task:
         direction: Which values of the figure are better.
         squashing: Activations that the last layer must not have, since the loss or the target's scale has no place
             for them.
+        values: The output of the exported model with the predictions: [batch, names], or [batch] without `names`.
+        names: The output with the name of each value, [batch, names]; None if there is one value per example.
         metrics: The metrics of the evaluation by name; the first is the gate's default.
     """
 
@@ -45,6 +47,8 @@ class Task:
     figure: FigureName
     direction: Direction
     squashing: tuple[str, ...]
+    values: str
+    names: str | None
     metrics: Mapping[str, Metric]
 
 
@@ -71,6 +75,8 @@ TASKS: dict[TaskName, Task] = {
         figure="accuracy",
         direction="maximize",
         squashing=("softmax",),
+        values="probabilities",
+        names="classes",
         metrics={
             "accuracy": Metric(
                 "accuracy", "maximize", "fraction of examples whose most probable class is the true class"
@@ -90,6 +96,8 @@ TASKS: dict[TaskName, Task] = {
         figure="label_accuracy",
         direction="maximize",
         squashing=("softmax", "sigmoid"),
+        values="probabilities",
+        names="labels",
         metrics={
             **_averaged("label"),
             "micro_f1": Metric(
@@ -107,6 +115,8 @@ TASKS: dict[TaskName, Task] = {
         figure="mae",
         direction="minimize",
         squashing=("softmax", "sigmoid", "relu"),
+        values="prediction",
+        names=None,
         metrics={
             "rmse": Metric("RMSE", "minimize", "root of the mean squared error, in the target's unit"),
             "mae": Metric("MAE", "minimize", "mean absolute error, in the target's unit"),

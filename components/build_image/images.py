@@ -13,7 +13,7 @@ from slipway.core.errors import UserError, nearest
 ANY_USER = "65534:65534"
 # Slipway's code in an image, with the same paths as in a checkout or beside the installed package.
 TRAINER_CODE = ("slipway/__init__.py", "slipway/core", "slipway/trainer", "slipway/training.py")
-CODE = {"steps": (*TRAINER_CODE, "slipway/components"), "trainer": TRAINER_CODE}
+CODE = {"steps": (*TRAINER_CODE, "slipway/serving", "slipway/components"), "trainer": TRAINER_CODE}
 REQUIREMENTS = "slipway/requirements"
 
 

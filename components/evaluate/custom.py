@@ -22,11 +22,12 @@ from slipway.components import page
 from slipway.components.evaluate import charts
 from slipway.components.evaluate.evaluation import NO_CHAMPION_ASKED, NO_CHAMPION_YET
 from slipway.components.evaluate.gate import MAXIMIZED, MINIMIZED, EvaluateSettings, Opponent, Verdict, decide
-from slipway.components.evaluate.served_model import ModelFolder, read_json
+from slipway.components.evaluate.served_model import ModelFolder
 from slipway.components.train.result import trainer_record
 from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
+from slipway.serving.model import read_json
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.table import model_files
 from slipway.trainer.metrics.history import METRICS_FILE

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from slipway.components.evaluate import contract
 from slipway.components.evaluate.gate import INTERVALS, EvaluateSettings, GateSettings, Opponent, Verdict, decide
 from slipway.components.evaluate.measures import EVALUATED
 from slipway.components.evaluate.measures.base import compare
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
-from slipway.components.evaluate.served_model import TYPES, Answers, Batch, Measured, ServedModel
+from slipway.components.evaluate.served_model import Answers, Batch, Measured, ServedModel
 from slipway.core import events, manifest
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split, signature_name
 from slipway.core.values import JsonObject
+from slipway.serving.model import TYPES
 from slipway.trainer.engines.quick_import import import_before_tensorflow, import_tensorflow
 from slipway.trainer.tasks import TASKS
 
@@ -154,6 +156,8 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
     gate = settings.gate.of(description.task)
     _check_defined(gate, description, measured)
     verdict = decide(gate, measured.metrics, _as_opponent(beaten, measured, gate.name), without)
+    if challenger.sample and (reason := contract.fault(challenger.model, challenger.sample)):
+        verdict = Verdict("reject", [*verdict.reasons, reason])
     settings = settings.model_copy(update={"gate": gate})
     return Evaluation(description, measured, beaten, verdict, settings, unseen.found())
 
@@ -204,9 +208,9 @@ def _measure(
     """Run every model on every batch of the split."""
     done, started = 0, time.monotonic()
     reported_at = started
-    batches = _batches([data / shard.file for shard in split.shards], description, batch_size)
+    stream = batches([data / shard.file for shard in split.shards], description, batch_size)
     small = description.decoded_bytes * batch_size <= SMALL_BATCH_BYTES
-    for batch, answers in _predicted(batches, models, min(available_cores(), MOST_THREADS) if small else 1):
+    for batch, answers in _predicted(stream, models, min(available_cores(), MOST_THREADS) if small else 1):
         unseen.update(batch)
         for model, answer in zip(models, answers, strict=True):
             model.update(batch, answer)
@@ -218,13 +222,13 @@ def _measure(
 
 
 def _predicted(
-    batches: Iterator[Batch], models: list[ServedModel], threads: int
+    stream: Iterator[Batch], models: list[ServedModel], threads: int
 ) -> Iterator[tuple[Batch, list[Answers]]]:
     """Yield each batch, in order, with the answers of the models, which predict ahead in threads."""
     waiting: deque[tuple[Batch, list[Future[Answers]]]] = deque()
     pool = ThreadPoolExecutor(threads, "predicting")
     try:
-        for batch in batches:
+        for batch in stream:
             waiting.append((batch, [pool.submit(model.predict, batch) for model in models]))
             if len(waiting) > threads:
                 yield _answered(*waiting.popleft())
@@ -237,7 +241,7 @@ def _answered(batch: Batch, answers: list[Future[Answers]]) -> tuple[Batch, list
     return batch, [answer.result() for answer in answers]
 
 
-def _batches(shards: list[Path], description: Manifest, batch_size: int) -> Iterator[Batch]:
+def batches(shards: list[Path], description: Manifest, batch_size: int) -> Iterator[Batch]:
     """Stream the examples in order; the last batch may be smaller."""
     import tensorflow as tf
 

@@ -1,14 +1,8 @@
-"""Evaluation of a model through its serving interface: an example's raw values in, predictions out.
-
-The code that built the model is not needed. A SavedModel decodes images and prepares values itself. For a model in an
-engine's own format, this is done as in the SavedModel, with the size, resize mode and channels in its model.json.
-"""
+"""Evaluation of a model through its serving interface: an example's raw values in, predictions out."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,15 +16,14 @@ from slipway.components.evaluate.measures import EVALUATED
 from slipway.components.evaluate.measures.base import Example, Measures
 from slipway.components.evaluate.measures.significance import Counts, Floats
 from slipway.core.errors import UserError
-from slipway.core.manifest import Input, Manifest, signature_name
+from slipway.core.manifest import Manifest, signature_name
 from slipway.core.values import JsonObject
-from slipway.trainer.engines import installed
-from slipway.trainer.engines.table import ENGINES, SAVED_MODEL_FILE
+from slipway.serving import model as model_files
+from slipway.serving.model import RECORD_FILE, SIGNATURE, TYPES, Model, NotServable, read_json
+from slipway.trainer.export.examples import EXAMPLES
+from slipway.trainer.tasks import TASKS
 
-SIGNATURE = "serving_default"
 IMAGE = "image_bytes"  # of the feature `image`
-# Types of the serving signature's inputs, and of a record's features, by kind.
-TYPES = {"image": "string", "number": "float32", "integer": "int64", "category": "string"}
 # An example's values in the report: at most so many inputs, and elements of an array.
 VALUES_SHOWN, ELEMENTS_SHOWN = 12, 6
 
@@ -39,10 +32,6 @@ Features: TypeAlias = Mapping[str, Any]
 # The names of the values, [] if there are none, and the values [batch, names] or [batch].
 Answers: TypeAlias = tuple[list[str], NDArray[np.float32]]
 Serve = Callable[[Features], Answers]
-
-
-class NotServable(Exception):
-    """The model in the folder cannot be served; the message says why."""
 
 
 class OtherData(NotServable):
@@ -56,6 +45,11 @@ class Batch:
     features: Features
     labels: NDArray[np.generic]
     keys: list[bytes]
+
+    def first(self, count: int) -> Batch:
+        """Return a batch of the first examples."""
+        features = {name: values[:count] for name, values in self.features.items()}
+        return Batch(features, self.labels[:count], self.keys[:count])
 
     def example(self, index: int) -> Features:
         """Return the features of one example, as a batch of one."""
@@ -114,15 +108,20 @@ class ServedModel:
         self._folder = folder
         self._is_champion = is_champion
         self._data = data
-        self._task = EVALUATED[data.task]
-        self._measures = self._task.measures(data, examples, worst)
-        self._serve = self._load()
+        self._outputs = TASKS[data.task]
+        self._measures = EVALUATED[data.task].measures(data, examples, worst)
+        self.model = self._load()
+        self._serve = serving(self.model, data)
+        # A few examples for the contract test.
+        self.sample: Batch | None = None
         # The model's classes or labels, and the index of each in the data set; known after the first batch.
         self._names: list[str] | None = None
         self._order: Counts = np.zeros(0, np.int64)
 
     def update(self, batch: Batch, answers: Answers) -> None:
         """Update the metrics by a batch and the answers of `predict`; batches have to be in order."""
+        if self.sample is None:
+            self.sample = batch.first(EXAMPLES)
         predictions = self._measures.predictions(batch.labels, self._values(batch, answers), self._order)
         self._measures.update(predictions)
         worst, scores = self._measures.worst, self._measures.scores(predictions)
@@ -139,16 +138,16 @@ class ServedModel:
         names = self._names or []
         return Measured(
             folder=self._folder,
-            description=read_json(self._folder / "model.json"),
+            description=read_json(self._folder / RECORD_FILE),
             registration=read_json(self._folder / "metadata.json"),
             measures=self._measures,
             unknown=tuple(name for name in self._data.classes if name not in set(names)),
             foreign=tuple(name for name in names if name not in set(self._data.classes)),
         )
 
-    def _load(self) -> Serve:
+    def _load(self) -> Model:
         try:
-            return load(self._folder, self._data)
+            return load_model(self._folder, self._data)
         except UserError as error:  # its framework is not installed
             if not self._is_champion:
                 raise
@@ -175,18 +174,19 @@ class ServedModel:
         if self._names is None:
             self._names, self._order = names, self._align(names)
         values: Floats = raw.astype(np.float64)
-        expected = (len(batch.labels), len(names)) if self._task.names else (len(batch.labels),)
+        expected = (len(batch.labels), len(names)) if self._outputs.names else (len(batch.labels),)
         if values.size != np.prod(expected):
-            raise self._problem(f"returned {self._task.values} of the shape {list(values.shape)}, not {list(expected)}")
+            found = list(values.shape)
+            raise self._problem(f"returned {self._outputs.values} of the shape {found}, not {list(expected)}")
         if not np.isfinite(values).all():
-            raise self._problem(f"returned NaN or infinite {self._task.values.removesuffix('s')}s")
+            raise self._problem(f"returned NaN or infinite {self._outputs.values.removesuffix('s')}s")
         return values.reshape(expected)
 
     def _align(self, names: list[str]) -> Counts:
         index = {name: position for position, name in enumerate(self._data.classes)}
         if not self._is_champion and set(names) != set(index):
             raise self._problem(
-                f"has other {self._task.names} than the data set {self._data.name}: "
+                f"has other {self._outputs.names} than the data set {self._data.name}: "
                 f"{_class_difference(names, list(index))}"
             )
         return np.array([index.get(name, len(index)) for name in names], np.int64)
@@ -267,16 +267,23 @@ def _sentence(error: Exception) -> str:
     return lines[0].strip().rstrip(".")[:200]
 
 
-def read_json(path: Path) -> JsonObject:
-    """Return the JSON object in a file, {} if it is missing or invalid."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def load(folder: Path, data: Manifest) -> Serve:
+    """Load the model in `folder`; see `load_model` for the arguments and errors."""
+    return serving(load_model(folder, data), data)
+
+
+def serving(model: Model, data: Manifest) -> Serve:
+    """Return a model's prediction of the values that the data set's task has."""
+    output = TASKS[data.task].values
+
+    def serve(features: Features) -> Answers:
+        values = model.predict(features)[output]
+        return model.names, values
+
+    return serve
+
+
+def load_model(folder: Path, data: Manifest) -> Model:
     """Load the model in `folder`.
 
     Args:
@@ -289,41 +296,19 @@ def load(folder: Path, data: Manifest) -> Serve:
         NotServable: The SavedModel has no serving signature, or one without the task's outputs.
         Exception: Anything that the library raises for a damaged file.
     """
-    description = read_json(folder / "model.json")
+    description = read_json(folder / RECORD_FILE)
     task = description.get("task", "classification" if description.get("classes") else data.task)
     if task != data.task:
         raise OtherData(f"was trained for the task {task}; the task of the data set {data.name} is {data.task}")
-    if not (folder / SAVED_MODEL_FILE).is_file():
-        for engine, row in ENGINES.items():
-            if (folder / row.model_file).is_file():
-                installed.verify(engine)
-                return _program(engine, folder, data)
-    return _saved_model(folder, data)
-
-
-def _saved_model(folder: Path, data: Manifest) -> Serve:
-    import tensorflow as tf
-
-    loaded = tf.saved_model.load(str(folder))
-    if SIGNATURE not in loaded.signatures:
-        raise NotServable(f"its SavedModel has no signature {SIGNATURE!r}")
-    row, signature = EVALUATED[data.task], loaded.signatures[SIGNATURE]
+    model, row = model_files.load(folder), TASKS[data.task]
     for output in filter(None, (row.names, row.values)):
-        if output not in signature.structured_outputs:
+        if output not in model.outputs:
             raise NotServable(
                 f"its signature {SIGNATURE!r} has no output {output!r}, which the task {data.task} needs; "
-                f"it has {', '.join(signature.structured_outputs)}"
+                f"it has {', '.join(model.outputs)}"
             )
-    inputs = signature.structured_input_signature[1]
-    _check_inputs({name: spec.dtype.name for name, spec in inputs.items()}, data)
-
-    def serve(features: Features) -> Answers:
-        # Access through `loaded` keeps the object alive; the signature alone would not.
-        result = loaded.signatures[SIGNATURE](**{name: features[name] for name in inputs})
-        names = [] if row.names is None else [name.decode(errors="replace") for name in result[row.names][0].numpy()]
-        return names, result[row.values].numpy()
-
-    return serve
+    _check_inputs({name: each.type_name for name, each in model.inputs.items()}, data)
+    return model
 
 
 def _check_inputs(types: Mapping[str, str], data: Manifest) -> None:
@@ -334,29 +319,3 @@ def _check_inputs(types: Mapping[str, str], data: Manifest) -> None:
             raise OtherData(f"has the input {name}, which the data set {data.name} does not have: {', '.join(given)}")
         if kind != given[name]:
             raise OtherData(f"reads the input {name} as {kind}, but it is {given[name]} in the data set {data.name}")
-
-
-def _program(engine: str, folder: Path, data: Manifest) -> Serve:
-    """Load a model in the engine's own format; see `load` in slipway/trainer/engines/ENGINE/export.py."""
-    from slipway.trainer.data import features as preparation
-
-    description = json.loads((folder / "model.json").read_bytes())
-    names = [str(name) for name in description["classes"]]
-    inputs = {name: Input.model_validate(each) for name, each in description.get("inputs", {}).items()}
-    shape = {"image_size": tuple(description["image_size"]), "channels": description["channels"]}
-    shape |= {"resize_mode": description.get("resize_mode", "stretch")}
-    own = data.model_copy(update={**shape, "inputs": inputs})
-    _check_inputs({signature_name(name, each): TYPES[each.kind] for name, each in own.all_inputs.items()}, data)
-    decoder = preparation.Features(own)
-    predictions = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
-
-    def serve(features: Features) -> Answers:
-        decoded = decoder.decode(features, standardized=False)  # the model has the statistics itself
-        return names, predictions(preparation.each(_array, decoded))
-
-    return serve
-
-
-def _array(tensor: Any) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.numpy()
-    return array.astype(np.int64) if array.dtype == np.int32 else array

@@ -13,6 +13,7 @@ from slipway.pipelines.cli.existing_runs import cancel, explain, list_, logs, st
 from slipway.pipelines.cli.preparation import data as data_group
 from slipway.pipelines.cli.preparation import doctor, hardware_, migrate, setup
 from slipway.pipelines.cli.project import init
+from slipway.pipelines.cli.serving import predict, serve
 from slipway.pipelines.cli.start import rehearse, run
 from slipway.pipelines.cli.terminal import HELP_OPTIONS, Commands, print_any_character, show_help_alone
 from slipway.pipelines.schedules.commands import app as schedule_app
@@ -27,6 +28,13 @@ COMMANDS = (
         ("slipway run", "slipway run -c my.yaml --set train.epochs=5", "slipway run --resume latest"),
     ),
     ("Train", "rehearse", rehearse, ("slipway rehearse --hardware 'l4x4*2' --steps 20",)),
+    (
+        "Use models",
+        "predict",
+        predict,
+        ("slipway predict digits image.png folder", "slipway predict digits/1 table.csv --output predictions.csv"),
+    ),
+    ("Use models", "serve", serve, ("slipway serve", "slipway serve digits --port 9000")),
     ("Follow runs", "list", list_, ("slipway list",)),
     ("Follow runs", "status", status, ("slipway status", "slipway status --follow RUN", "slipway status --json")),
     ("Follow runs", "logs", logs, ("slipway logs --step train", "slipway logs --follow")),

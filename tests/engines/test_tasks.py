@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.components.evaluate import contract, evaluation
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
+from slipway.serving import model as serving
+from slipway.trainer.export import examples
 from tests.engines.conftest import ENGINE, HERE, Bench
 from tests.trainer import feature_sets
 from tests.trainer.conftest import NETWORKS
@@ -74,8 +77,9 @@ def predictions(folder: Path, bench: Bench) -> Any:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_exported_model_predicts_from_raw_values_what_was_validated(
-    benches: Any, tmp_path: Path, task: str
+    benches: Any, tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(examples, "SPLIT", "validation")  # these sets have no test split
     bench = benches(task)
     config = job_of(bench)
     engine = bench.engine(config)
@@ -84,6 +88,16 @@ def test_the_exported_model_predicts_from_raw_values_what_was_validated(
     measured = engine.evaluate(bench.validation(16))
     engine.export(tmp_path, config, bench.manifest)
     found = predictions(tmp_path, bench)
+    stored = json.loads((tmp_path / examples.FILE_NAME).read_text())
+    np.testing.assert_allclose(stored["values"], found[: examples.EXAMPLES], rtol=1e-4, atol=1e-5)
+    (sample,) = evaluation.batches(
+        [bench.data / shard.file for shard in bench.manifest.splits["validation"].shards], bench.manifest, 40
+    )
+    model = serving.load(tmp_path)
+    assert contract.fault(model, sample.first(examples.EXAMPLES)) is None
+    stored["values"][1] = (np.array(stored["values"][1]) * 1.01 + 0.01).tolist()
+    (tmp_path / examples.FILE_NAME).write_text(json.dumps(stored))
+    assert "differs by" in str(contract.fault(model, sample.first(examples.EXAMPLES)))
     decoded = bench.validation(40).batches()
     _, labels, _ = next(decoded)
     target = bench.manifest.target

@@ -23,6 +23,7 @@ _EXTRAS = {
         "httplib2", "tenacity",
     ),
     "beam": ("apache_beam",),
+    "serving": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
 }  # fmt: skip
 
 

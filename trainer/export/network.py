@@ -137,6 +137,19 @@ def on_jax(model: keras.Model, manifest: Manifest) -> tuple[Outputs, list[tf.Var
     return tf.autograph.experimental.do_not_convert(lambda inputs: converted(variables, inputs)), variables
 
 
+def on_cpu(model: keras.Model, inputs: Any) -> Any:
+    """Return a Keras model's outputs, computed by JAX on the CPU, for inputs as tensors of TensorFlow."""
+    import jax
+
+    from slipway.trainer.data.features import each
+
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        trained = [np.asarray(variable.value) for variable in model.trainable_variables]
+        others = [np.asarray(variable.value) for variable in model.non_trainable_variables]
+        arrays = each(lambda one: one.numpy(), inputs)
+        return np.asarray(model.stateless_call(trained, others, arrays, training=False)[0])
+
+
 def _write_program(folder: Path, model: Any, manifest: Manifest, scale: float, *, from_logits: bool) -> str:
     """Write a torch.export program, and model.keras for a Keras network; return the weights' checksum."""
     import torch

@@ -18,14 +18,10 @@ class Evaluated:
     """How models of a task are evaluated.
 
     Attributes:
-        values: The output of the serving signature with the predictions: [batch, names], or [batch] without `names`.
-        names: The output with the name of each value, [batch, names]; None if there is one value per example.
         label: The label's type in the records; it has one element for each name if `label_per_name`.
         measures: Creates the measures for a data set, a number of examples and a number of worst examples.
     """
 
-    values: str
-    names: str | None
     label: str
     measures: Callable[[Manifest, int, int], Measures[Any]]
     label_per_name: bool = False
@@ -33,21 +29,15 @@ class Evaluated:
 
 EVALUATED: Mapping[TaskName, Evaluated] = {
     "classification": Evaluated(
-        values="probabilities",
-        names="classes",
         label="int64",
         measures=lambda data, examples, worst: ClassificationMeasures(data.classes, examples, worst),
     ),
     "multilabel": Evaluated(
-        values="probabilities",
-        names="labels",
         label="int64",
         measures=lambda data, examples, worst: MultilabelMeasures(data.classes, examples, worst),
         label_per_name=True,
     ),
     "regression": Evaluated(
-        values="prediction",
-        names=None,
         label="float32",
         measures=lambda data, examples, worst: RegressionMeasures(data.target or Input(kind="number"), examples, worst),
     ),

@@ -20,6 +20,7 @@ FILES = {
     "components/evaluate/report.html": "<html>\n",
     "slipway/__init__.py": "",
     "slipway/core/errors.py": "ERRORS = 1\n",
+    "slipway/serving/model.py": "MODEL = 1\n",
     "slipway/steps.py": "from kfp import dsl\n",
     "slipway/training.py": "PROGRESS = 1\n",
     "trainer/__init__.py": "",

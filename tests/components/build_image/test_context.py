@@ -39,7 +39,7 @@ def test_each_image_holds_what_it_needs_and_no_more(tree: Path) -> None:
     always = {"Dockerfile", "project/requirements.txt", "requirements/build-tools.txt"}
     assert files == code | always | {"requirements/trainer-cpu.txt"}
     steps = {f"code/slipway/components/{name}" for name in ("__init__.py", "evaluate/report.html")}
-    more = steps | {"requirements/steps-cpu.txt"}
+    more = steps | {"code/slipway/serving/model.py", "requirements/steps-cpu.txt"}
     assert set(members(context_of(tree, "steps"))) == files - {"requirements/trainer-cpu.txt"} | more
 
 

@@ -51,8 +51,8 @@ def test_no_command_shows_the_help(arguments):
 
 def test_help_lists_the_commands_in_groups_with_examples():
     shown = invoke("--help", COLUMNS="80").output
-    assert {group for group, *_ in COMMANDS} == {"Train", "Follow runs", "Prepare", "Build and schedule"}
-    for title in ("Train", "Follow runs", "Prepare", "Build and schedule", "Examples"):
+    assert {group for group, *_ in COMMANDS} == {"Train", "Use models", "Follow runs", "Prepare", "Build and schedule"}
+    for title in ("Train", "Use models", "Follow runs", "Prepare", "Build and schedule", "Examples"):
         assert title in shown
     assert invoke("--version").output == f"slipway {version('slipway-ml')}\n"
 

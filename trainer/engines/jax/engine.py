@@ -7,6 +7,7 @@ global batch's statistics.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.core.manifest import Manifest
+from slipway.core.paths import local_path
 from slipway.trainer import weights
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import check_shared_evenly
@@ -30,7 +32,7 @@ from slipway.trainer.engines.keras import augment, normalization, optimizer
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras.freezing import freezer
 from slipway.trainer.engines.keras.objective import objective
-from slipway.trainer.export import network, saved_model
+from slipway.trainer.export import examples, network, saved_model
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 from slipway.trainer.stages import Stage, check_patterns, stage_of
 
@@ -202,12 +204,13 @@ class JaxEngine:
         self._into_model()
         return keras_model.checksum(self._model)
 
-    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:  # noqa: ARG002
+    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
         self._into_model()
         model = self._model
         outputs, variables = network.on_jax(model, manifest)
         saved_model.write(folder, outputs, variables, manifest)
         keras_model.save(model, folder)
+        examples.write(folder, local_path(job.data), manifest, functools.partial(network.on_cpu, model))
 
     def close(self, wait_for_others: Callable[[], None]) -> None:
         if self._devices.cluster.is_chief:  # the runtime aborts a process that leaves after the chief

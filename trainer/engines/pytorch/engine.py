@@ -6,6 +6,7 @@ Each process trains on one device.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import time
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
 from slipway.core.manifest import Manifest
+from slipway.core.paths import local_path
 from slipway.trainer import weights
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import check_shared_evenly
@@ -35,6 +37,7 @@ from slipway.trainer.engines.pytorch.devices import Devices, errors_named
 from slipway.trainer.engines.pytorch.export import Tensors, tensors
 from slipway.trainer.engines.pytorch.network import Network, freezer
 from slipway.trainer.engines.pytorch.step import CLASSIFICATION, Step, load_loss_scale, make_optimizer, optimizer_arrays
+from slipway.trainer.export import examples
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 from slipway.trainer.stages import Stage, check_patterns, stage_of
 
@@ -256,6 +259,7 @@ class PyTorchEngine:
             for name, tensor in network.variables().items():
                 tensor.copy_(trained[name])
         export.write(folder, network, manifest)
+        examples.write(folder, local_path(job.data), manifest, functools.partial(export.outputs, network))
 
     def close(self, _wait_for_others: Callable[[], None]) -> None:
         self._devices.leave()

@@ -88,6 +88,13 @@ def write(folder: Path, network: Network, manifest: Manifest) -> None:
         keras_model.save(network.inner, folder)
 
 
+def outputs(network: Network, inputs: Any) -> NDArray[np.float32]:
+    """Return the network's outputs for scaled inputs, tensors of TensorFlow."""
+    with torch.no_grad():
+        found: NDArray[np.float32] = network.eval()(each(lambda one: torch.tensor(one.numpy()), inputs)).numpy()
+    return found
+
+
 def tensors(arrays: Inputs) -> Tensors:
     """Return a batch's arrays as tensors that share their memory."""
     return each(torch.from_numpy, arrays)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.core.paths import local_path
 from slipway.trainer import weights
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.data.assignment import check_shared_evenly
@@ -48,7 +49,8 @@ from slipway.trainer.engines.tensorflow import devices as tensorflow_devices
 from slipway.trainer.engines.tensorflow import network, optimizer, tpu
 from slipway.trainer.engines.tensorflow.loop import Call, Layout, StepLoop
 from slipway.trainer.engines.tensorflow.step import CLASSIFICATION, TrainingStep
-from slipway.trainer.export import saved_model
+from slipway.trainer.export import examples, saved_model
+from slipway.trainer.export.network import on_tensorflow
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 from slipway.trainer.stages import ALL, Stage, check_patterns, stage_of
 
@@ -257,6 +259,7 @@ class TensorFlowEngine:
             own.assign(trained.numpy())
         saved_model.write(folder, model, [variable.value for variable in model.variables], manifest)
         keras_model.save(model, folder)
+        examples.write(folder, local_path(job.data), manifest, on_tensorflow(model, manifest)[0])
 
     def close(self, _wait_for_others: Callable[[], None]) -> None:
         """Do nothing: TensorFlow's server ends with the process."""

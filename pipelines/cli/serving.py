@@ -1,0 +1,207 @@
+"""Use a trained model on this machine: `slipway predict` and `slipway serve`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipway.core.errors import UserError
+from slipway.pipelines.cli.options import check_folder_of
+from slipway.pipelines.cli.terminal import EXIT_FAILED, error_console, say, user_errors
+from slipway.pipelines.prediction.output import Format
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from slipway.pipelines.prediction.models import Chosen
+    from slipway.serving.model import Model
+
+Registry = Annotated[Path, typer.Option("--registry", metavar="FOLDER", help="Folder of the registered models.")]
+Module = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:FUNCTION", help="What loads a custom program's model; see docs/serving.md."),
+]
+
+
+@user_errors
+def predict(
+    model: Annotated[
+        str, typer.Argument(help="NAME of a registered model (its champion), NAME/VERSION, a run's id, or a folder.")
+    ],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT...",
+            help="Images, folders of images, CSV files, JSONL files of instances (- for stdin), or prepared data sets.",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; stdout by default.")
+    ] = None,
+    kind: Annotated[Format | None, typer.Option("--format", metavar="FORMAT", help="jsonl (default) or csv.")] = None,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="Split of a prepared data set, or all.")] = "test",
+    batch_size: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Examples per batch.")] = 256,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any input has an error.")] = False,
+    module: Module = None,
+    registry: Registry = Path("models"),
+) -> None:
+    """Predict on files with a model on this machine. Inputs that cannot be read get a line with the error."""
+    from slipway.pipelines.prediction import models, prediction, sources
+    from slipway.pipelines.prediction import output as files
+
+    if output is not None:
+        check_folder_of(output)
+    chosen = models.find(model, registry)
+    if kind is None:
+        kind = Format.csv if output is not None and output.suffix.lower() == ".csv" else Format.jsonl
+    loaded = _load(chosen, module)
+    source = sources.open_all(inputs, loaded, batch_size, split, sys.stdin)
+    done = failed = 0
+    started = time.monotonic()
+    try:
+        with _progress() as progress, files.opened(output) as file:
+            task = progress.add_task(str(chosen), total=source.examples)
+            for answers in prediction.predict(loaded, source.chunks):
+                if not done:
+                    file.write(files.header(kind, loaded))
+                file.write(files.lines(answers, kind, loaded))
+                done += len(answers)
+                failed += sum(answer.error is not None for answer in answers)
+                progress.update(task, completed=done)
+            file.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_FAILED) from None
+    rate = done / max(time.monotonic() - started, 1e-9)
+    where = f" in {output}" if output else ""
+    errors = f", {failed:,} with an error" if failed else ""
+    say(f"{chosen}: {done:,} example{'' if done == 1 else 's'}{where}{errors}, {rate:,.0f}/s")
+    if failed and (strict or failed == done):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@user_errors
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="As for slipway predict; default: the only registered one. Follows the champion, or a folder.",
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="PORT", help="Port to listen on.")] = 8080,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    max_batch: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Most examples predicted together.")] = 64,
+    max_delay: Annotated[
+        float, typer.Option(min=0, metavar="MS", help="Milliseconds that concurrent requests wait for each other.")
+    ] = 2.0,
+    module: Module = None,
+    registry: Registry = Path("models"),
+) -> None:
+    """Serve a model over HTTP on this machine, with a page to try it."""
+    from slipway.pipelines.prediction import models
+    from slipway.trainer.engines import installed
+
+    installed.verify_extra("serving")
+    chosen = models.find(model, registry)
+    from slipway.serving import app
+    from slipway.serving.batching import Limits
+
+    _import_from_here(module)
+    _check_port(host, port)
+
+    def source() -> tuple[str, Path]:
+        found = models.find(model, registry) if chosen.follow else chosen
+        return str(found), found.folder
+
+    settings = app.ServerSettings(host, port, limits=Limits(max_batch=max_batch, max_delay=max_delay / 1000))
+    server = app.Server(settings, source, module)
+    server.use(_load(chosen, module, server.warm_sizes), str(chosen))
+    app.log_as_json()
+    address = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}"
+    say(f"{chosen} on {address}; predictions: POST {address}{settings.predict_route}; to stop: Ctrl+C")
+    app.run(server)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raise UserError if another process listens on the port."""
+    import socket
+
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            raise UserError(
+                f"Could not listen on {host}:{port}: {error.strerror}.",
+                setting="--port",
+                value=port,
+                fix=f"--port {port + 1 if port < 65535 else 8080}",
+            ) from None
+
+
+def _import_from_here(module: str | None) -> None:
+    """Let the modules in this folder be imported, as for the module of a run."""
+    if module is not None and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _progress() -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=error_console,
+        transient=True,
+        disable=not error_console.is_terminal,
+    )
+
+
+def _load(chosen: Chosen, module: str | None, sizes: tuple[int, ...] = (1,)) -> Model:
+    """Load the model and predict once in batches of each size.
+
+    Raises:
+        UserError: It cannot be loaded, or does not run.
+    """
+    from slipway.serving import instances
+    from slipway.serving.model import load
+
+    _import_from_here(module)
+    try:
+        with _native_output_hidden():
+            loaded = load(chosen.folder, module)
+            instances.warm_up(loaded, sizes)
+    except UserError:
+        raise
+    except Exception as error:  # TensorFlow and PyTorch may raise anything for a damaged file
+        raise UserError(
+            f"The model in {chosen.folder} cannot be served: {instances.sentence(error)}.",
+            setting="MODEL",
+            value=str(chosen),
+            fix="--module MODULE:FUNCTION, if a custom program wrote it; otherwise train it again: slipway run",
+        ) from error
+    return loaded
+
+
+@contextlib.contextmanager
+def _native_output_hidden() -> Iterator[None]:
+    """Hide what libraries' native code prints on stderr at the start, such as that there is no GPU."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nothing:  # noqa: PTH123 (a device)
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -1,0 +1,112 @@
+"""Find the model that a command names: a registered one, a run's, or a folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.components.register_model.registry import CHAMPION, METADATA, Registry
+from slipway.core.errors import UserError, nearest
+from slipway.pipelines.runs import record as runs
+from slipway.serving.model import is_model
+
+MEANINGS = "NAME (its champion), NAME/VERSION, a run's id, or a model's folder"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A model's folder; `name` and `version` if it is registered.
+
+    With `follow`, the version is the champion, which may change.
+    """
+
+    folder: Path
+    name: str
+    version: int | None = None
+    follow: bool = False
+
+    def __str__(self) -> str:
+        return self.name if self.version is None else f"{self.name}/{self.version}"
+
+
+def find(model: str | None, registry: Path) -> Chosen:
+    """Return the model that `model` names; None names the only registered one.
+
+    Raises:
+        UserError: There is none, or it is in a remote run.
+    """
+    known = Registry(registry)
+    if model is None:
+        names = known.models()
+        if len(names) != 1:
+            raise UserError(
+                f"{'No model is' if not names else f'{len(names)} models are'} registered in {registry}.",
+                setting="MODEL",
+                value=None,
+                allowed=", ".join(names) or MEANINGS,
+                fix=f"name one, such as {names[0]}" if names else "slipway run, which registers a model",
+            )
+        return _champion(known, names[0])
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if (folder / CHAMPION).is_file():
+            return _champion(Registry(folder.absolute().parent), folder.absolute().name)
+        if is_model(folder) or any((folder / name).is_file() for name in ("model.json", METADATA)):
+            return Chosen(folder.absolute(), folder.name)
+    name, _, version = model.partition("/")
+    if name in known.models():
+        return _version(known, name, version) if version else _champion(known, name)
+    if found := _of_run(model):
+        return found
+    if folder.is_dir():
+        return Chosen(folder.absolute(), folder.name)
+    near = nearest(model, [*known.models(), *(each.run_id for each in runs.folders())])
+    raise UserError(
+        f"There is no model {model}.",
+        setting="MODEL",
+        value=model,
+        allowed=f"{MEANINGS}; registered in {registry}: {', '.join(known.models()) or 'none'}",
+        nearest=near,
+        fix=f"name {near}" if near else "slipway list, which shows the runs",
+    )
+
+
+def _champion(known: Registry, name: str) -> Chosen:
+    champion = known.champion(name)
+    if champion is None:
+        raise UserError(
+            f"The model {name} has no champion.",
+            setting="MODEL",
+            value=name,
+            allowed=", ".join(f"{name}/{each.number}" for each in known.versions(name)),
+            fix=f"name a version, such as {name}/{known.versions(name)[-1].number}",
+        )
+    return Chosen(champion.folder.absolute(), name, champion.number, follow=True)
+
+
+def _version(known: Registry, name: str, version: str) -> Chosen:
+    for each in known.versions(name):
+        if str(each.number) == version:
+            return Chosen(each.folder.absolute(), name, each.number)
+    numbers = [f"{name}/{each.number}" for each in known.versions(name)]
+    raise UserError.unknown("version", f"{name}/{version}", numbers, setting="MODEL", fix=f"name {numbers[-1]}")
+
+
+def _of_run(run_id: str) -> Chosen | None:
+    """Return the model that a local run trained; None if there is no such run."""
+    known = [folder.run_id for folder in runs.folders()]
+    if run_id != runs.LATEST and run_id not in known:
+        return None
+    folder = runs.find(run_id)
+    record = folder.read()
+    trained = next((step.outputs for step in record.steps if step.name == "train"), {})
+    path = trained.get("model")
+    if not isinstance(path, str) or not Path(path).is_dir():
+        raise UserError(
+            f"The run {folder.run_id} has no model on this machine: {json.dumps(path)}.",
+            setting="MODEL",
+            value=run_id,
+            fix=f"slipway status {folder.run_id}",
+        )
+    return Chosen(Path(path), folder.run_id)

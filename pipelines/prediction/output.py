@@ -1,0 +1,92 @@
+"""The lines that `slipway predict` writes: JSON, or CSV with a column per class or label."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slipway.pipelines.prediction.prediction import Answer
+    from slipway.serving.model import Model
+
+# A label of a multilabel model is predicted from this probability on.
+PREDICTED = 0.5
+
+
+class Format(StrEnum):
+    """The format of the output."""
+
+    jsonl = "jsonl"
+    csv = "csv"
+
+
+@contextlib.contextmanager
+def opened(path: Path | None) -> Iterator[IO[str]]:
+    """Return a context with the file to write, which appears only once it is complete; stdout without a path."""
+    if path is None:
+        yield sys.stdout
+        return
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def lines(answers: list[Answer], kind: Format, model: Model) -> str:
+    """Return the lines of a chunk's answers."""
+    if kind is Format.jsonl:
+        return "".join(_json_line(answer) for answer in answers)
+    return _csv([_row(answer, model) for answer in answers])
+
+
+def header(kind: Format, model: Model) -> str:
+    """Return what the file begins with; the model's names are known after the first prediction."""
+    return _csv([["input", *_columns(model), "error"]]) if kind is Format.csv else ""
+
+
+def _json_line(answer: Answer) -> str:
+    what = {"prediction": answer.prediction} if answer.error is None else {"error": answer.error}
+    return json.dumps({"input": answer.key, **what}, ensure_ascii=False) + "\n"
+
+
+def _columns(model: Model) -> list[str]:
+    match model.task:
+        case "classification":
+            return ["label", *model.names]
+        case "multilabel":
+            return ["labels", *model.names]
+    return ["prediction"]
+
+
+def _row(answer: Answer, model: Model) -> list[Any]:
+    if answer.error is not None:
+        return [answer.key, *("" for _ in _columns(model)), answer.error]
+    found = answer.prediction
+    match model.task:
+        case "classification":
+            values = [found["label"], *found["probabilities"]]
+        case "multilabel":
+            pairs = zip(model.names, found["probabilities"], strict=True)
+            values = [";".join(name for name, value in pairs if value >= PREDICTED), *found["probabilities"]]
+        case "regression":
+            values = [found["prediction"]]
+        case _:
+            values = [json.dumps(found, ensure_ascii=False)]
+    return [answer.key, *values, ""]
+
+
+def _csv(rows: list[list[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

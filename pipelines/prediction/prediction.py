@@ -1,0 +1,90 @@
+"""Predictions on many examples: chunks are read, predicted and written at the same time, in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from slipway.core.errors import UserError
+from slipway.pipelines.prediction.sources import Chunk
+from slipway.serving import instances
+from slipway.serving.model import Arrays, Model
+
+# The next chunk's Python code runs while the library computes.
+THREADS = 2
+# What libraries say when memory is short: smaller batches may fit.
+OUT_OF_MEMORY = ("ResourceExhausted", "OutOfMemory")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An example's prediction, or the reason why there is none."""
+
+    key: str
+    prediction: Any = None
+    error: str | None = None
+
+
+def predict(model: Model, chunks: Iterator[Chunk]) -> Iterator[list[Answer]]:
+    """Yield the answers to each chunk, in order.
+
+    Raises:
+        UserError: The model fails, other than by an image that cannot be decoded.
+    """
+    threads = 1 if model.is_custom else THREADS
+    waiting: deque[Future[list[Answer]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for chunk in chunks:
+                waiting.append(pool.submit(_answers, model, chunk))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _answers(model: Model, chunk: Chunk) -> list[Answer]:
+    sound, faults = chunk.sound, dict(chunk.faults)
+    found: dict[int, Any] = {}
+    if sound:
+        predicted = _predicted(model, chunk.arrays, len(sound))
+        for index, one in zip(sound, predicted, strict=True):
+            if isinstance(one, _Fault):
+                faults[index] = one.reason
+            else:
+                found[index] = one
+    return [Answer(key, found.get(index), faults.get(index)) for index, key in enumerate(chunk.keys)]
+
+
+@dataclass(frozen=True)
+class _Fault:
+    reason: str
+
+
+def _predicted(model: Model, arrays: Arrays, examples: int) -> list[Any]:
+    """Return the predictions, with a fault for each image that cannot be decoded."""
+    try:
+        return instances.predictions(model, model.predict(arrays))
+    except Exception as error:  # a failing model may raise anything
+        values = {name: np.asarray(arrays[name]) for name in model.inputs}
+        if examples > 1 and any(word in type(error).__name__ for word in OUT_OF_MEMORY):
+            half = examples // 2
+            first = {name: one[:half] for name, one in values.items()}
+            second = {name: one[half:] for name, one in values.items()}
+            return _predicted(model, first, half) + _predicted(model, second, examples - half)
+        faults = {index: reason for index, _, reason in instances.undecodable(model, values)}
+        if not faults:
+            raise UserError(
+                f"The model in {model.folder} does not run: {instances.sentence(error)}.",
+            ) from error
+        kept = [index for index in range(examples) if index not in faults]
+        rest = iter(_predicted(model, {name: one[kept] for name, one in values.items()}, len(kept)) if kept else [])
+        return [_Fault(faults[index]) if index in faults else next(rest) for index in range(examples)]

@@ -1,0 +1,411 @@
+"""The prediction server: Vertex AI's contract and plain HTTP, health, metrics, and a page to try the model.
+
+One process owns the model. It answers on the routes and the port of the variables AIP_*, or on their defaults, also
+outside of Vertex AI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import prometheus_client as prometheus
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from slipway.core.errors import UserError
+from slipway.core.manifest import signature_name
+from slipway.core.values import JsonObject
+from slipway.serving import instances
+from slipway.serving import model as models
+from slipway.serving.batching import Batcher, Busy, Limits, ModelFailed, Stopping
+from slipway.serving.instances import BadRequest
+from slipway.serving.model import Model, NotServable
+
+PAGE = Path(__file__).with_name("page.html")
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+JSON = b"application/json"
+# How long the event loop and the model's thread may hold the interpreter while the other one waits for it. Python's
+# 5 ms are longer than a prediction.
+SWITCH_SECONDS = 0.0002
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How the server answers.
+
+    Attributes:
+        host: The address it listens on.
+        port: Its port.
+        health_route: Answers 200 once the model has predicted, 503 before and while stopping.
+        predict_route: Accepts POST of JSON, or of an image.
+        limits: How requests are batched.
+        max_body: The most bytes of a request's body.
+        max_bodies: The most bytes of all requests in progress.
+        linger: Seconds in which a stopping server still accepts requests, so that nobody sends to a closed port.
+        watch: Seconds between two checks whether the model has changed.
+    """
+
+    host: str = "0.0.0.0"
+    port: int = 8080
+    health_route: str = "/health"
+    predict_route: str = "/predict"
+    limits: Limits = field(default_factory=Limits)
+    max_body: int = 10 << 20
+    max_bodies: int = 256 << 20
+    linger: float = 1.0
+    watch: float = 1.0
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> ServerSettings:
+        """Return the settings of Vertex AI's variables, which any platform may set.
+
+        Raises:
+            UserError: The port is not a number, or a route does not begin with a slash.
+        """
+        port = environment.get("AIP_HTTP_PORT") or "8080"
+        if not port.isdigit() or int(port) > 65535:
+            raise UserError(f"{port!r} is not a port.", setting="AIP_HTTP_PORT", value=port, fix="AIP_HTTP_PORT=8080")
+        return cls(
+            port=int(port),
+            health_route=_route(environment, "AIP_HEALTH_ROUTE", cls.health_route),
+            predict_route=_route(environment, "AIP_PREDICT_ROUTE", cls.predict_route),
+        )
+
+
+def _route(environment: Mapping[str, str], variable: str, default: str) -> str:
+    route = environment.get(variable) or default
+    if not route.startswith("/"):
+        raise UserError(f"{route!r} is not a route.", setting=variable, value=route, fix=f"{variable}=/{route}")
+    return route
+
+
+class _Refused(Exception):
+    """A request that is answered with an error; `status` is its HTTP code."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Server:
+    """The state of the server, and the handlers of its routes.
+
+    Args:
+        settings: How it answers.
+        source: Returns the name and the folder of the model to serve now; called again to see whether it has changed.
+        module: The function of a custom model.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, source: Callable[[], tuple[str, Path]], module: str | None = None
+    ) -> None:
+        self.settings = settings
+        self.model: Model | None = None
+        self.name = ""
+        self.failure: Exception | None = None
+        self.stopping = False
+        self._source, self._module = source, module
+        self._seen: object = None
+        self._bodies = 0
+        self._registry = prometheus.CollectorRegistry()
+        self._requests = prometheus.Counter(
+            "slipway_requests", "Prediction requests by HTTP status.", ["status"], registry=self._registry
+        )
+        self._seconds = prometheus.Histogram(
+            "slipway_request_seconds", "Time to answer requests.", buckets=SECONDS, registry=self._registry
+        )
+        sizes = prometheus.Histogram(
+            "slipway_batch_examples", "Examples per batch.", buckets=BATCH_SIZES, registry=self._registry
+        )
+        times = prometheus.Histogram(
+            "slipway_batch_seconds", "Time to predict batches.", buckets=SECONDS, registry=self._registry
+        )
+        self._loads = prometheus.Counter(
+            "slipway_model_loads", "Loaded models by outcome.", ["outcome"], registry=self._registry
+        )
+
+        def observe(examples: int, seconds: float) -> None:
+            sizes.observe(examples)
+            times.observe(seconds)
+
+        self.batcher = Batcher(settings.limits, observe)
+        queue = prometheus.Gauge("slipway_queue_examples", "Examples that wait.", registry=self._registry)
+        queue.set_function(lambda: self.batcher.waiting)
+        self._by_status: dict[int, Any] = {}
+
+    @property
+    def warm_sizes(self) -> tuple[int, ...]:
+        """Batch sizes whose prediction prepares the model for any batch."""
+        return (1, self.settings.limits.max_batch)
+
+    def use(self, model: Model, name: str) -> None:
+        """Serve a model that is loaded and warm, until another replaces it."""
+        self.model, self.name, self.failure = model, name, None
+        self._seen = _identity(model.folder)
+
+    def app(self) -> Starlette:
+        """Return the ASGI application."""
+        return Starlette(
+            routes=[
+                Route(self.settings.predict_route, _Endpoint(self.predict), methods=["POST"]),
+                Route(self.settings.health_route, self.health),
+                Route("/metrics", self.metrics),
+                Route("/model", self.describe),
+                Route("/", self.page),
+            ],
+            lifespan=self._lifespan,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        self.batcher.start()
+        watcher = asyncio.create_task(self._watch())
+        yield
+        self.stopping = True
+        watcher.cancel()
+        await self.batcher.stop()
+        logger.info("stopped")
+
+    async def _watch(self) -> None:
+        """Load the model, and again whenever it has changed; a model that cannot be loaded replaces none."""
+        while True:
+            try:
+                name, folder = await asyncio.to_thread(self._source)
+                found = await asyncio.to_thread(_identity, folder)
+                if found != self._seen:
+                    self._seen = found
+                    self.model = await asyncio.to_thread(self._load, folder)
+                    self.name, self.failure = name, None
+                    self._loads.labels("ok").inc()
+                    logger.info("serving %s", name)
+            except Exception as error:  # TensorFlow and PyTorch may raise anything for a damaged file
+                if type(error) is not type(self.failure) or str(error) != str(self.failure):
+                    logger.error("the model cannot be loaded: %s", instances.sentence(error))
+                    self._loads.labels("error").inc()
+                self.failure = error
+            await asyncio.sleep(self.settings.watch)
+
+    def _load(self, folder: Path) -> Model:
+        loaded = models.load(folder, self._module)
+        instances.warm_up(loaded, self.warm_sizes)
+        return loaded
+
+    # Routes
+
+    async def predict(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a prediction request; see `slipway.serving.instances` for the JSON."""
+        started = time.monotonic()
+        status, fields = 200, {}
+        try:
+            content = {"predictions": await self._predictions(scope, receive)}
+            body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+        except BadRequest as error:
+            status, fields = 400, error.as_dict()
+        except _Refused as error:
+            status, fields = error.status, {"message": str(error)}
+        except Busy:
+            status, fields = 429, {"message": "Too many requests are waiting. Try again later."}
+        except Stopping:
+            status, fields = 503, {"message": "The server is stopping."}
+        except TimeoutError:
+            status, fields = 504, {"message": "The prediction took too long."}
+        except ModelFailed as error:
+            status, fields = 500, {"message": f"The model failed: {error}."}
+        except (TypeError, ValueError) as error:  # what a custom model returned is no JSON
+            status, fields = 500, {"message": f"The predictions are not JSON: {error}."}
+        if status != 200:
+            body = json.dumps({"error": {"code": status, **fields}}).encode()
+        await self._send(send, status, body)
+        seconds = time.monotonic() - started
+        self._seconds.observe(seconds)
+        if (counter := self._by_status.get(status)) is None:
+            counter = self._by_status[status] = self._requests.labels(str(status))
+        counter.inc()
+        if status != 200:
+            level = logging.ERROR if status == 500 else logging.WARNING
+            logger.log(level, "request failed", extra={"fields": {"status": status, "seconds": round(seconds, 4)}})
+
+    async def _send(self, send: Send, status: int, body: bytes) -> None:
+        headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode())]
+        if status in (429, 503):
+            headers.append((b"retry-after", b"1"))
+        if self.stopping:  # the client's next request goes elsewhere
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _predictions(self, scope: Scope, receive: Receive) -> list[Any]:
+        model = self.model
+        if model is None:
+            raise _Refused(503, "The model is not loaded yet.")
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"")
+        expected = int(length) if length.isdigit() else self.settings.max_body
+        if expected > self.settings.max_body:
+            raise self._too_large()
+        if self._bodies + expected > self.settings.max_bodies:
+            raise Busy
+        self._bodies += expected
+        try:
+            async with asyncio.timeout(self.settings.limits.timeout):
+                body = await self._body(receive)
+            kind = headers.get(b"content-type", JSON)
+            found = [body] if kind.startswith(b"image/") else instances.read(body)
+            if model.is_custom and kind.startswith(b"image/"):
+                found = [instances.of_image(body)]
+            return await self.batcher.predict(model, instances.arrays(model, found))
+        finally:
+            self._bodies -= expected
+
+    async def _body(self, receive: Receive) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message: Message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Refused(400, "The client closed the connection.")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self.settings.max_body:
+                raise self._too_large()
+            if not message.get("more_body"):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _too_large(self) -> _Refused:
+        return _Refused(413, f"The body has more than {self.settings.max_body:,} bytes.")
+
+    async def health(self, _request: Request) -> Response:
+        if self.model is not None and not self.stopping:
+            return PlainTextResponse("ok")
+        reason = "stopping" if self.stopping else "loading the model"
+        return PlainTextResponse(instances.sentence(self.failure) if self.failure else reason, 503)
+
+    async def metrics(self, _request: Request) -> Response:
+        return Response(prometheus.generate_latest(self._registry), media_type=prometheus.CONTENT_TYPE_LATEST)
+
+    async def describe(self, _request: Request) -> Response:
+        """Describe the model for the page."""
+        model = self.model
+        if model is None:
+            return JSONResponse({"error": {"code": 503, "message": "The model is not loaded yet."}}, 503)
+        vocabularies = {signature_name(name, one): list(one.vocabulary) for name, one in model.stored_inputs.items()}
+        inputs: list[JsonObject] = [
+            {"name": name, "kind": each.kind, "shape": each.shape, "categories": vocabularies.get(name, [])[:1000]}
+            for name, each in model.inputs.items()
+        ]
+        return JSONResponse(
+            {
+                "model": self.name,
+                "task": model.task,
+                "inputs": [] if model.is_custom else inputs,
+                "classes": model.names,
+                "predict": self.settings.predict_route,
+            }
+        )
+
+    async def page(self, _request: Request) -> Response:
+        return FileResponse(PAGE, media_type="text/html")
+
+
+class _Endpoint:
+    """An ASGI application of a coroutine: without Starlette's request and response, a request costs less."""
+
+    def __init__(self, function: Callable[[Scope, Receive, Send], Any]) -> None:
+        self._function = function
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._function(scope, receive, send)
+
+
+def _identity(folder: Path) -> tuple[object, ...]:
+    """Return what changes when a model's folder is replaced."""
+    found: list[object] = [folder]
+    for path in sorted(folder.iterdir()):
+        status = path.stat()
+        found.append((path.name, status.st_ino, status.st_mtime_ns, status.st_size))
+    if len(found) == 1:
+        raise NotServable(f"{folder} is empty")
+    return tuple(found)
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn that still accepts requests for a while after SIGTERM, with an unhealthy state."""
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self._server = server
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: Any = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        again, self._server.stopping = self._server.stopping, True
+        if again or sig == signal.SIGINT or self._loop is None:
+            self.should_exit = True
+            return
+        logger.info("stopping: finishing the accepted requests")
+        self._loop.call_soon_threadsafe(self._loop.call_later, self._server.settings.linger, self._exit)
+
+    def _exit(self) -> None:
+        self.should_exit = True
+
+
+def run(server: Server) -> None:
+    """Serve until SIGTERM or SIGINT; finish the accepted requests before returning."""
+    settings = server.settings
+    sys.setswitchinterval(SWITCH_SECONDS)
+    config = uvicorn.Config(
+        server.app(),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        log_level="warning",
+        timeout_graceful_shutdown=round(settings.limits.timeout) + 5,
+        timeout_keep_alive=75,
+        backlog=2048,
+        server_header=False,
+    )
+    _Uvicorn(config, server).run()
+
+
+class JsonLines(logging.Formatter):
+    """Formats log records as JSON objects, as log services expect them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        values: JsonObject = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+            "severity": record.levelname,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            values["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(values, ensure_ascii=False)
+
+
+def log_as_json() -> None:
+    """Log JSON lines on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

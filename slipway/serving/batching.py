@@ -1,0 +1,249 @@
+"""Dynamic batching: requests that arrive while the model is busy are predicted together.
+
+The model runs in one thread. Its next batch is what has arrived meanwhile, so a lone client waits for nobody. After a
+batch of several requests, the thread waits up to `max_delay` for as many again, since their clients are about to send
+the next ones. The queue is bounded: what does not fit is refused at once rather than answered too late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from slipway.serving import instances
+from slipway.serving.instances import BadRequest
+from slipway.serving.model import Arrays, Model
+
+POLL_SECONDS = 0.01
+Answer: TypeAlias = list[Any] | Exception
+
+logger = logging.getLogger(__name__)
+
+
+class Busy(Exception):
+    """The queue is full."""
+
+
+class Stopping(Exception):
+    """The server is stopping."""
+
+
+class ModelFailed(Exception):
+    """The model raised an exception, or returned NaN; the message says which."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How requests are batched.
+
+    Attributes:
+        max_batch: The most examples in a batch.
+        max_delay: The longest time, in seconds, that requests wait for others while the model is idle.
+        max_queue: The most examples that wait.
+        timeout: Seconds after which a waiting request fails.
+    """
+
+    max_batch: int = 64
+    max_delay: float = 0.002
+    max_queue: int = 1024
+    timeout: float = 30.0
+
+
+@dataclass(eq=False)
+class _Part:
+    """At most `max_batch` examples of a request, of which `offset` precede them in it."""
+
+    model: Model
+    arrays: Mapping[str, Any]
+    examples: int
+    offset: int
+    future: asyncio.Future[list[Any]]
+    deadline: float
+    kind: tuple[object, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Only arrays for one model and of the same shapes can be concatenated.
+        self.kind = (id(self.model), *(array.shape[1:] for array in self.arrays.values()))
+
+
+class Batcher:
+    """Predicts for concurrent requests; all methods belong to one event loop.
+
+    Args:
+        limits: How requests are batched.
+        observe: Called after each batch, in the model's thread, with its number of examples and its seconds.
+    """
+
+    def __init__(
+        self, limits: Limits, observe: Callable[[int, float], None] = lambda _examples, _seconds: None
+    ) -> None:
+        self.limits = limits
+        self.waiting = 0  # examples in the queue
+        self._observe = observe
+        self._queue: deque[_Part] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._last_parts = 1
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Start the model's thread."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Refuse new requests, finish the waiting ones, and end the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        while self._thread is not None and self._thread.is_alive():
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def predict(self, model: Model, arrays: Arrays) -> list[Any]:
+        """Return the predictions for a request's arrays.
+
+        Raises:
+            Busy: The queue is full.
+            Stopping: The server is stopping.
+            TimeoutError: The request waited for too long.
+            BadRequest: An image of the request cannot be decoded.
+            ModelFailed: The model failed.
+        """
+        parts = self._parts(model, arrays)
+        examples = sum(part.examples for part in parts)
+        with self._changed:
+            if self._stopping:
+                raise Stopping
+            if self.waiting and self.waiting + examples > self.limits.max_queue:
+                raise Busy
+            self._queue.extend(parts)
+            self.waiting += examples
+            self._changed.notify()
+        if len(parts) == 1:
+            return await parts[0].future
+        answers = await asyncio.gather(*(part.future for part in parts), return_exceptions=True)
+        found = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            found += answer
+        return found
+
+    def _parts(self, model: Model, arrays: Arrays) -> list[_Part]:
+        loop, size = asyncio.get_running_loop(), self.limits.max_batch
+        examples = len(next(iter(arrays.values())))
+        deadline = time.monotonic() + self.limits.timeout
+        if examples <= size:
+            return [_Part(model, arrays, examples, 0, loop.create_future(), deadline)]
+        return [
+            _Part(
+                model,
+                {name: array[start : start + size] for name, array in arrays.items()},
+                min(size, examples - start),
+                start,
+                loop.create_future(),
+                deadline,
+            )
+            for start in range(0, examples, size)
+        ]
+
+    def _work(self) -> None:
+        while batch := self._next():
+            started = time.monotonic()
+            answers = _answers(batch)
+            self._observe(sum(part.examples for part in batch), time.monotonic() - started)
+            assert self._loop is not None
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(_deliver, batch, answers)
+
+    def _next(self) -> list[_Part]:
+        """Wait for requests and return a batch of them; [] to stop."""
+        limits = self.limits
+        with self._changed:
+            while not self._queue and not self._stopping:
+                self._changed.wait()
+            if self._last_parts > 1:
+                until = time.monotonic() + limits.max_delay
+                while len(self._queue) < self._last_parts and self.waiting < limits.max_batch and not self._stopping:
+                    left = until - time.monotonic()
+                    if left <= 0:
+                        break
+                    self._changed.wait(left)
+            batch: list[_Part] = []
+            examples = 0
+            while self._queue:
+                part = self._queue[0]
+                if batch and (part.kind != batch[0].kind or examples + part.examples > limits.max_batch):
+                    break
+                self._queue.popleft()
+                examples += part.examples
+                batch.append(part)
+            self.waiting -= examples
+            self._last_parts = len(batch)
+            return batch
+
+
+def _answers(batch: list[_Part]) -> list[Answer]:
+    """Return each part's predictions, or its error."""
+    now = time.monotonic()
+    if all(part.deadline >= now for part in batch):
+        return _predicted(batch)
+    alive = [part for part in batch if part.deadline >= now]
+    rest = iter(_predicted(alive) if alive else ())
+    return [next(rest) if part.deadline >= now else TimeoutError() for part in batch]
+
+
+def _predicted(parts: list[_Part]) -> list[Answer]:
+    """Predict parts together; if that fails, find those at fault, and predict the others."""
+    model, arrays = parts[0].model, parts[0].arrays
+    if len(parts) > 1:
+        arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in arrays}
+    try:
+        outputs = model.predict_padded(arrays, sum(part.examples for part in parts))
+        predictions = instances.predictions(model, outputs)
+    except Exception as error:  # a failing model may raise anything
+        return _apart(parts, error)
+    found: list[Answer] = []
+    start = 0
+    for part in parts:
+        found.append(predictions[start : start + part.examples])
+        start += part.examples
+    return found
+
+
+def _apart(parts: list[_Part], error: Exception) -> list[Answer]:
+    """Return the answers for parts that failed together."""
+    faults: dict[int, Exception] = {}
+    for position, part in enumerate(parts):
+        if fault := next(instances.undecodable(part.model, part.arrays), None):
+            index, name, reason = fault
+            faults[position] = BadRequest(reason, part.offset + index, name)
+    if not faults and len(parts) == 1:
+        logger.error("the model in %s failed: %s", parts[0].model.folder, instances.sentence(error))
+        return [ModelFailed(instances.sentence(error))]
+    if not faults:  # one request may still be the cause, such as by its values
+        return [_predicted([part])[0] for part in parts]
+    sound = [part for position, part in enumerate(parts) if position not in faults]
+    rest = iter(_predicted(sound) if sound else ())
+    return [faults[position] if position in faults else next(rest) for position in range(len(parts))]
+
+
+def _deliver(batch: list[_Part], answers: list[Answer]) -> None:
+    for part, answer in zip(batch, answers, strict=True):
+        if part.future.done():  # its request was cancelled
+            continue
+        if isinstance(answer, Exception):
+            part.future.set_exception(answer)
+        else:
+            part.future.set_result(answer)

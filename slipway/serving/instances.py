@@ -1,0 +1,351 @@
+"""Vertex AI's prediction contract: JSON instances to arrays, and a model's outputs to JSON predictions.
+
+A request is `{"instances": […]}`. An instance is an object of the model's inputs by name, or the bare value if there is
+only one: a number, a text, nested lists of these for an input with a shape, and for an image `{"b64": "…"}`, its
+encoded bytes in base64. A prediction is an object, by task: `label`, `classes` and `probabilities` (classification);
+`labels` and `probabilities` (multilabel); `prediction` (regression); the outputs by name for other SavedModels. A
+custom model receives and returns any JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+import logging
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.core.errors import nearest
+from slipway.core.values import JsonObject
+from slipway.serving.model import IMAGE_SUFFIX, INSTANCES, PREDICTIONS, Arrays, Field, Model, Outputs
+from slipway.trainer.tasks import TASKS
+
+# As many as preparing a data set accepts: larger images are probably decompression bombs.
+MOST_PIXELS = 89_478_485
+PNG_START, PNG_SIZE = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR", struct.Struct(">II")
+PNG_HEADER_BYTES = 33
+JPEG_START = b"\xff\xd8\xff"
+LARGEST = float(np.finfo(np.float32).max)
+LABEL = "label"
+# Longest part of a library's error message in an answer.
+MOST_CHARACTERS = 200
+# Where in its graph TensorFlow raised an error.
+_OPERATION = re.compile(r"\{\{.*?\}\}|\[Op:\w+\].*")
+
+Row = Mapping[str, Any]
+
+
+class BadRequest(Exception):
+    """A request that cannot be answered, with the index of the instance and the name of the input at fault.
+
+    The text states the problem in full.
+    """
+
+    def __init__(self, problem: str, instance: int | None = None, field: str | None = None) -> None:
+        place = "" if instance is None else f"instances[{instance}]"
+        place += f".{field}" if field and place else ""
+        super().__init__(f"{place}: {problem}." if place else f"{problem}.")
+        self.problem, self.instance, self.field = problem, instance, field
+
+    def as_dict(self) -> JsonObject:
+        return {"message": str(self), "instance": self.instance, "field": self.field}
+
+
+def read(body: bytes) -> list[Any]:
+    """Return the instances of a request's JSON.
+
+    Raises:
+        BadRequest: It is not JSON, or has no list of instances.
+    """
+    try:
+        request = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"The body is not JSON: {error}"[:MOST_CHARACTERS]) from None
+    if not isinstance(request, dict) or not isinstance(request.get("instances"), list):
+        raise BadRequest('The body has no list of instances: {"instances": […]}')
+    if not request["instances"]:
+        raise BadRequest("The list of instances is empty")
+    found: list[Any] = request["instances"]
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def arrays(model: Model, instances: Sequence[Any]) -> dict[str, NDArray[Any]]:
+    """Return a model's inputs for instances of JSON.
+
+    Raises:
+        BadRequest: An instance does not fit the model's inputs, or an image is not valid.
+    """
+    if model.is_custom:
+        return {INSTANCES: _objects(instances)}
+    return stack(model, [row(model, instance, index) for index, instance in enumerate(instances)])
+
+
+def row(model: Model, instance: Any, index: int = 0) -> Row:
+    """Return an instance's values by input, checked: an image's bytes, a category's bytes, numbers, and lists of them.
+
+    Raises:
+        BadRequest: It does not fit the model's inputs, or an image is not valid.
+    """
+    values = instance
+    if len(model.inputs) == 1 and not (isinstance(instance, dict) and model.inputs.keys() & instance.keys()):
+        values = {next(iter(model.inputs)): instance}
+    if not isinstance(values, dict):
+        names = ", ".join(model.inputs)
+        raise BadRequest(f"{_kind(instance).capitalize()} is not an object of the inputs {names}", index)
+    for name in values:
+        if name not in model.inputs:
+            near = nearest(str(name), model.inputs)
+            hint = f"; the closest is {near}" if near else f"; it has {', '.join(model.inputs)}"
+            raise BadRequest(f"The model has no input {str(name)!r:.80}{hint}", index, str(name)[:80])
+    found = {}
+    for name, each in model.inputs.items():
+        if name not in values:
+            raise BadRequest("The value is missing", index, name)
+        try:
+            found[name] = _value(each, values[name], each.shape)
+        except ValueError as error:
+            raise BadRequest(str(error), index, name) from None
+    return found
+
+
+def stack(model: Model, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+    """Return rows as arrays by input, [rows, …].
+
+    Raises:
+        BadRequest: Values of one input have different shapes.
+    """
+    found = {}
+    for name, each in model.inputs.items():
+        values = [values[name] for values in rows]
+        try:
+            if each.dtype == object and not each.shape:
+                found[name] = _objects(values)
+            else:
+                found[name] = np.array(values, each.dtype)
+        except ValueError:
+            raise BadRequest("The instances have values of different shapes", len(rows) - 1, name) from None
+    return found
+
+
+def _objects(values: Sequence[Any]) -> NDArray[Any]:
+    found = np.empty(len(values), object)
+    for index, value in enumerate(values):  # of lists, NumPy would make rows
+        found[index] = value
+    return found
+
+
+def _value(each: Field, value: Any, shape: tuple[int | None, ...]) -> Any:
+    """Return one value of an input, checked.
+
+    Raises:
+        ValueError: It does not fit; the text says why.
+    """
+    if shape:
+        length = shape[0]
+        if not isinstance(value, list) or (length is not None and len(value) != length):
+            found = f"a list of {len(value)}" if isinstance(value, list) else _kind(value)
+            raise ValueError(f"The value is {found}, not a list of {'values' if length is None else length}")
+        return [_value(each, one, shape[1:]) for one in value]
+    return _SCALARS.get(each.kind, _other)(each, value)
+
+
+def _image(_each: Field, value: Any) -> bytes:
+    if isinstance(value, bytes):  # from a file, not from JSON
+        data = value
+    else:
+        text = value.get("b64") if isinstance(value, dict) and len(value) == 1 else value
+        if not isinstance(text, str):
+            raise ValueError(f'The value is {_kind(value)}, not an image: {{"b64": "…"}}')
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise ValueError("The value is not valid base64") from None
+    if fault := image_fault(data):
+        raise ValueError(f"The image cannot be decoded: {fault}")
+    return data
+
+
+def image_fault(data: bytes) -> str | None:
+    """Return why an image cannot be predicted on, by its header alone; None if that is valid."""
+    if data.startswith(PNG_START) and len(data) >= PNG_HEADER_BYTES:
+        width, height = PNG_SIZE.unpack_from(data, len(PNG_START))
+    elif data.startswith(JPEG_START):
+        import simplejpeg
+
+        try:
+            height, width = simplejpeg.decode_jpeg_header(data, strict=False)[:2]
+        except (ValueError, KeyError):
+            return "its JPEG header is damaged or cut short"
+    else:
+        return "it is neither PNG nor JPEG" if data else "it is empty"
+    if not height or not width:
+        return "it has no pixels"
+    if height * width > MOST_PIXELS:
+        return f"it has {width}x{height} pixels, more than {MOST_PIXELS:,}"
+    return None
+
+
+def _number(_each: Field, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"The value is {_kind(value)}, not a number")
+    if abs(value) > LARGEST:
+        raise ValueError("The value is outside the range of float32")
+    return float(value)
+
+
+def _integer(each: Field, value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"The value is {_kind(value)}, not an integer")
+    limits = np.iinfo(each.dtype)
+    if not limits.min <= value <= limits.max:
+        raise ValueError(f"The value is outside the range of {each.dtype}")
+    return value
+
+
+def _category(_each: Field, value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError(f"The value is {_kind(value)}, not a text")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("The value is not valid Unicode") from None
+
+
+def _other(each: Field, value: Any) -> Any:
+    if each.dtype == object:
+        return _category(each, value)
+    if each.dtype.kind == "b":
+        if not isinstance(value, bool):
+            raise ValueError(f"The value is {_kind(value)}, not true or false")
+        return value
+    return _integer(each, value) if each.dtype.kind in "iu" else _number(each, value)
+
+
+_SCALARS: dict[str, Callable[[Field, Any], Any]] = {
+    "image": _image,
+    "number": _number,
+    "integer": _integer,
+    "category": _category,
+}
+
+
+def _kind(value: Any) -> str:
+    """Return what a value is called, with its article."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", bytes: "an image"}
+    return "null" if value is None else names.get(type(value), "a number")
+
+
+def undecodable(model: Model, batch: Arrays) -> Iterator[tuple[int, str, str]]:
+    """Yield the images of a batch that fail to decode: the example, the input and the reason."""
+    for name, each in model.inputs.items():
+        if each.kind != "image" or each.shape:
+            continue
+        import tensorflow as tf
+
+        channels = int(model.description.get("channels", 3))
+        for index, data in enumerate(batch[name]):
+            try:
+                tf.io.decode_image(data, channels=channels, expand_animations=False)
+            except tf.errors.OpError as error:
+                yield index, name, f"The image cannot be decoded: {sentence(error)}"
+
+
+def sentence(error: BaseException) -> str:
+    """Return the first line of a library's error, without its full stop."""
+    text = _OPERATION.sub("", str(getattr(error, "message", None) or error)).strip()
+    return (text.splitlines() or [type(error).__name__])[0].strip().rstrip(".")[:MOST_CHARACTERS]
+
+
+def predictions(model: Model, outputs: Outputs) -> list[Any]:
+    """Return the JSON predictions for a model's outputs.
+
+    Raises:
+        ValueError: The model returned NaN or infinite numbers.
+    """
+    if model.is_custom:
+        return list(outputs[PREDICTIONS])
+    for name, values in outputs.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise ValueError(f"the model returned NaN or infinite {name}")
+    names = model.names
+    match model.task:
+        case "classification" if names:
+            best = outputs["probabilities"].argmax(axis=-1).tolist()
+            rows = outputs["probabilities"].tolist()
+            found: list[dict[str, Any]] = [
+                {LABEL: names[top], "classes": names, "probabilities": row} for top, row in zip(best, rows, strict=True)
+            ]
+        case "multilabel" if names:
+            found = [{"labels": names, "probabilities": row} for row in outputs["probabilities"].tolist()]
+        case "regression":
+            found = [{"prediction": value} for value in outputs["prediction"].reshape(-1).tolist()]
+        case _:
+            found = [{} for _ in next(iter(outputs.values()))]
+    known = {LABEL, *(filter(None, (TASKS[model.task].values, TASKS[model.task].names)) if model.task else ())}
+    for name in outputs.keys() - known if model.task else outputs.keys():
+        for prediction, value in zip(found, outputs[name].tolist(), strict=True):
+            prediction[name] = _in_json(name, value)
+    return found
+
+
+def of_image(data: bytes) -> JsonObject:
+    """Return an image as JSON has it."""
+    return {"b64": base64.b64encode(data).decode()}
+
+
+def _in_json(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_in_json(name, one) for one in value]
+    if isinstance(value, bytes):
+        if name.endswith(IMAGE_SUFFIX):
+            return of_image(value)
+        return value.decode(errors="replace")
+    return value
+
+
+def warm_up(model: Model, sizes: Sequence[int] = (1,)) -> None:
+    """Predict blank examples in batches of these sizes: what is compiled or allocated is then ready.
+
+    A model that is compiled for each batch size (`Model.sizes`) also predicts those between them.
+
+    Raises:
+        Exception: The model fails.
+    """
+    if model.is_custom:
+        return  # its instances are of the user's own kind
+    between = {size for size in model.sizes if min(sizes) < size < max(sizes)}
+    for size in sorted({*sizes, *between}):
+        outputs = model.predict_padded(stack(model, [_blank(model)] * size), size)
+        predictions(model, outputs)
+    logging.info("the model in %s is ready", model.folder)
+
+
+def _blank(model: Model) -> Row:
+    from PIL import Image
+
+    height, width = model.description.get("image_size") or (0, 0)
+    file = io.BytesIO()
+    Image.new("L", (width or 64, height or 64)).save(file, "PNG")
+    image = file.getvalue()
+
+    def blank(each: Field, shape: tuple[int | None, ...]) -> Any:
+        if shape:
+            return [blank(each, shape[1:]) for _ in range(shape[0] or 1)]
+        if each.kind == "image":
+            return image
+        return b"" if each.dtype == object else 0
+
+    return {name: blank(each, each.shape) for name, each in model.inputs.items()}

@@ -1,0 +1,322 @@
+"""A model as it is served: arrays of raw values by input in, arrays by output out, whichever engine trained it.
+
+The code that built the model is not needed. A SavedModel decodes images and prepares values itself. For a model in an
+engine's own format, this is done as in the SavedModel, with the size, resize mode and channels in its model.json. A
+custom program's model is loaded by the user's own function. Evaluation, `slipway predict` and the server load models
+here, so a model is judged as it will be served.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.core.errors import UserError
+from slipway.core.manifest import Input, Manifest, TaskName, signature_name
+from slipway.core.values import JsonObject
+from slipway.trainer.engines import builder, installed, quick_import
+from slipway.trainer.engines.table import ENGINES, SAVED_MODEL_FILE
+from slipway.trainer.tasks import TASKS
+
+SIGNATURE = "serving_default"
+RECORD_FILE = "model.json"
+IMAGE_SUFFIX = "_bytes"
+# Types of the serving signature's inputs, and of a record's features, by kind.
+TYPES = {"image": "string", "number": "float32", "integer": "int64", "category": "string"}
+# The input and the output of a model with a custom function.
+INSTANCES, PREDICTIONS = "instances", "predictions"
+MODULE_OPTION = "--module"
+CONTRACT = "a function of (folder: Path) that returns a function from a list of instances to a list of predictions"
+
+# [batch, …] by the name of an input: NumPy arrays (bytes in arrays of objects), or TensorFlow's tensors.
+Arrays: TypeAlias = Mapping[str, Any]
+# The outputs by name, [batch, …]; without the one that has the names of classes or labels.
+Outputs: TypeAlias = dict[str, NDArray[Any]]
+Kind: TypeAlias = Literal["image", "number", "integer", "category", "other"]
+
+
+class NotServable(Exception):
+    """The model in the folder cannot be served; the message says why."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """An input: its kind, and the NumPy type (object: bytes) and shape of an example's value.
+
+    `shape` has None for lengths that may differ.
+    """
+
+    kind: Kind
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...] = ()
+
+    @property
+    def type_name(self) -> str:
+        """The type's name in a serving signature."""
+        return "string" if self.dtype == object else self.dtype.name
+
+
+@dataclass
+class Model:
+    """A loaded model.
+
+    Attributes:
+        folder: Its folder.
+        task: What it was trained for; None for a custom model.
+        inputs: Its inputs by name.
+        outputs: The names of all outputs.
+        description: Its model.json, {} if missing.
+        function: Computes the outputs.
+        names: The names of the classes or labels, in the order of the probabilities; read from a SavedModel's answers,
+            so known after the first prediction.
+        sizes: The batch sizes that need no compilation, ascending; () if any size is as good as another.
+    """
+
+    folder: Path
+    task: TaskName | None
+    inputs: dict[str, Field]
+    outputs: tuple[str, ...]
+    description: JsonObject
+    function: Callable[[Arrays], tuple[list[str] | None, Outputs]]
+    names: list[str] = field(default_factory=list)
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def values(self) -> str | None:
+        """The name of the output with the predictions; None for a custom model."""
+        return TASKS[self.task].values if self.task else None
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether a custom function predicts, which receives instances as they are."""
+        return INSTANCES in self.inputs and self.task is None
+
+    @property
+    def stored_inputs(self) -> dict[str, Input]:
+        """The inputs by their names in the data set; {} without model.json."""
+        return _manifest(self.folder, self.description).all_inputs
+
+    def predict(self, arrays: Arrays) -> Outputs:
+        """Return the outputs for a batch of raw values; other arrays than the inputs are ignored.
+
+        Raises:
+            Exception: Anything that the library raises, such as for an image that cannot be decoded.
+        """
+        names, outputs = self.function({name: arrays[name] for name in self.inputs})
+        if names is not None and not self.names:
+            self.names = names
+        return outputs
+
+    def predict_padded(self, arrays: Arrays, examples: int) -> Outputs:
+        """Return the same as `predict`, from a batch that is padded to one of `sizes` so that nothing is compiled."""
+        size = next((size for size in self.sizes if size >= examples), examples)
+        if size == examples:
+            return self.predict(arrays)
+        missing = size - examples
+        padded = {name: np.concatenate([one, np.repeat(one[-1:], missing, axis=0)]) for name, one in arrays.items()}
+        return {name: one[:examples] for name, one in self.predict(padded).items()}
+
+
+def read_json(path: Path) -> JsonObject:
+    """Return the JSON object in a file, {} if it is missing or invalid."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def is_model(folder: Path) -> bool:
+    """Return whether `load` can load the folder without a custom function."""
+    return any((folder / row.model_file).is_file() for row in ENGINES.values())
+
+
+def load(folder: Path, module: str | None = None) -> Model:
+    """Load the model in `folder`.
+
+    Args:
+        folder: The model's folder.
+        module: The function of a custom model, as module:function; see `CONTRACT`.
+
+    Raises:
+        UserError: It is in the format of an engine that is not installed, or the function cannot be imported or fails.
+        NotServable: There is no model, or the SavedModel has no serving signature.
+        Exception: Anything that the library raises for a damaged file.
+    """
+    if module is not None:
+        return _custom(folder, module)
+    description = read_json(folder / RECORD_FILE)
+    if not (folder / SAVED_MODEL_FILE).is_file():
+        for engine, row in ENGINES.items():
+            if (folder / row.model_file).is_file():
+                installed.verify(engine)
+                return _program(engine, folder)
+        if not is_model(folder):
+            raise NotServable(f"it has none of {', '.join(dict.fromkeys(row.model_file for row in ENGINES.values()))}")
+    return _saved_model(folder, description)
+
+
+def import_tensorflow() -> None:
+    """Import TensorFlow, which decodes images for every engine, without Keras; either model may be of any engine."""
+    if "tensorflow" not in sys.modules:
+        quick_import.import_before_tensorflow()
+        quick_import.import_tensorflow(keras=False)
+
+
+def _saved_model(folder: Path, description: JsonObject) -> Model:
+    import_tensorflow()
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(folder))
+    if SIGNATURE not in loaded.signatures:
+        raise NotServable(f"its SavedModel has no signature {SIGNATURE!r}")
+    # Access through `loaded` keeps the object alive; the signature alone would not.
+    specs = loaded.signatures[SIGNATURE].structured_input_signature[1]
+    outputs = tuple(loaded.signatures[SIGNATURE].structured_outputs)
+    task = description.get("task") or ("classification" if description.get("classes") else _task_of(outputs))
+    names_output = TASKS[task].names if task in TASKS else None
+    stored = _manifest(folder, description).all_inputs
+    kinds = {signature_name(name, one): one.kind for name, one in stored.items()}
+
+    def function(arrays: Arrays) -> tuple[list[str] | None, Outputs]:
+        tensors = {name: tf.convert_to_tensor(array, specs[name].dtype) for name, array in arrays.items()}
+        result = loaded.signatures[SIGNATURE](**tensors)
+        names = None
+        if names_output in result:
+            names = [name.decode(errors="replace") for name in result[names_output][0].numpy()]
+        return names, {name: tensor.numpy() for name, tensor in result.items() if name != names_output}
+
+    def described(name: str, spec: Any) -> Field:
+        dtype = np.dtype(object if spec.dtype == tf.string else spec.dtype.as_numpy_dtype)
+        guessed: Kind = "other"
+        if spec.dtype == tf.string:
+            guessed = "image" if name.endswith(IMAGE_SUFFIX) else "category"
+        return Field(kinds.get(name, guessed), dtype, tuple(spec.shape.as_list()[1:]))
+
+    order = {name: position for position, name in enumerate(kinds)}  # the signature's is alphabetic
+    names = sorted(specs, key=lambda name: order.get(name, len(order)))
+    inputs = {name: described(name, specs[name]) for name in names}
+    # JAX's computations are compiled for each batch size.
+    sizes = tuple(2**power for power in range(11)) if description.get("engine") == "jax" else ()
+    return Model(folder, task if task in TASKS else None, inputs, outputs, description, function, sizes=sizes)
+
+
+def _task_of(outputs: tuple[str, ...]) -> TaskName | None:
+    """Return the task of a SavedModel without model.json that has the outputs of one."""
+    for name, task in TASKS.items():
+        if all(output in outputs for output in (task.values, task.names) if output):
+            return name
+    return None
+
+
+def _program(engine: str, folder: Path) -> Model:
+    """Load a model in the engine's own format; see `load` in slipway/trainer/engines/ENGINE/export.py."""
+    import_tensorflow()
+    from slipway.trainer.data import features as preparation
+    from slipway.trainer.data.images import traced
+
+    description: JsonObject = json.loads((folder / RECORD_FILE).read_bytes())
+    own = _manifest(folder, description)
+    decoder = preparation.Features(own)
+    predictions = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
+    inputs = {
+        signature_name(name, one): Field(
+            one.kind, _numpy_type(TYPES[one.kind]), () if one.kind == "image" else one.shape
+        )
+        for name, one in own.all_inputs.items()
+    }
+    row = TASKS[own.task]
+
+    @traced(input_signature=[decoder.requests()])
+    def decode(requests: Any) -> Any:
+        return decoder.decode(requests, standardized=False)  # the model has the statistics itself
+
+    def function(arrays: Arrays) -> tuple[list[str] | None, Outputs]:
+        requests = {name: _tensor(array, TYPES[inputs[name].kind]) for name, array in arrays.items()}
+        return None, {row.values: predictions(preparation.each(_array, decode(requests)))}
+
+    outputs = tuple(filter(None, (row.names, row.values)))
+    return Model(folder, own.task, inputs, outputs, description, function, names=list(own.classes))
+
+
+def _tensor(array: Any, kind: str) -> Any:
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(array, kind)
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.numpy()
+    return array.astype(np.int64) if array.dtype == np.int32 else array
+
+
+def _numpy_type(kind: str) -> np.dtype[Any]:
+    return np.dtype(object) if kind == "string" else np.dtype(kind)
+
+
+def _manifest(folder: Path, description: JsonObject) -> Manifest:
+    """Return the part of the data set's manifest that model.json repeats: how raw values become inputs."""
+    height, width = description.get("image_size", (0, 0))
+    return Manifest(
+        name=folder.name,
+        fingerprint="",
+        source="",
+        settings={},
+        task=description.get("task", "classification"),
+        classes=[str(name) for name in description.get("classes", ())],
+        inputs={name: Input.model_validate(one) for name, one in description.get("inputs", {}).items()},
+        image_size=(height, width),
+        channels=description.get("channels", 3),
+        resize=True,
+        resize_mode=description.get("resize_mode", "stretch"),
+        encodings=[],
+        splits={},
+    )
+
+
+def _custom(folder: Path, module: str) -> Model:
+    """Load a model with the user's function.
+
+    Raises:
+        UserError: The function cannot be imported, fails, or returns nothing that can be called.
+    """
+    make = builder.load(module, MODULE_OPTION, CONTRACT)
+    try:
+        with builder.user_code():
+            predict = make(folder)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"The function {module} {builder.what_happened(error)}",
+            setting=MODULE_OPTION,
+            value=module,
+            fix=f"fix the function; it was called with {folder}",
+        ) from error
+    if not callable(predict):
+        raise UserError(
+            f"The function {module} returned a {type(predict).__name__}, which cannot be called.",
+            setting=MODULE_OPTION,
+            value=module,
+            allowed=CONTRACT,
+        )
+
+    def function(arrays: Arrays) -> tuple[None, Outputs]:
+        instances = list(arrays[INSTANCES])
+        found = list(predict(instances))
+        if len(found) != len(instances):
+            raise NotServable(f"{module} returned {len(found)} predictions for {len(instances)} instances")
+        answers = np.empty(len(found), object)
+        answers[:] = found
+        return None, {PREDICTIONS: answers}
+
+    inputs = {INSTANCES: Field("other", np.dtype(object))}
+    return Model(folder, None, inputs, (PREDICTIONS,), read_json(folder / RECORD_FILE), function)

@@ -1,0 +1,79 @@
+"""The contract test: a model that answers otherwise when it is served is not promoted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.components.evaluate.evaluation import Evaluation, evaluate
+from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
+from slipway.components.evaluate.report import render
+from slipway.core import manifest
+from slipway.serving import instances
+from slipway.trainer.export.examples import EXAMPLES, FILE_NAME
+
+SETTINGS = EvaluateSettings(gate=GateSettings(minimum=0.9))
+
+
+def judged(folder: Path, data_set: Path) -> Evaluation:
+    return evaluate(SETTINGS, folder, data_set, None)
+
+
+@pytest.fixture
+def keys(data_set: Path) -> list[str]:
+    import tensorflow as tf
+
+    shard = data_set / manifest.read(data_set).splits["test"].shards[0].file
+    records = tf.data.TFRecordDataset(str(shard)).take(EXAMPLES)
+    found = [tf.train.Example.FromString(record.numpy()) for record in records]
+    return [each.features.feature["key"].bytes_list.value[0].decode() for each in found]
+
+
+@pytest.mark.parametrize(("shift", "decision"), [(0.0, "promote"), (5e-5, "promote"), (1e-3, "reject")])
+def test_the_served_model_is_compared_with_the_trained_network(
+    data_set: Path, model_folder: Path, digits: Any, regression: Any, keys: list[str], tmp_path: Path,
+    shift: float, decision: str,
+) -> None:  # fmt: skip
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    values = regression.probabilities(digits.test_pixels[:EXAMPLES] / 255)
+    values[2, 3] += shift
+    (folder / FILE_NAME).write_text(json.dumps({"split": "test", "keys": keys, "values": values.tolist()}))
+    evaluation = judged(folder, data_set)
+    assert evaluation.verdict.decision == decision
+    if decision == "reject":
+        reason = evaluation.verdict.reasons[-1]
+        assert f"with {keys[2]} differs by 0.001 from the trained network's prediction, more than 0.0001" in reason
+        assert "The model cannot be served" in render(evaluation)
+
+
+def test_a_model_whose_requests_fail_is_rejected(
+    data_set: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert judged(model_folder, data_set).verdict.decision == "promote"
+
+    def failing(*_: object) -> None:
+        raise instances.BadRequest("The value is missing", 0, "image_bytes")
+
+    monkeypatch.setattr(instances, "arrays", failing)
+    verdict = judged(model_folder, data_set).verdict
+    assert verdict.decision == "reject"
+    assert verdict.reasons[-1].startswith("The model cannot be served: a request with ")
+
+
+def test_without_the_networks_predictions_the_evaluations_are_compared(
+    data_set: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictions = instances.predictions
+
+    def shuffled(*arguments: Any) -> Any:
+        return predictions(*arguments)[::-1]
+
+    monkeypatch.setattr(instances, "predictions", shuffled)
+    verdict = judged(model_folder, data_set).verdict
+    assert verdict.decision == "reject"
+    assert "from the evaluation's prediction" in verdict.reasons[-1]

@@ -1,0 +1,209 @@
+"""`slipway predict`: every kind of input, errors per example, and the files that it writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from slipway.components.register_model.registry import Registry
+from slipway.pipelines.cli.app import app
+from slipway.pipelines.prediction import models, prediction, sources
+from slipway.serving import instances, model
+from slipway.serving.model import Model
+from slipway.trainer.engines import installed
+from tests.components.evaluate.conftest import png, write_data_set
+from tests.serving.conftest import HOUSE, HOUSE_PRICE, classifier, classifier_folder, houses, houses_folder
+
+pytestmark = pytest.mark.slow
+__all__ = ["classifier", "classifier_folder", "houses", "houses_folder"]
+
+
+@pytest.fixture
+def project(tmp_path: Path, classifier_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the registered model digits, and images, one of them damaged."""
+    registry = Registry(tmp_path / "models")
+    registry.register("digits", classifier_folder, {"run_id": "one", "weights_checksum": "1"}, None)
+    registry.register("digits", classifier_folder, {"run_id": "two", "weights_checksum": "2"}, "any")
+    (tmp_path / "images/inner").mkdir(parents=True)
+    for index in range(5):
+        pixels = np.random.default_rng(index).integers(0, 256, (8, 8))
+        (tmp_path / f"images/inner/{index}.png").write_bytes(png(pixels))
+    whole = (tmp_path / "images/inner/0.png").read_bytes()
+    (tmp_path / "images/cut.PNG").write_bytes(whole[:-30])
+    (tmp_path / "images/notes.txt").write_text("not an image")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["predict", *arguments], input=stdin)
+
+
+def lines(result: Result) -> list[dict]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_a_folder_of_images_gets_a_line_each_and_damaged_ones_an_error(project: Path) -> None:
+    result = run("digits", "images", "--batch-size", "4")
+    assert result.exit_code == 0, result.output
+    found = lines(result)
+    assert [each["input"] for each in found] == ["images/cut.PNG", *(f"images/inner/{n}.png" for n in range(5))]
+    assert found[0]["error"].startswith("The image cannot be decoded")
+    assert all(set(each["prediction"]) == {"label", "classes", "probabilities"} for each in found[1:])
+    assert "6 examples, 1 with an error" in result.stderr
+    assert run("digits", "images", "--strict").exit_code == 1
+    assert run("digits", "images/cut.PNG").exit_code == 1  # nothing was predicted
+
+
+def test_predictions_are_those_of_single_requests(project: Path, classifier: Model) -> None:
+    found = lines(run("digits/1", "images/inner"))
+    for each in found:
+        row = instances.row(classifier, Path(each["input"]).read_bytes())
+        (alone,) = instances.predictions(classifier, classifier.predict(instances.stack(classifier, [row])))
+        assert each["prediction"]["label"] == alone["label"]
+        np.testing.assert_allclose(each["prediction"]["probabilities"], alone["probabilities"], rtol=1e-5)
+
+
+def test_a_csv_output_has_a_column_per_class_and_appears_when_it_is_complete(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("digits", "images", "-o", "out.csv").exit_code == 0
+    rows = list(csv.DictReader(Path("out.csv").read_text().splitlines()))
+    assert list(rows[0]) == ["input", "label", *map(str, range(10)), "error"]
+    assert rows[0]["error"] and not rows[0]["label"]
+    assert rows[1]["label"] == max(map(str, range(10)), key=lambda name: float(rows[1][name]))
+    before = Path("out.csv").read_bytes()
+
+    def failing(*_: object) -> None:
+        raise OSError("the machine failed")
+
+    monkeypatch.setattr(prediction, "_answers", failing)
+    assert run("digits", "images", "-o", "out.csv").exit_code != 0
+    assert Path("out.csv").read_bytes() == before
+    assert {path.name for path in project.iterdir()} == {"models", "images", "out.csv"}
+
+
+def test_json_lines_from_stdin(project: Path, houses_folder: Path) -> None:
+    given = [json.dumps(HOUSE), "", "{", json.dumps(HOUSE | {"rooms": "many"})]
+    found = lines(run(str(houses_folder), "-", stdin="\n".join(given)))
+    assert found[0]["prediction"]["prediction"] == pytest.approx(HOUSE_PRICE)
+    assert [each["input"] for each in found] == ["line 1", "line 3", "line 4"]
+    assert "not JSON" in found[1]["error"]
+    assert found[2]["error"] == "rooms: The value is a text, not an integer"
+
+
+def test_the_columns_of_a_csv_file(project: Path, houses_folder: Path) -> None:
+    Path("houses.csv").write_text(
+        "street,label,area,sides,rooms\nOak,7,55,1 2,3\nOak,7,big,1;2,3\nOak,7\n", encoding="utf-8"
+    )
+    found = lines(run(str(houses_folder), "houses.csv"))
+    assert found[0]["prediction"]["prediction"] == pytest.approx(HOUSE_PRICE)
+    assert [each.get("error") for each in found[1:]] == [
+        "area: 'big' is not a number",
+        "The line has 2 columns; line 1 has 5",
+    ]
+    Path("houses.csv").write_text("street,label,aera,sides,rooms\n")
+    result = run(str(houses_folder), "houses.csv")
+    assert result.exit_code == 2
+    assert "no column area" in result.stderr and "closest:  aera" in result.stderr
+
+
+def test_a_csv_file_of_images(project: Path) -> None:
+    Path("images/list.csv").write_text("image,label\ninner/0.png,3\ngone.png,4\n")
+    found = lines(run("digits", "images/list.csv"))
+    assert [each["input"] for each in found] == ["inner/0.png", "gone.png"]
+    assert found[0]["prediction"]["label"]
+    assert found[1]["error"] == "The file cannot be read: No such file or directory"
+
+
+def test_a_prepared_set(project: Path) -> None:
+    images = [path.read_bytes() for path in sorted(Path("images/inner").iterdir())]
+    write_data_set(project / "set", images, [0, 1, 2, 3, 4], [str(digit) for digit in range(10)])
+    found = lines(run("digits", "set", "--batch-size", "2"))
+    assert [each["input"] for each in found] == [f"{n}/{n:05d}.png" for n in range(5)]
+    by_file = lines(run("digits", "images/inner"))
+    for each, other in zip(found, by_file, strict=True):
+        np.testing.assert_allclose(each["prediction"]["probabilities"], other["prediction"]["probabilities"], rtol=1e-5)
+    result = run("digits", "set", "--split", "trian")
+    assert result.exit_code == 2 and "no split 'trian'" in result.stderr
+
+
+def test_models_by_name_version_folder_and_mistakes(project: Path, classifier_folder: Path) -> None:
+    registry = Path("models")
+    assert str(models.find("digits", registry)) == "digits/2"
+    assert models.find(None, registry) == models.find("digits", registry) == models.find("models/digits", registry)
+    assert models.find("digits", registry).follow
+    assert models.find("digits/1", registry).folder == project / "models/digits/1"
+    assert models.find(str(classifier_folder), registry).folder == classifier_folder
+    result = run("digit", "images")
+    assert result.exit_code == 2 and "closest:  digits" in result.stderr
+    assert "There is no version 'digits/7'" in run("digits/7", "images").stderr
+    assert "The input nowhere does not exist" in run("digits", "nowhere").stderr
+    (project / "empty").mkdir()
+    assert "cannot be served" in run("empty", "images").stderr
+    assert "has no images" in run("digits", "empty").stderr
+
+
+def test_image_files_alone_are_refused_for_named_inputs(project: Path, houses_folder: Path) -> None:
+    result = run(str(houses_folder), "images")
+    assert result.exit_code == 2 and "predicts from area, sides, rooms, street" in result.stderr
+
+
+def test_short_memory_halves_the_batch(classifier: Model) -> None:
+    class ResourceExhaustedError(Exception):
+        pass
+
+    sizes = []
+
+    def function(arrays):
+        sizes.append(len(arrays["image_bytes"]))
+        if sizes[-1] > 2:
+            raise ResourceExhaustedError
+        return classifier.function(arrays)
+
+    small = Model(**{**vars(classifier), "function": function})
+    examples = [(str(n), {"image_bytes": png(np.full((8, 8), n))}) for n in range(5)]
+    chunk = sources._chunk(small, examples)
+    (answers,) = prediction.predict(small, iter([chunk]))
+    assert all(answer.prediction for answer in answers)
+    assert sizes == [5, 2, 3, 1, 2]
+
+
+def test_a_failing_model_is_one_error(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(folder: Path, module: str | None) -> Model:
+        loaded = model_load(folder, module)
+        calls = []
+
+        def function(arrays):
+            calls.append(1)
+            if len(calls) > 1:  # the first one is the warm-up
+                raise RuntimeError("the device is lost")
+            return original(arrays)
+
+        original, loaded.function = loaded.function, function
+        return loaded
+
+    model_load = model.load
+    monkeypatch.setattr(model, "load", load)
+    result = run("digits", "images/inner")
+    assert result.exit_code == 2
+    assert "does not run: the device is lost" in result.stderr
+
+
+def test_serve_names_the_missing_extra_and_a_port_that_is_taken(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = CliRunner().invoke(app, ["serve", "digits", "--port", str(port)])
+        assert result.exit_code == 2
+        assert f"Could not listen on 127.0.0.1:{port}" in result.stderr
+    monkeypatch.setattr(installed, "is_installed", lambda name: name != "starlette")
+    result = CliRunner().invoke(app, ["serve", "digits"])
+    assert result.exit_code == 2
+    assert "starlette is not installed" in result.stderr
+    assert "pip install 'slipway-ml[serving]'" in result.stderr

@@ -1,0 +1,202 @@
+"""Dynamic batching with a slow model: sizes, limits, time-outs, faults that stay with their request, and draining."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from slipway.serving.batching import Batcher, Busy, Limits, ModelFailed, Stopping
+from slipway.serving.instances import BadRequest
+from slipway.serving.model import Field, Model
+
+
+class Slow:
+    """A model that doubles numbers, `seconds` per batch, and counts its batches; negative numbers are an error."""
+
+    def __init__(self, seconds: float = 0.05) -> None:
+        self.sizes: list[int] = []
+        self.started = threading.Event()
+        self.seconds = seconds
+        self.model = Model(
+            Path("slow"), "regression", {"x": Field("number", np.dtype(np.float32))}, ("prediction",), {}, self._predict
+        )
+
+    def _predict(self, arrays: Any) -> Any:
+        self.started.set()
+        self.sizes.append(len(arrays["x"]))
+        time.sleep(self.seconds)
+        if (arrays["x"] < 0).any():
+            raise RuntimeError("negative")
+        return None, {"prediction": arrays["x"] * 2}
+
+    def request(self, *values: float) -> dict[str, Any]:
+        return {"x": np.array(values, np.float32)}
+
+
+def run(limits: Limits, scenario: Callable[[Batcher], Awaitable[Any]]) -> Any:
+    """Run a scenario with a batcher, which must end by itself."""
+
+    async def whole() -> Any:
+        batcher = Batcher(limits, lambda _examples, _seconds: None)
+        batcher.start()
+        try:
+            return await scenario(batcher)
+        finally:
+            await asyncio.wait_for(batcher.stop(), 5)
+            assert batcher.waiting == 0
+
+    return asyncio.run(whole())
+
+
+def test_requests_that_arrive_while_the_model_is_busy_are_predicted_together() -> None:
+    slow = Slow()
+
+    async def scenario(batcher: Batcher) -> list[Any]:
+        first = asyncio.create_task(batcher.predict(slow.model, slow.request(0)))
+        await asyncio.to_thread(slow.started.wait)
+        others = [asyncio.create_task(batcher.predict(slow.model, slow.request(n))) for n in range(1, 21)]
+        return [answer for (answer,) in await asyncio.gather(first, *others)]
+
+    found = run(Limits(max_batch=8), scenario)
+    assert found == [{"prediction": 2.0 * n} for n in range(21)]
+    assert slow.sizes == [1, 8, 8, 4]
+
+
+def test_a_lone_client_does_not_wait_for_others() -> None:
+    slow = Slow(0)
+
+    async def scenario(batcher: Batcher) -> float:
+        started = time.monotonic()
+        for n in range(5):
+            await batcher.predict(slow.model, slow.request(n))
+        return time.monotonic() - started
+
+    assert run(Limits(max_delay=2.0), scenario) < 1
+    assert slow.sizes == [1] * 5
+
+
+def test_clients_that_return_are_waited_for_up_to_the_delay() -> None:
+    slow = Slow()
+
+    async def scenario(batcher: Batcher) -> None:
+        async def client(delay: float) -> None:
+            await batcher.predict(slow.model, slow.request(1))
+            await asyncio.sleep(delay)
+            await batcher.predict(slow.model, slow.request(1))
+
+        first = asyncio.create_task(batcher.predict(slow.model, slow.request(0)))
+        await asyncio.to_thread(slow.started.wait)
+        await asyncio.gather(first, *(client(0.01 * n) for n in range(4)))
+
+    run(Limits(max_delay=0.5), scenario)
+    assert slow.sizes == [1, 4, 4]
+
+
+def test_a_large_request_is_split_and_answered_in_order() -> None:
+    slow = Slow(0)
+
+    async def scenario(batcher: Batcher) -> Any:
+        return await batcher.predict(slow.model, slow.request(*range(10)))
+
+    assert run(Limits(max_batch=4), scenario) == [{"prediction": 2.0 * n} for n in range(10)]
+    assert slow.sizes == [4, 4, 2]
+
+
+def test_a_full_queue_refuses_and_a_stopping_one_finishes() -> None:
+    slow = Slow()
+
+    async def scenario(batcher: Batcher) -> list[Any]:
+        tasks = [asyncio.create_task(batcher.predict(slow.model, slow.request(1)))]
+        await asyncio.to_thread(slow.started.wait)
+        tasks += [asyncio.create_task(batcher.predict(slow.model, slow.request(n))) for n in range(2, 7)]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await batcher.predict(slow.model, slow.request(9))
+        stopped = asyncio.create_task(batcher.stop())
+        await asyncio.sleep(0)
+        with pytest.raises(Stopping):
+            await batcher.predict(slow.model, slow.request(9))
+        found = await asyncio.gather(*tasks)
+        await stopped
+        return found
+
+    found = run(Limits(max_batch=2, max_queue=5), scenario)
+    assert [answer for (answer,) in found] == [{"prediction": 2.0 * n} for n in range(1, 7)]
+
+
+def test_a_request_that_waited_for_too_long_fails_alone() -> None:
+    slow = Slow(0.2)
+
+    async def scenario(batcher: Batcher) -> list[Any]:
+        first = asyncio.create_task(batcher.predict(slow.model, slow.request(1)))
+        await asyncio.to_thread(slow.started.wait)
+        late = asyncio.create_task(batcher.predict(slow.model, slow.request(2)))
+        return await asyncio.gather(first, late, return_exceptions=True)
+
+    first, late = run(Limits(timeout=0.1), scenario)
+    assert first == [{"prediction": 2.0}]
+    assert isinstance(late, TimeoutError)
+    assert slow.sizes == [1]
+
+
+def test_a_failing_request_fails_alone() -> None:
+    slow = Slow(0.01)
+
+    async def scenario(batcher: Batcher) -> list[Any]:
+        first = asyncio.create_task(batcher.predict(slow.model, slow.request(0)))
+        await asyncio.to_thread(slow.started.wait)
+        others = [batcher.predict(slow.model, slow.request(n)) for n in (1, -1, 2)]
+        return await asyncio.gather(first, *others, return_exceptions=True)
+
+    _, one, failed, two = run(Limits(), scenario)
+    assert (one, two) == ([{"prediction": 2.0}], [{"prediction": 4.0}])
+    assert isinstance(failed, ModelFailed)
+    assert str(failed) == "negative"
+
+
+def test_models_are_not_mixed_in_a_batch() -> None:
+    slow, other = Slow(), Slow(0)
+
+    async def scenario(batcher: Batcher) -> None:
+        first = asyncio.create_task(batcher.predict(slow.model, slow.request(0)))
+        await asyncio.to_thread(slow.started.wait)
+        models = [slow, slow, other, other, other]
+        await asyncio.gather(first, *(batcher.predict(each.model, each.request(1)) for each in models))
+
+    run(Limits(), scenario)
+    assert (slow.sizes, other.sizes) == ([1, 2], [3])
+
+
+@pytest.mark.slow
+def test_a_damaged_image_fails_its_own_request_only(classifier: Model) -> None:
+    def jpeg(value: int) -> bytes:
+        file = io.BytesIO()
+        Image.new("L", (8, 8), value).save(file, "JPEG")
+        return file.getvalue()
+
+    def request(*images: bytes) -> dict[str, Any]:
+        array = np.empty(len(images), object)
+        array[:] = images
+        return {"image_bytes": array}
+
+    async def scenario(batcher: Batcher) -> list[Any]:
+        whole = jpeg(200)
+        sound, bad = request(jpeg(1), jpeg(2)), request(jpeg(3), whole[: len(whole) // 2])
+        return await asyncio.gather(
+            *(batcher.predict(classifier, each) for each in (sound, bad, sound, sound)), return_exceptions=True
+        )
+
+    one, failed, two, three = run(Limits(), scenario)
+    assert one == two == three
+    assert len(one) == 2
+    assert isinstance(failed, BadRequest)
+    assert (failed.instance, failed.field) == (1, "image_bytes")

@@ -1,0 +1,302 @@
+"""The server over real sockets: contract, limits, faults, replaced models, and SIGTERM under load."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette")
+
+from slipway.components.register_model.registry import Registry
+from slipway.core.errors import UserError
+from slipway.pipelines.prediction import models
+from slipway.serving import app, model
+from slipway.serving.app import Server, ServerSettings
+from slipway.serving.batching import Limits
+from slipway.serving.model import Field, Model
+from tests.components.evaluate.conftest import export_model, png
+from tests.serving.conftest import HOUSE, HOUSE_PRICE
+
+pytestmark = pytest.mark.slow
+IMAGE = png(np.random.default_rng(0).integers(0, 256, (8, 8)))
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return trial.getsockname()[1]
+
+
+@contextlib.contextmanager
+def serving(server: Server) -> Iterator[int]:
+    """Serve in a thread of this process, and return the port."""
+    config = app.uvicorn.Config(server.app(), host="127.0.0.1", port=server.settings.port, log_config=None)
+    runner = app._Uvicorn(config, server)
+    thread = threading.Thread(target=runner.run)
+    thread.start()
+    try:
+        until(lambda: runner.started and (server.model is not None or server.failure is not None))
+        yield server.settings.port
+    finally:
+        runner.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def until(true: Any, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ask(port: int, path: str, body: bytes | None = None, kind: str = "application/json") -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET" if body is None else "POST", path, body, {"Content-Type": kind} if body else {})
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    is_json = answer.getheader("content-type", "").startswith("application/json")
+    return answer.status, json.loads(content) if is_json else content.decode()
+
+
+def predict(port: int, *instances: Any) -> tuple[int, Any]:
+    return ask(port, "/predict", json.dumps({"instances": instances}).encode())
+
+
+def settings(**values: Any) -> ServerSettings:
+    return ServerSettings(**{"host": "127.0.0.1", "port": free_port(), "watch": 0.05, "linger": 0.0, **values})
+
+
+@pytest.fixture(scope="module")
+def port(classifier_folder: Path) -> Iterator[int]:
+    with serving(Server(settings(max_body=1 << 20), lambda: ("digits/1", classifier_folder))) as port:
+        yield port
+
+
+def test_json_and_image_bytes_have_the_same_answer(port: int) -> None:
+    status, found = predict(port, {"b64": base64.b64encode(IMAGE).decode()})
+    assert status == 200
+    assert set(found["predictions"][0]) == {"label", "classes", "probabilities"}
+    assert ask(port, "/predict", IMAGE, "image/png") == (200, found)
+
+
+def test_health_metrics_page_and_description(port: int) -> None:
+    predict(port, {"b64": base64.b64encode(IMAGE).decode()})
+    assert ask(port, "/health") == (200, "ok")
+    metrics = ask(port, "/metrics")[1]
+    assert 'slipway_requests_total{status="200"}' in metrics
+    assert "slipway_batch_examples_count" in metrics
+    described = ask(port, "/model")[1]
+    assert (described["model"], described["task"], described["predict"]) == ("digits/1", "classification", "/predict")
+    assert described["inputs"] == [{"name": "image_bytes", "kind": "image", "shape": [], "categories": []}]
+    assert "<!doctype html>" in ask(port, "/")[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "says"),
+    [
+        (b"{", "application/json", 400, "not JSON"),
+        (b'{"instances": [3]}', "application/json", 400, "instances[0].image_bytes: The value is a number"),
+        (IMAGE[:-30], "image/png", 400, "instances[0].image_bytes: The image cannot be decoded"),
+        (IMAGE[:16] + (10_000).to_bytes(4) * 2 + IMAGE[24:], "image/png", 400, "10000x10000 pixels"),
+        (b"x" * ((1 << 20) + 1), "application/json", 413, "more than 1,048,576 bytes"),
+    ],
+)
+def test_bad_requests_are_refused_with_the_reason(port: int, body: bytes, kind: str, status: int, says: str) -> None:
+    found, answer = ask(port, "/predict", body, kind)
+    assert found == status
+    assert says in answer["error"]["message"]
+    assert answer["error"]["code"] == status
+    assert predict(port, {"b64": base64.b64encode(IMAGE).decode()})[0] == 200
+
+
+def test_a_body_without_a_length_is_limited_too(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        chunk = b"%x\r\n%s\r\n" % (1 << 16, b" " * (1 << 16))
+        for _ in range(17):
+            client.sendall(chunk)
+        assert client.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_clients_that_do_not_read_or_finish_hold_up_nobody(port: int) -> None:
+    body = json.dumps({"instances": [{"b64": base64.b64encode(IMAGE).decode()}] * 500}).encode()
+    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with contextlib.ExitStack() as stack:
+        for sent in (head + body, head + body[:100], head[:20]):
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(sent)
+        started = time.monotonic()
+        for _ in range(20):
+            assert ask(port, "/predict", IMAGE, "image/png")[0] == 200
+        assert time.monotonic() - started < 5
+
+
+def test_named_inputs_and_the_variables_of_vertex_ai(houses_folder: Path) -> None:
+    environment = {"AIP_HTTP_PORT": str(free_port()), "AIP_PREDICT_ROUTE": "/v1/predict", "AIP_HEALTH_ROUTE": "/ping"}
+    own = ServerSettings.of(environment)
+    with serving(Server(own, lambda: ("houses", houses_folder))) as port:
+        assert ask(port, "/ping") == (200, "ok")
+        status, found = ask(port, "/v1/predict", json.dumps({"instances": [HOUSE], "parameters": {}}).encode())
+        assert (status, found["predictions"][0]["prediction"]) == (200, pytest.approx(HOUSE_PRICE))
+        assert [each["name"] for each in ask(port, "/model")[1]["inputs"]] == list(HOUSE)
+    assert (ServerSettings.of({}).port, ServerSettings.of({}).predict_route) == (8080, "/predict")
+    for wrong in ({"AIP_HTTP_PORT": "http"}, {"AIP_PREDICT_ROUTE": "predict"}):
+        with pytest.raises(UserError):
+            ServerSettings.of(wrong)
+
+
+def test_it_is_not_healthy_before_the_first_prediction(tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(b"damaged")
+    with serving(Server(settings(), lambda: ("damaged", tmp_path))) as port:
+        assert ask(port, "/health")[0] == 503
+        assert ask(port, "/predict", IMAGE, "image/png")[0] == 503
+
+
+def test_a_full_queue_is_429(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    release = threading.Event()
+
+    def function(arrays: Any) -> Any:
+        if arrays["x"][0]:
+            release.wait(10)
+        return None, {"prediction": arrays["x"]}
+
+    slow = Model(tmp_path, "regression", {"x": Field("number", np.dtype(np.float32))}, ("prediction",), {}, function)
+    (tmp_path / "weights").touch()
+    server = Server(settings(limits=Limits(max_batch=1, max_queue=2)), lambda: ("slow", tmp_path))
+    server.use(slow, "slow")
+    with serving(server) as port:
+        found: list[int] = []
+        threads = [threading.Thread(target=lambda: found.append(predict(port, 1)[0])) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(found) >= 3)
+        release.set()
+        for thread in threads:
+            thread.join()
+    assert sorted(found) == [200, 200, 200, 429, 429, 429]
+
+
+def test_a_moved_champion_is_served_without_a_failed_request(tmp_path: Path, classifier_folder: Path) -> None:
+    registry = Registry(tmp_path / "models")
+    registry.register("digits", classifier_folder, {"run_id": "one"}, None)
+    other = export_model(tmp_path / "other", np.zeros((64, 10)), np.zeros(10))
+
+    def source() -> tuple[str, Path]:
+        found = models.find("digits", tmp_path / "models")
+        return str(found), found.folder
+
+    with serving(Server(settings(), source)) as port:
+        before = ask(port, "/predict", IMAGE, "image/png")[1]["predictions"][0]
+        statuses: list[int] = []
+        ended = threading.Event()
+
+        def client() -> None:
+            while not ended.is_set():
+                statuses.append(ask(port, "/predict", IMAGE, "image/png")[0])
+
+        threads = [threading.Thread(target=client) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        registry.register("digits", other, {"run_id": "two"}, 1)
+        until(lambda: ask(port, "/model")[1]["model"] == "digits/2")
+        ended.set()
+        for thread in threads:
+            thread.join()
+        after = ask(port, "/predict", IMAGE, "image/png")[1]["predictions"][0]
+    assert set(statuses) == {200}
+    assert before["probabilities"] != after["probabilities"] == pytest.approx([0.1] * 10)
+
+
+def test_a_replaced_folder_is_served_and_a_damaged_one_is_not(tmp_path: Path, classifier_folder: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(classifier_folder, folder)
+    server = Server(settings(), lambda: ("model", folder))
+    with serving(server) as port:
+        before = ask(port, "/predict", IMAGE, "image/png")
+        shutil.rmtree(folder)
+        folder.mkdir()
+        (folder / "saved_model.pb").write_bytes(b"half a model")
+        until(lambda: server.failure is not None)
+        assert ask(port, "/predict", IMAGE, "image/png") == before
+        assert ask(port, "/health") == (200, "ok")
+        shutil.rmtree(folder)
+        export_model(folder, np.zeros((64, 10)), np.zeros(10))
+        until(lambda: server.failure is None)
+        found = ask(port, "/predict", IMAGE, "image/png")[1]["predictions"][0]
+        assert found["probabilities"] == pytest.approx([0.1] * 10)
+
+
+def test_sigterm_under_load_loses_no_accepted_request(classifier_folder: Path) -> None:
+    port = free_port()
+    environment = {**os.environ, "AIP_HTTP_PORT": str(port), "AIP_STORAGE_URI": str(classifier_folder)}
+    process = subprocess.Popen([sys.executable, "-m", "slipway.serving"], env=environment, stderr=subprocess.PIPE)
+    statuses: list[int] = []
+    lost: list[Exception] = []
+
+    def client() -> None:
+        """Send requests on one connection until the server closes it between two of them."""
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        while True:
+            try:
+                connection.request("POST", "/predict", IMAGE, {"Content-Type": "image/png"})
+                answer = connection.getresponse()
+                answer.read()
+            except Exception as error:
+                lost.append(error)
+                return
+            statuses.append(answer.status)
+            if answer.getheader("connection") == "close":
+                return
+
+    def healthy() -> bool:
+        with contextlib.suppress(OSError):
+            return ask(port, "/health")[0] == 200
+        return False
+
+    try:
+        until(healthy, 60)
+        threads = [threading.Thread(target=client) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(statuses) > 100)
+        process.send_signal(signal.SIGTERM)
+        until(lambda: not healthy())
+        for thread in threads:
+            thread.join(20)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+    assert process.stderr is not None
+    logged = process.stderr.read().decode()
+    assert (lost, set(statuses)) == ([], {200})
+    assert '"message": "stopped"' in logged
+    assert base64.b64encode(IMAGE).decode()[:40] not in logged
+
+
+def test_the_model_is_loaded_once_more_only_if_it_has_changed(classifier_folder: Path, monkeypatch: Any) -> None:
+    loads: list[Path] = []
+    load = model.load
+    monkeypatch.setattr(model, "load", lambda folder, module: loads.append(folder) or load(folder, module))
+    with serving(Server(settings(), lambda: ("digits", classifier_folder))):
+        time.sleep(0.5)
+    assert loads == [classifier_folder]

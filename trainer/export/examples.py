@@ -1,0 +1,71 @@
+"""What the trained network itself predicts on a few examples of the test split, stored beside the exported model.
+
+The step evaluate sends the same examples through the serving code and compares: a model that answers otherwise when it
+is served is not promoted. The predictions are computed on the CPU, as GPUs round differently.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.core.manifest import Manifest
+
+FILE_NAME = "examples.json"
+SPLIT = "test"
+EXAMPLES = 4
+
+logger = logging.getLogger(__name__)
+
+
+def write(folder: Path, data: Path, manifest: Manifest, network: Callable[[Any], Any]) -> None:
+    """Write the keys of the split's first examples, and the network's predictions on them, to `folder`.
+
+    A data set without the split has no such file. A network that fails here is reported in the log only.
+
+    Args:
+        folder: The exported model's folder.
+        data: The data set's folder.
+        manifest: Its manifest.
+        network: Maps the inputs, as tensors of TensorFlow, to the network's outputs, [batch, outputs].
+    """
+    split = manifest.splits.get(SPLIT)
+    if split is None or not split.shards:
+        return
+    try:
+        keys, outputs = _predicted(data / split.shards[0].file, manifest, network)
+    except Exception as error:  # of any library; the training has succeeded
+        logger.warning("no predictions to compare the served model with: %s", error)
+        return
+    content = {"split": SPLIT, "keys": keys, "values": predictions(outputs, manifest).tolist()}
+    (folder / FILE_NAME).write_text(json.dumps(content) + "\n")
+
+
+def predictions(outputs: NDArray[np.float64], manifest: Manifest) -> NDArray[np.float64]:
+    """Return the probabilities, [batch, names], or the predictions in the target's unit, [batch], of outputs."""
+    if manifest.target is not None:
+        return outputs[:, 0] * manifest.target.deviation[0] + manifest.target.mean[0]
+    if manifest.task == "multilabel":
+        return 1 / (1 + np.exp(-outputs))
+    exponentials = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def _predicted(shard: Path, manifest: Manifest, network: Callable[[Any], Any]) -> tuple[list[str], NDArray[np.float64]]:
+    import tensorflow as tf
+
+    from slipway.trainer.data.features import Features, scaled
+
+    with tf.device("CPU:0"):
+        records = list(tf.data.TFRecordDataset(str(shard)).take(EXAMPLES))
+        raw = tf.stack(records)
+        key = tf.io.parse_example(raw, {"key": tf.io.FixedLenFeature([], tf.string)})["key"]
+        inputs, _ = Features(manifest).parse(raw)
+        outputs = np.asarray(network(scaled(inputs)), np.float64)
+    return [each.decode(errors="replace") for each in key.numpy()], outputs
