@@ -139,7 +139,7 @@ def test_two_runs_at_once_share_the_data_and_agree_on_one_champion(tmp_path):
     ends = [(process.communicate(timeout=240), process.returncode) for process in both]
     assert [code for _, code in ends] == [0, 0], ends
     assert len(space.runs()) == 2
-    assert len(list((tmp_path / "datasets/digits").iterdir())) == 1
+    assert len(list((tmp_path / "datasets/digits").glob("[!.]*"))) == 1
     records = [space.record(path.name) for path in space.runs()]
     assert {Path(record["model"]).name for record in records if record["model"]} == {"1", "2"}
     champion = (tmp_path / "models/digits/champion").read_text().strip()
