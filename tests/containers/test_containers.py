@@ -186,7 +186,7 @@ def test_the_trainer_image_has_no_cloud_packages(slipway: Slipway, containers: d
     assert cloud & set(found["steps"]["packages"]) == cloud - {"google-cloud-pipeline-components", "pip"}
     assert [name for name in found["steps"]["packages"] if name.startswith("nvidia")] == []
     assert found["trainer"]["code"] == ["__init__.py", "core", "trainer", "training.py"]
-    assert found["steps"]["code"] == ["__init__.py", "components", "core", "trainer"]
+    assert found["steps"]["code"] == ["__init__.py", "components", "core", "serving", "trainer", "training.py"]
     assert {found[role]["user"] for role in found} == {0}
 
 
