@@ -25,7 +25,7 @@ from slipway.core import events
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]
 KINDS = ("folder", "tar", "tar.gz", "zip", "csv")
-READ = "The images have other modification times than before. Reading all 40 (0.0 MB) took 0."
+READ = "The images have other modification times than before. Reading all 40 (0.0 MB) took "
 HOUR = 3600 * 10**9
 
 
