@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import time
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -20,8 +21,11 @@ LONG = ("run", "--set", "train.steps=200000", "--set", "train.checkpoint.every_s
 
 
 @pytest.fixture
-def space(tmp_path) -> Workspace:
-    return Workspace(tmp_path)
+def space(tmp_path) -> Iterator[Workspace]:
+    yield Workspace(tmp_path)
+    for process in processes_of(tmp_path):  # of a failed test: a long training slows all others down
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def checkpoint_pointer(space: Workspace) -> bool:
