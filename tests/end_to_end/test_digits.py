@@ -174,3 +174,5 @@ def test_the_registered_model_classifies_a_png_in_plain_tensorflow(finished, tmp
     answer = json.loads(result.stdout.splitlines()[-1])
     assert answer["label"] == str(digits.target[0])
     assert answer["sum"] == pytest.approx(1, abs=1e-4)
+    examples = json.loads((finished.path / "models/digits/1/examples.json").read_text())
+    assert len(examples["values"]) == 4, "what the trained network predicts, for the comparison with the served model"

@@ -247,17 +247,16 @@ class TensorFlowEngine:
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
         if not self._is_distributed and self._precision == "float32":
             self._freeze_others(ALL)  # model.keras has the layers as the builder made them
-            saved_model.write(folder, self._predict, [variable.value for variable in self._model.variables], manifest)
-            keras_model.save(self._model, folder)
-            return
-        # Rebuild the network with plain variables: the trained one's belong to the strategy, and saving them would
-        # require every process. It computes in float32, which every serving device supports.
-        keras.config.set_dtype_policy("float32")
-        with tf.distribute.get_strategy().scope() if self._world_size == 1 else contextlib.nullcontext():
-            model = keras_model.build_network(job.model, manifest)
-        for own, trained in zip(model.weights, self._model.weights, strict=True):
-            own.assign(trained.numpy())
-        saved_model.write(folder, model, [variable.value for variable in model.variables], manifest)
+            model, predict = self._model, self._predict
+        else:
+            # Rebuild the network with plain variables: the trained one's belong to the strategy, and saving them would
+            # require every process. It computes in float32, which every serving device supports.
+            keras.config.set_dtype_policy("float32")
+            with tf.distribute.get_strategy().scope() if self._world_size == 1 else contextlib.nullcontext():
+                model = predict = keras_model.build_network(job.model, manifest)
+            for own, trained in zip(model.weights, self._model.weights, strict=True):
+                own.assign(trained.numpy())
+        saved_model.write(folder, predict, [variable.value for variable in model.variables], manifest)
         keras_model.save(model, folder)
         examples.write(folder, local_path(job.data), manifest, on_tensorflow(model, manifest)[0])
 
