@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipway.core.errors import UserError
+from slipway.core.noise import without_stderr
 from slipway.pipelines.cli.options import check_folder_of
 from slipway.pipelines.cli.terminal import EXIT_FAILED, error_console, say, user_errors
 from slipway.pipelines.prediction.output import Format
@@ -178,7 +177,7 @@ def _load(chosen: Chosen, module: str | None, sizes: tuple[int, ...] = (1,)) -> 
 
     _import_from_here(module)
     try:
-        with _native_output_hidden():
+        with without_stderr():
             loaded = load(chosen.folder, module)
             instances.warm_up(loaded, sizes)
     except UserError:
@@ -191,17 +190,3 @@ def _load(chosen: Chosen, module: str | None, sizes: tuple[int, ...] = (1,)) -> 
             fix="--module MODULE:FUNCTION, if a custom program wrote it; otherwise train it again: slipway run",
         ) from error
     return loaded
-
-
-@contextlib.contextmanager
-def _native_output_hidden() -> Iterator[None]:
-    """Hide what libraries' native code prints on stderr at the start, such as that there is no GPU."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "wb") as nothing:  # noqa: PTH123 (a device)
-        os.dup2(nothing.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from slipway.core.noise import without_stderr
 from slipway.pipelines.migrate.legacy_apis import KERAS3, LEGACY_APIS, PYTHON3, TF2, LegacyAPI
 from slipway.pipelines.migrate.source import SourceFile, read_program
 
@@ -179,7 +178,7 @@ def _absent(name: str) -> LegacyAPI | None:
         return None
     from slipway.trainer.engines.quick_import import import_tensorflow
 
-    with _without_stderr():
+    with without_stderr():
         import_tensorflow()
     import keras
     import tensorflow as tf
@@ -192,19 +191,6 @@ def _absent(name: str) -> LegacyAPI | None:
     use = f"use {renamed}" if package is tf and _has(tf, renamed) else f"see {guide}"
     title = "TensorFlow" if package is tf else "Keras"
     return LegacyAPI("name", name, f"does not exist in {title} {package.__version__}", use, guide)
-
-
-@contextlib.contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Discard what native code writes to stderr, such as TensorFlow's log during its import."""
-    with Path(os.devnull).open("w") as nothing:
-        stderr = os.dup(2)
-        os.dup2(nothing.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
 
 
 def _has(package: object, name: str) -> bool:

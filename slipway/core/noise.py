@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 # Messages that libraries print at every start: a description, and how the lines begin.
 NOISE = {
@@ -20,6 +25,20 @@ NOISE = {
     "kfp: the location of a step's outputs": r".* INFO Wrote executor output file to ",
 }
 _NOISE = re.compile(r"(\[\S+\] )?(" + "|".join(NOISE.values()) + ")")
+
+
+@contextlib.contextmanager
+def without_stderr() -> Iterator[None]:
+    """Discard what native code writes to stderr, such as TensorFlow's log during its import."""
+    sys.stderr.flush()
+    with Path(os.devnull).open("w") as nothing:
+        stderr = os.dup(2)
+        os.dup2(nothing.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def is_noise(line: str) -> bool:
