@@ -9,6 +9,9 @@ from typing import Any, TypeAlias
 # A JSON object whose fields are known to the code that reads it.
 JsonObject: TypeAlias = dict[str, Any]
 
+# Pillow's limit of an image's pixels, above which it assumes a decompression bomb; no larger image is accepted.
+MOST_PIXELS = 89_478_485
+
 
 def whole_numbers(value: Any) -> Any:
     """Return `value` with integral floats converted back to int: KFP passes all numbers in lists as floats."""

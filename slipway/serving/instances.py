@@ -23,12 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.core.errors import nearest
-from slipway.core.values import JsonObject
+from slipway.core.values import MOST_PIXELS, JsonObject
 from slipway.serving.model import IMAGE_SUFFIX, INSTANCES, PREDICTIONS, Arrays, Field, Model, Outputs
 from slipway.trainer.tasks import TASKS
 
-# As many as preparing a data set accepts: larger images are probably decompression bombs.
-MOST_PIXELS = 89_478_485
 PNG_START, PNG_SIZE = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR", struct.Struct(">II")
 PNG_HEADER_BYTES = 33
 JPEG_START = b"\xff\xd8\xff"

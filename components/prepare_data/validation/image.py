@@ -19,14 +19,13 @@ import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from slipway.components.prepare_data.sources.source import Undecodable, Unusable
+from slipway.core.values import MOST_PIXELS
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from PIL import Image
 
-# Pillow's limit, above which it assumes a decompression bomb.
-MOST_PIXELS = 89_478_485
 # The decoders' limits of width and height.
 MOST_SIDE = {"png": 1_000_000, "jpeg": 65_500}
 # No image within the limit of pixels needs more.
