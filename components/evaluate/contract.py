@@ -17,7 +17,6 @@ from slipway.components.evaluate.served_model import Batch
 from slipway.serving import instances
 from slipway.serving.model import Model, read_json
 from slipway.trainer.export.examples import FILE_NAME
-from slipway.trainer.tasks import TASKS
 
 TOLERANCE = 1e-4
 
@@ -57,11 +56,10 @@ def _expected(model: Model, sample: Batch) -> tuple[list[NDArray[np.float64]], s
     keys = [key.decode(errors="replace") for key in sample.keys]
     stored = read_json(model.folder / FILE_NAME)
     values = dict(zip(stored.get("keys", ()), stored.get("values", ()), strict=False))
-    if all(key in values for key in keys) and model.task:
+    if all(key in values for key in keys):
         return [np.array(values[key], np.float64) for key in keys], "the trained network's prediction"
-    task = TASKS[model.task] if model.task else None
-    assert task is not None  # the evaluation has loaded it for one
-    return list(model.predict(sample.features)[task.values].astype(np.float64)), "the evaluation's prediction"
+    assert model.values is not None  # the evaluation has loaded it for a task
+    return list(model.predict(sample.features)[model.values].astype(np.float64)), "the evaluation's prediction"
 
 
 def _key(sample: Batch, index: int) -> str:

@@ -61,7 +61,7 @@ def run_local_cluster(
     rehearsed.unlink(missing_ok=True)  # of an earlier attempt
     with termination_deferred():
         while True:
-            workers, failed = _try(worker_pool_specs, output, virtual_devices, log)
+            workers, failed = _try(worker_pool_specs, output, virtual_devices, rehearsed, log)
             if not failed or rehearsed.is_file():  # the chief's end lets the others fail
                 _check_same_weights(workers)
                 return policy.done
@@ -79,9 +79,12 @@ def run_local_cluster(
 
 
 def _try(
-    worker_pool_specs: list[WorkerPool], output: Path, virtual_devices: int, log: TextIO
+    worker_pool_specs: list[WorkerPool], output: Path, virtual_devices: int, rehearsed: Path, log: TextIO
 ) -> tuple[list[Child], list[Child]]:
-    """Run the replicas once, on new ports; return all of them, and those that failed by themselves."""
+    """Run the replicas once, on new ports; return all of them, and those that failed by themselves.
+
+    The file `rehearsed` ends them.
+    """
     with Ports(count_processes(worker_pool_specs)) as ports, Children() as workers:
         replicas = replicas_of(worker_pool_specs, ports)
         events.phase(f"running {len(replicas)} replica{'s' if len(replicas) > 1 else ''}")
@@ -90,7 +93,6 @@ def _try(
             copy = _copying(replica.name, log)
             fork = len(replicas) == 1 and replica.environment.keys() <= {DATA_VARIABLE} and can_run(replica.command)
             workers.all.append(Child(replica.name, replica.command, environment, copy, own_group=True, fork=fork))
-        rehearsed = output / "checkpoints" / REHEARSED_FILE
         failed = workers.wait(lambda: termination_requested() or rehearsed.is_file())
     return workers.all, failed
 

@@ -267,10 +267,10 @@ class Server:
         try:
             async with asyncio.timeout(self.settings.limits.timeout):
                 body = await self._body(receive)
-            kind = headers.get(b"content-type", JSON)
-            found = [body] if kind.startswith(b"image/") else instances.read(body)
-            if model.is_custom and kind.startswith(b"image/"):
-                found = [instances.of_image(body)]
+            if headers.get(b"content-type", JSON).startswith(b"image/"):
+                found: list[Any] = [instances.of_image(body) if model.is_custom else body]
+            else:
+                found = instances.read(body)
             return await self.batcher.predict(model, instances.arrays(model, found))
         finally:
             self._bodies -= expected
