@@ -143,10 +143,10 @@ def test_all_start_again_until_they_end_well_and_what_happened_is_said(
         restarts=RestartSettings(backoff_seconds=0.01),
         log=log,
     )
-    assert starts(tmp_path) == [4, 4]
     reasons = [(restart.replica, restart.reason, restart.step) for restart in done]
     killed, stopped = "was killed by SIGKILL", "was stopped by SIGTERM"
     assert reasons == [("workerpool1-0", reason, 30) for reason in (killed, stopped, killed)]
+    assert starts(tmp_path) == [4, 4]
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     messages = [event["text"] for event in events if event["event"] == "message"]
     assert len(messages) == 3
