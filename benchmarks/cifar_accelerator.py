@@ -83,9 +83,10 @@ def main() -> None:
 
 def configuration(images: Path, engine: str, *, epochs: int, batch: int, width: int, minimum: float) -> dict[str, Any]:
     """Return the run's configuration."""
-    is_accelerated = find(os.environ).kind in ("gpu", "tpu")
+    found = find(os.environ).kind
     return {
         "name": "cifar",
+        "hardware": "gpu" if found == "gpu" else "cpu",
         "data": {"source": f"images:{images}", "split": {"train": 0.98, "validation": 0.01, "test": 0.01}},
         "model": {
             "builder": "benchmarks.cifar_network:build",
@@ -103,7 +104,7 @@ def configuration(images: Path, engine: str, *, epochs: int, batch: int, width: 
             "schedule": {"shape": "linear", "warmup": {"epochs": WARMUP * epochs}},
             "loss": "benchmarks.cifar_network:smoothed",
             "augment": {"flip": True, "shift": 2},
-            "xla": is_accelerated or "auto",
+            "xla": found in ("gpu", "tpu") or "auto",
         },
         "evaluate": {"champion": "none", "gate": {"metric": "accuracy", "minimum": minimum}},
     }

@@ -23,7 +23,7 @@ from slipway.core.forking import can_run
 from slipway.core.paths import DATA_VARIABLE, REHEARSED_FILE
 from slipway.core.supervision import POLL_SECONDS, Child, Children, Ports
 from slipway.trainer.config import RestartSettings
-from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
+from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE, first_gpus
 
 # Printed by every replica of the trainer at the end.
 CHECKSUM = re.compile(r"weights checksum ([0-9a-f]{64})")
@@ -90,6 +90,9 @@ def _try(
         events.phase(f"running {len(replicas)} replica{'s' if len(replicas) > 1 else ''}")
         for replica in replicas:
             environment = _environment(replica, replicas, output, virtual_devices)
+            machine = worker_pool_specs[replica.pool].get("machine_spec")
+            if machine is not None and not virtual_devices:
+                environment |= first_gpus(environment, int(str(machine.get("accelerator_count", 0))))
             copy = _copying(replica.name, log)
             fork = len(replicas) == 1 and replica.environment.keys() <= {DATA_VARIABLE} and can_run(replica.command)
             workers.all.append(Child(replica.name, replica.command, environment, copy, own_group=True, fork=fork))

@@ -41,7 +41,9 @@ Place = Annotated[
 ]
 Hardware = Annotated[
     str | None,
-    typer.Option("--hardware", metavar="CHOICE", help="Training hardware, such as cpu, cpu*2, l4x4*2 or tpu-v5e-2x4."),
+    typer.Option(
+        "--hardware", metavar="CHOICE", help="Training hardware, such as cpu, cpu*2, gpu, l4x4*2 or tpu-v5e-2x4."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,

@@ -180,7 +180,7 @@ class RunConfig(Settings):
     )
     hardware: str = Field(
         default="cpu",
-        description="Training hardware, such as cpu, cpu*2, l4x4*2, a100x8+spot or tpu-v5e-2x4; or a mapping with "
+        description="Training hardware, such as cpu, cpu*2, gpu, l4x4*2, a100x8+spot or tpu-v5e-2x4; or a mapping with "
         "Vertex AI's names. `slipway hardware` lists all choices.",
         json_schema_extra=_hardware_schema,
     )

@@ -17,7 +17,7 @@ CHECKS = (
     Check("folder", machine.folder),
     Check("disk", machine.disk),
     Check("cores", machine.cores),
-    Check("accelerators", machine.accelerators),
+    Check("accelerators", machine.accelerators, of_run=True),
     Check("packages", machine.packages, of_run=True),
     Check("hardware", configuration.hardware_choice, of_run=True),
     Check("batch", configuration.batch, of_run=True),

@@ -9,6 +9,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor.check import Context, NotApplicableError
+from slipway.pipelines.hardware import this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
@@ -24,16 +25,18 @@ def hardware_choice(context: Context) -> str:
     hardware = config.parsed_hardware
     if elsewhere := remote(context.target):
         return elsewhere.check_hardware(config)
-    if hardware.accelerators_per_replica and not context.rehearsal:
+    if not hardware.accelerators_per_replica or context.rehearsal:
+        return str(hardware)
+    if context.runner == "docker":
         raise UserError(
-            "Local runs train on the CPU.",
+            "Containers on this machine train on the CPU.",
             setting="hardware",
             value=config.hardware,
             allowed="cpu, cpu*2 …",
             nearest="cpu",
-            fix=f"--hardware cpu; or, to try the layout: slipway rehearse --hardware '{config.hardware}'",
+            fix="--hardware cpu; or, to use GPUs, leave out --runner docker",
         )
-    return str(hardware)
+    return f"{hardware}: {this_machine.check(hardware)}"
 
 
 def batch(context: Context) -> str:
@@ -56,7 +59,11 @@ def training_engine(context: Context) -> str:
     image = context.config.vertex.image if context.target == "vertex" and context.config.vertex else None
     image = train.image or image
     check_engine(hardware, train.engine, own_program=train.program is not None, own_build=image is not None)
-    return "the program's own" if own_data else train.engine
+    if own_data:
+        return "the program's own"
+    if context.target == "local" and hardware.accelerators_per_replica and not context.rehearsal:
+        return f"{train.engine}, built for {this_machine.check_engine(train.engine)}"
+    return train.engine
 
 
 def data_source(context: Context) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from importlib import metadata
@@ -12,7 +11,8 @@ from pathlib import Path
 
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, system_error
-from slipway.pipelines.doctor.check import Context, NotApplicableError
+from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
+from slipway.pipelines.hardware import this_machine
 from slipway.trainer.engines import installed
 
 OLDEST_PYTHON = (3, 11)
@@ -79,21 +79,16 @@ def cores(context: Context) -> str:
     return f"{cores} cores for {replicas} replica{'s' if replicas > 1 else ''}"
 
 
-def accelerators(_: Context) -> str:
-    """The accelerators of this machine respond."""
+def accelerators(context: Context) -> str:
+    """The accelerators of this machine respond, and a run on this machine uses its GPUs."""
     chips = sorted(Path("/dev").glob("accel[0-9]*"))
     if chips:
         return f"{len(chips)} TPU chips"
-    if shutil.which("nvidia-smi") is None:
+    if not (gpus := this_machine.describe()):
         raise NotApplicableError("no accelerator found; local runs train on the CPU")
-    answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
-    names = [line.partition(" (UUID")[0] for line in answer.stdout.splitlines() if line.startswith("GPU ")]
-    if answer.returncode or not names:
-        raise UserError(
-            f"nvidia-smi is installed but finds no GPU: {(answer.stderr or answer.stdout).strip()[:200]}",
-            fix="check that the driver is loaded: nvidia-smi",
-        )
-    return ", ".join(names)
+    if context.target == "local" and not context.config.parsed_hardware.accelerators_per_replica:
+        raise DoubtError(f"{context.config.hardware} leaves this machine's GPUs unused: {gpus}", "--hardware gpu")
+    return gpus
 
 
 def packages(context: Context) -> str:

@@ -17,7 +17,7 @@ from slipway.core.values import JsonObject
 from slipway.trainer.engines import table
 
 Provisioning = Literal["standard", "spot", "flex"]
-Status = Literal["offered", "retired", "not-for-training", "enum-only"]
+Status = Literal["offered", "retired", "not-for-training", "enum-only", "here"]
 
 QUOTA_PREFIX = "aiplatform.googleapis.com/custom_model_training_"
 CORES_PER_HOST = 8  # of TPU v2 and v3
@@ -50,8 +50,9 @@ class Family:
 class Accelerator:
     """A GPU or a TPU generation. `type` is Vertex's name, None if a topology is used instead.
 
-    `memory_gb` is per chip; `cores_per_chip` is the number of devices that a program sees per chip; `python` is the
-    minimum version of its libraries, if they need a newer Python than others; `compute_capability` is a GPU's.
+    `memory_gb` is per chip, 0 if it depends on the machine at hand; `cores_per_chip` is the number of devices that a
+    program sees per chip; `python` is the minimum version of its libraries, if they need a newer Python than others;
+    `compute_capability` is a GPU's.
     """
 
     name: str

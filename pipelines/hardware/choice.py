@@ -132,6 +132,8 @@ class Hardware:
         """What it draws on by regional quota metric: accelerators, vCPUs and boot disks, if the metric is known."""
         preemptible = self.provisioning != "standard"
         row = self.accelerator_row
+        if row is not None and row.status == "here":
+            return Counter()
         drawn: Counter[str] = Counter()
         if row is not None and row.quota is not None:
             drawn[f"{catalogue.QUOTA_PREFIX}{'preemptible_' * preemptible}{row.quota}"] = self.count * self.replicas
@@ -193,7 +195,8 @@ class Hardware:
         if self.topology:
             spec["tpu_topology"] = self.topology
         elif row is not None:
-            spec |= {"accelerator_type": row.type, "accelerator_count": self.count}
+            spec |= {"accelerator_type": row.type} if row.type else {}
+            spec["accelerator_count"] = self.count
         if self.reservation and self.reservation[0] in RESERVATION_TYPES:
             spec["reservation_affinity"] = {"reservation_affinity_type": RESERVATION_TYPES[self.reservation[0]]}
         elif self.reservation:
@@ -219,9 +222,11 @@ class Hardware:
 
 
 def base_text(accelerator: Accelerator | None, count: int, topology: str | None) -> str:
-    """Return a choice without its options: "cpu", "t4x2", "tpu-v5e-2x4"."""
+    """Return a choice without its options: "cpu", "gpu", "t4x2", "tpu-v5e-2x4"."""
     if accelerator is None:
         return "cpu"
+    if accelerator.status == "here" and count == 1:
+        return accelerator.name
     return f"{accelerator.name}{'-' if accelerator.is_tpu else 'x'}{topology or count}"
 
 

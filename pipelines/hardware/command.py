@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
+from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, nearest
+from slipway.pipelines.hardware import this_machine
 from slipway.pipelines.hardware.catalogue import (
     ENGINES,
     Accelerator,
@@ -80,6 +82,8 @@ def show_list(
         console.print(_machine_table(offers), highlight=False)
         console.print(f"Details of a choice: slipway hardware '{_example(offers[0])}'", highlight=False)
         return
+    console.print(f"This machine: {available_cores()} CPU cores; {_gpus_here()}", highlight=False, soft_wrap=True)
+    console.print("Vertex AI:")
     console.print(_kind_table(kinds), highlight=False)
     console.print(
         f"{len(kinds)} kinds{f' in {region}' if region else ''}, as of {load().checked}. Choose GPUs as l4x4, TPUs as "
@@ -88,6 +92,11 @@ def show_list(
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _gpus_here() -> str:
+    gpus = this_machine.describe()
+    return f"{gpus}: --hardware gpu, gpux2 …" if gpus else "no GPU"
 
 
 def list_as_json(region: str | None = None, accelerator: str | None = None, engine: str | None = None) -> str:
@@ -111,13 +120,17 @@ def show_choice(console: Console, text: str, region: str | None = None, engine: 
 def _lines(hardware: Hardware, region: str | None) -> list[tuple[str, str]]:
     """Return the details of a choice as labels and texts; a text is empty if there is nothing to show."""
     machine, row = hardware.machine_row, hardware.accelerator_row
+    if row is not None and row.status == "here":
+        return [("hardware", str(hardware)), ("this machine", _gpus_here()), ("certainty", hardware.certainty)]
     size = f": {machine.vcpus} vCPUs, {machine.memory_gb:g} GB each" if machine.vcpus else ""
     devices = ""
     if row is not None:
         devices = (
             f"{hardware.accelerators_per_replica} {row.title} per replica, "
-            f"{hardware.chips * hardware.replicas} chips in total, {row.memory_gb} GB per chip"
+            f"{hardware.chips * hardware.replicas} chips in total"
         )
+        if row.memory_gb:
+            devices += f", {row.memory_gb} GB per chip"
         if row.cores_per_chip > 1:
             devices += f" ({row.device_memory_gb:g} GB per core)"
     quotas = [f"{needed:,} of {metric}" for metric, needed in hardware.quotas.items()]
@@ -233,7 +246,8 @@ def listing(region: str | None = None, accelerator: str | None = None, engine: s
         )
     if engine is not None and engine not in ENGINES:
         raise UserError.unknown("engine", engine, ENGINES, setting="--engine")
-    kinds = [kind for row in (None, *catalogue.accelerators) if _passes(kind := _kind(row), region, engine)]
+    rows = (row for row in catalogue.accelerators if row.status != "here")
+    kinds = [kind for row in (None, *rows) if _passes(kind := _kind(row), region, engine)]
     return kinds if accelerator is None else [_only(kinds, accelerator, region, engine)]
 
 

@@ -1,7 +1,7 @@
 """Parse the syntax of hardware: `l4x8@g2-standard-96*4+spot`, or a mapping with Vertex's names.
 
     choice  = base option…
-    base    = "cpu" | GPU "x" count | TPU "-" (count | topology)
+    base    = "cpu" | "gpu" ["x" count] | GPU "x" count | TPU "-" (count | topology)
     option  = "@" machine type | "*" replicas | "+spot" | "+flex" | "+restart" | "+timeout=" time | "+wait=" time
             | "+disk=" [type] [":"] [gigabytes] | "+reservation=" ("any" | "none" | full name {"," full name})
     time    = whole number, then s, m, h or d
@@ -32,6 +32,7 @@ PROVISIONING: dict[str, Provisioning] = {
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 LARGEST_NUMBER = 9_999_999
 LONGEST_TEXT = 1_000
+HERE = "gpu"  # a GPU of this machine, of any kind
 TOPOLOGY = r"[0-9]{1,4}(?:x[0-9]{1,4}){1,3}"
 
 
@@ -65,6 +66,8 @@ def read_base(base: str) -> Request:
         raise Refusal("No hardware is named.", allowed=EXAMPLES, candidates=[Request()])
     if base == "cpu":
         return Request()
+    if base == HERE:
+        return Request(accelerator=HERE, count=1)
     if match := re.fullmatch(rf"(tpu.*?)-({TOPOLOGY})", base):
         return Request(accelerator=match[1], topology=match[2])
     if match := re.fullmatch(r"(tpu.*)-([0-9]+)", base) or re.fullmatch(r"(.+)x([0-9]+)", base):

@@ -80,7 +80,7 @@ def device_bytes(hardware: Hardware) -> int | None:
     """Return the memory of one device: a GPU, a TPU chip or core, or the machine; None if unknown."""
     row = hardware.accelerator_row
     gigabytes = row.device_memory_gb if row else hardware.machine_row.memory_gb
-    return None if gigabytes is None else int(gigabytes * GIB)
+    return int(gigabytes * GIB) if gigabytes else None
 
 
 def _larger(hardware: Hardware, engine: str | None) -> Iterator[Hardware]:

@@ -49,12 +49,30 @@ def validate_for(
     if engine is not None:
         check_engine(hardware, engine, region, own_program=own_program, own_build=image is not None)
     if region is not None:
+        check_sold(hardware)
         check_region(hardware, region, engine)
         check_reservation_zone(hardware, region)
     if bucket_location is not None:
         check_bucket(bucket_location, region)
     if image is not None:
         check_image(image, today or date.today())
+
+
+def check_sold(hardware: Hardware) -> None:
+    """Check that the choice names what Vertex AI has, not this machine's GPUs."""
+    row = hardware.accelerator_row
+    if row is None or row.status != "here":
+        return
+    kinds = [other.name for other in load().accelerators if other.status == "offered" and not other.is_tpu]
+    near = f"{kinds[0]}x1"
+    raise UserError(
+        f"{hardware} means GPUs of any kind on this machine; Vertex AI needs their kind.",
+        setting="hardware",
+        value=str(hardware),
+        allowed=", ".join(kinds),
+        nearest=near,
+        fix=f"--hardware {near}",
+    )
 
 
 def check_region(hardware: Hardware, region: str, engine: str | None = None) -> None:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from slipway.core.errors import UserError, nearest
+from slipway.pipelines.hardware import this_machine
 from slipway.pipelines.hardware.catalogue import Accelerator, Machine, Provisioning, chips_of, load
 from slipway.pipelines.hardware.choice import Hardware, smallest_machine
-from slipway.pipelines.hardware.grammar import read_base, read_mapping, read_text, write_time
+from slipway.pipelines.hardware.grammar import HERE, read_base, read_mapping, read_text, write_time
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB, MOST_DISK_GB
 from slipway.pipelines.hardware.request import Refusal, Request
 from slipway.pipelines.hardware.sizes import (
@@ -121,10 +122,12 @@ def known_accelerator(request: Request) -> Accelerator | None:
             allowed=f"cpu or an accelerator, then @{name}",
             candidates=on_machine(replace(request, accelerator=None), machine),
         )
+    if name == this_machine.kind():
+        return offered.accelerator_index[HERE]
     written = name if request.count is None else f"{name}x{request.count}"
     raise Refusal(
         f"There is no hardware {written[:60]}.",
-        allowed="cpu, " + ", ".join(row.name for row in offered.accelerators if row.status == "offered"),
+        allowed=f"cpu, {HERE}, " + ", ".join(row.name for row in offered.accelerators if row.status == "offered"),
         candidates=alike(request, name, written),
     )
 
@@ -169,7 +172,7 @@ def known_machine(request: Request) -> Machine | None:
 
 def check_offered(request: Request, accelerator: Accelerator | None) -> None:
     """Check that the accelerator is offered for training."""
-    if accelerator is None or accelerator.status == "offered":
+    if accelerator is None or accelerator.status in ("offered", "here"):
         return
     reasons = {
         "retired": f"{accelerator.title} is retired",

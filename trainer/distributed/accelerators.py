@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 from slipway.core.errors import UserError
 
 VIRTUAL_DEVICES_VARIABLE = "SLIPWAY_VIRTUAL_DEVICES"
+VISIBLE_GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 TPU_SECONDS_VARIABLE = "SLIPWAY_TPU_SECONDS"
 DEFAULT_TPU_SECONDS = 600.0
 # Device files of a TPU VM's chips (up to v4; from v5e on) and of GPUs.
@@ -74,12 +75,22 @@ def find(environment: Mapping[str, str], devices: Path = Path("/dev")) -> Accele
         return Accelerators("tpu", chips, "TPU_NODE_NAME", environment["TPU_NODE_NAME"])
     if _count(devices, _TPU_FILES[:1]):  # a vfio file may belong to any passed-through device
         return Accelerators("tpu", chips, "device files")
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    visible = environment.get(VISIBLE_GPUS_VARIABLE)
     cards = _count(devices, _GPU_FILES)
     if cards and visible is not None:
         listed = [name for name in visible.split(",") if name.strip() not in ("", "-1")]
-        return Accelerators("gpu" if listed else "cpu", min(cards, len(listed)), "CUDA_VISIBLE_DEVICES")
+        return Accelerators("gpu" if listed else "cpu", min(cards, len(listed)), VISIBLE_GPUS_VARIABLE)
     return Accelerators("gpu", cards, "device files") if cards else Accelerators("cpu", 0, "nothing")
+
+
+def first_gpus(environment: Mapping[str, str], count: int, devices: Path = Path("/dev")) -> dict[str, str]:
+    """Return the variables that let a process see only the first `count` of the GPUs that this one sees; 0 for none."""
+    found = find(environment, devices)
+    if found.kind != "gpu":
+        return {}
+    visible = environment.get(VISIBLE_GPUS_VARIABLE)
+    names = visible.split(",") if visible is not None else [str(number) for number in range(found.count)]
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE_GPUS_VARIABLE: ",".join(names[:count]) or "-1"}
 
 
 def _count(devices: Path, patterns: tuple[re.Pattern[str], ...]) -> int:

@@ -52,7 +52,7 @@ def check_hardware(hardware: Hardware) -> None:
         problem,
         setting="hardware",
         value=str(hardware),
-        allowed="cpu, or one replica's GPUs, such as t4x1 or a100x8",
+        allowed="cpu, or one replica's GPUs, such as gpux2, t4x1 or a100x8",
         nearest=near,
         fix=f"--hardware {near}, or --target vertex",
     )

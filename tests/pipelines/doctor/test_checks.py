@@ -110,7 +110,7 @@ CASES = {
     "a builder of one argument": builder("own_builders:one", "too many positional arguments"),
     "an unknown argument": builder("own_builders:narrow", "unexpected keyword", "--set", "model.arguments={unit: 3}"),
     "a missing argument": builder("own_builders:more", "missing a required"),
-    "accelerators of this machine": Case("Local runs train on the CPU", ("--hardware", "t4x1")),
+    "accelerators of this machine": Case("t4x1 needs 1 NVIDIA T4 here", ("--hardware", "t4x1")),
     "a batch that is not shared evenly": Case("cannot be split evenly", ("--hardware", "cpu*3")),
     "a setting that the engine lacks": Case(".", ("--set", "train.engine=jax", "--set", "train.xla=false")),
     "a champion of another task": Case("was trained for the task regression", make=regression_champion),

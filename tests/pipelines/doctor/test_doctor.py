@@ -48,7 +48,7 @@ NOT_LOCAL = (
 def test_a_valid_configuration_passes_all_checks(tmp_path):
     statuses = {check: status for check, (status, _) in findings(subject(tmp_path)).items()}
     assert {statuses.pop(name) for name in NOT_LOCAL} == {"skipped"}
-    assert statuses.pop("accelerators") in ("skipped", "pass")
+    assert statuses.pop("accelerators") in ("skipped", "warning")
     assert set(statuses.values()) == {"pass"}
 
 
@@ -160,27 +160,6 @@ def test_the_builder_is_called_with_the_inputs_of_the_prepared_data(tmp_path, mo
     assert finding_of("model builder", subject(tmp_path, model={"builder": "forms:named"}, **common)).status == "pass"
     refused = finding_of("model builder", subject(tmp_path, model={"builder": "forms:images"}, **common))
     assert "accepts image_shape, but is called with (inputs, outputs), because the inputs are age" in refused.found
-
-
-@pytest.mark.parametrize(
-    ("answer", "status", "found"),
-    [
-        (
-            "echo 'GPU 0: NVIDIA L4 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA L4 (UUID: GPU-2)'",
-            "pass",
-            "GPU 0: NVIDIA L4, GPU 1: NVIDIA L4",
-        ),
-        ("echo 'Failed to initialize NVML' >&2; exit 9", "fail", "Failed to initialize NVML"),
-    ],
-)
-def test_available_gpus_are_named(tmp_path, monkeypatch, answer, status, found):
-    script = tmp_path / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\n{answer}\n")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    finding = finding_of("accelerators", subject(tmp_path))
-    assert finding.status == status
-    assert found in finding.found
 
 
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="/sys is Linux's")

@@ -228,7 +228,7 @@ def test_every_choice_in_the_docs():
     page = (Path(__file__).parents[3] / "docs" / "hardware.md").read_text()
     table = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     choices = [choice for cell in table for choice in re.findall(r"`([^`]+)`", cell)]
-    assert len(choices) == 11
+    assert len(choices) == 13
     for choice in choices:
         assert str(parse(choice)) == choice
     [mapping] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)

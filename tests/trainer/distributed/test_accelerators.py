@@ -9,7 +9,7 @@ import pytest
 
 from slipway.core.errors import UserError
 from slipway.trainer.distributed import accelerators
-from slipway.trainer.distributed.accelerators import Accelerators, find, wait_for_tpu
+from slipway.trainer.distributed.accelerators import Accelerators, find, first_gpus, wait_for_tpu
 
 CONFIG = json.dumps({"project": "p", "zone": "us-central1-b", "tpu_node_name": "node-7"})
 
@@ -57,6 +57,24 @@ def test_what_is_found(
     found = find(environment, devices(tmp_path, *files))
     assert found == expected
     assert found.describe().startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "seen"),
+    [(None, 2, "0,1"), (None, 0, "-1"), ("2,GPU-7af", 1, "2"), ("2,GPU-7af", 2, "2,GPU-7af")],
+)
+def test_a_process_sees_only_as_many_gpus_as_it_trains_on(
+    tmp_path: Path, visible: str | None, count: int, seen: str
+) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    folder = devices(tmp_path, "nvidia0", "nvidia1", "nvidia2")
+    told = first_gpus(environment, count, folder)
+    assert told == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": seen}
+    assert find({**environment, **told}, folder).count == count
+
+
+def test_without_gpus_nothing_is_set(tmp_path: Path) -> None:
+    assert first_gpus({}, 0, devices(tmp_path)) == {}
 
 
 @pytest.mark.parametrize("text", ["no JSON", "{}", "[]", "3"])
