@@ -63,7 +63,13 @@ def test_a_cards_kind_is_its_models_name(title, kind):
 def test_the_cards_are_chosen_by_kind_or_as_gpu(smi):
     smi(RTX, RTX)
     assert this_machine.describe() == "2 x NVIDIA GeForce RTX 4090, 24 GiB each, driver 580.95.05"
-    for choice, canonical in (("gpu", "gpu"), ("gpux2", "gpux2"), ("rtx4090x2", "gpux2"), ("RTX4090x1", "gpu"), ("gpux1", "gpu")):
+    for choice, canonical in (
+        ("gpu", "gpu"),
+        ("gpux2", "gpux2"),
+        ("rtx4090x2", "gpux2"),
+        ("RTX4090x1", "gpu"),
+        ("gpux1", "gpu"),
+    ):
         assert str(parse(choice)) == canonical
         assert "RTX 4090" in this_machine.check(parse(choice))
     with pytest.raises(UserError, match="There is no hardware rtx3090x1"):

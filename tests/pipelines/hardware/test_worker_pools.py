@@ -76,7 +76,7 @@ def check(hardware: Hardware, specification) -> None:
         assert spec.tpu_topology == (hardware.topology or "")
         attached = hardware.accelerator is not None and hardware.topology is None
         assert spec.accelerator_count == (hardware.count if attached else 0)
-        assert bool(spec.accelerator_type) == attached
+        assert bool(spec.accelerator_type) == (attached and hardware.accelerator != "gpu")
         assert pool.disk_spec.boot_disk_size_gb == (hardware.disk_gb or 0)
         words = {(): 0, ("none",): 1, ("any",): 2}
         affinity = spec.reservation_affinity
