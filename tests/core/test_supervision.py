@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -59,6 +60,22 @@ def test_a_stop_request_also_ends_the_frozen_and_those_that_do_not_listen(monkey
         failed = children.wait(lambda: True)
         assert {child.name: child.status for child in failed} == {"frozen": 143, "deaf": 137}
         assert time.monotonic() - started < 5
+
+
+FORKED = """
+import os, sys
+from slipway.core.supervision import Child
+os.register_at_fork(after_in_child=os.abort)  # as gRPC's handlers do now and then, in C
+child = Child("quick", ["sh", "-c", "echo $PPID; yes | head -n 1"], os.environ, lambda _: None, own_group=True)
+child.finish()
+print(child.status, list(child.tail) == [str(os.getpid()), "y"])
+"""
+
+
+def test_a_child_starts_without_the_fork_handlers_of_its_parents_libraries() -> None:
+    """It is its parent's own child, and has the signal handlers that other programs expect."""
+    ended = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("0 True\n", "")
 
 
 def test_ports_are_kept_from_others_and_let_our_servers_in():
