@@ -219,7 +219,7 @@ def trainers() -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             if "slipway.trainer" in child.cmdline():
                 found.append(child)
-    return sorted(found, key=lambda process: process.pid)
+    return sorted(found, key=lambda process: (process.create_time(), process.pid))  # pids start over at some point
 
 
 @dataclass(frozen=True)
