@@ -13,6 +13,9 @@ import pytest
 
 from tests.fakes.google import FakeGoogle
 
+# Tests fork beside the fakes' gRPC servers, whose fork handlers now and then crash or block the new process.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 # How long an example takes says nothing here: machines are shared. What failed is printed so that it can be repeated.
 hypothesis.settings.register_profile(
     "slipway", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -122,7 +122,7 @@ def test_another_replica_reports_nothing_and_waits_for_the_chief_to_finish(run, 
     time.sleep(0.3)
     assert waiting.is_alive()
     (run / "checkpoints" / "finished").touch()
-    waiting.join(timeout=5)
+    waiting.join(timeout=60)
     assert not waiting.is_alive()
 
 
@@ -145,7 +145,7 @@ def test_wrong_use_is_one_screen(run, call, told):
 
 def program(body: str) -> subprocess.CompletedProcess[str]:
     code = f"import os, signal, time\nfrom slipway import training\n{body}"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_an_error_of_the_users_is_shown_without_a_traceback():

@@ -17,13 +17,13 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
 
 from slipway.core.exit_codes import FAILED
+from slipway.core.parent_death import die_with_parent
 
-PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 _ready: set[str] = set()
 
 
@@ -91,8 +91,7 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """
     status = FAILED
     try:
-        if ask := dying_with_parent():
-            ask()
+        die_with_parent()
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)) and number != signal.SIGINT:
                 signal.signal(number, signal.SIG_DFL)
@@ -119,18 +118,6 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
-
-
-def dying_with_parent() -> Callable[[], None] | None:
-    """Return a function that lets the kernel kill this process when its parent dies; None except on Linux."""
-    if sys.platform != "linux":
-        return None
-    library = ctypes.CDLL(None, use_errno=True)
-
-    def ask() -> None:
-        library.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
-
-    return ask
 
 
 def _redirect(output: int | None, *, own_group: bool) -> None:

@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from slipway.core.exit_codes import status_of
-from slipway.core.forking import Forked, dying_with_parent
+from slipway.core.forking import Forked
+from slipway.core.parent_death import dying_with_parent
 
 # Grace period between SIGTERM and SIGKILL, in seconds: a process may be writing a checkpoint.
 GRACE_SECONDS = 15.0
@@ -56,7 +57,7 @@ class Child:
             self._process = Forked(command, environment, piped=output is not None, own_group=own_group)
         else:
             self._process = subprocess.Popen(
-                command,
+                dying_with_parent(command),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if output else None,
@@ -64,7 +65,6 @@ class Child:
                 text=True,
                 errors="replace",
                 process_group=0 if own_group else None,
-                preexec_fn=dying_with_parent(),
             )
         self._reader = threading.Thread(target=self._read, args=(output,), daemon=True)
         self._reader.start()

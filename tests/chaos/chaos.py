@@ -218,8 +218,8 @@ def trainers() -> list[psutil.Process]:
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
             if "slipway.trainer" in child.cmdline():
-                found.append(child)
-    return sorted(found, key=lambda process: process.pid)
+                found.append((child.create_time(), child.pid, child))  # process ids start over at some point
+    return [child for *_, child in sorted(found)]
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,15 @@ from slipway.serving.model import Field, Model
 
 
 class Slow:
-    """A model that doubles numbers, `seconds` per batch, and counts its batches; negative numbers are an error."""
+    """A model that doubles numbers, `seconds` per batch, and counts its batches; negative numbers are an error.
+
+    While `release` is cleared, it is busy with its first batch.
+    """
 
     def __init__(self, seconds: float = 0.05) -> None:
         self.sizes: list[int] = []
-        self.started = threading.Event()
+        self.started, self.release = threading.Event(), threading.Event()
+        self.release.set()
         self.seconds = seconds
         self.model = Model(
             Path("slow"), "regression", {"x": Field("number", np.dtype(np.float32))}, ("prediction",), {}, self._predict
@@ -32,11 +36,19 @@ class Slow:
 
     def _predict(self, arrays: Any) -> Any:
         self.started.set()
+        assert self.release.wait(60)
         self.sizes.append(len(arrays["x"]))
         time.sleep(self.seconds)
         if (arrays["x"] < 0).any():
             raise RuntimeError("negative")
         return None, {"prediction": arrays["x"] * 2}
+
+    async def busy_with(self, batcher: Batcher, value: float) -> asyncio.Task[Any]:
+        """Return the request that it is busy with until `release` is set."""
+        self.release.clear()
+        first = asyncio.create_task(batcher.predict(self.model, self.request(value)))
+        await asyncio.to_thread(self.started.wait)
+        return first
 
     def request(self, *values: float) -> dict[str, Any]:
         return {"x": np.array(values, np.float32)}
@@ -51,7 +63,7 @@ def run(limits: Limits, scenario: Callable[[Batcher], Awaitable[Any]]) -> Any:
         try:
             return await scenario(batcher)
         finally:
-            await asyncio.wait_for(batcher.stop(), 5)
+            await asyncio.wait_for(batcher.stop(), 60)
             assert batcher.waiting == 0
 
     return asyncio.run(whole())
@@ -61,9 +73,10 @@ def test_requests_that_arrive_while_the_model_is_busy_are_predicted_together() -
     slow = Slow()
 
     async def scenario(batcher: Batcher) -> list[Any]:
-        first = asyncio.create_task(batcher.predict(slow.model, slow.request(0)))
-        await asyncio.to_thread(slow.started.wait)
+        first = await slow.busy_with(batcher, 0)
         others = [asyncio.create_task(batcher.predict(slow.model, slow.request(n))) for n in range(1, 21)]
+        await asyncio.sleep(0)
+        slow.release.set()
         return [answer for (answer,) in await asyncio.gather(first, *others)]
 
     found = run(Limits(max_batch=8), scenario)
@@ -80,7 +93,7 @@ def test_a_lone_client_does_not_wait_for_others() -> None:
             await batcher.predict(slow.model, slow.request(n))
         return time.monotonic() - started
 
-    assert run(Limits(max_delay=2.0), scenario) < 1
+    assert run(Limits(max_delay=120.0), scenario) < 60
     assert slow.sizes == [1] * 5
 
 
@@ -93,11 +106,13 @@ def test_clients_that_return_are_waited_for_up_to_the_delay() -> None:
             await asyncio.sleep(delay)
             await batcher.predict(slow.model, slow.request(1))
 
-        first = asyncio.create_task(batcher.predict(slow.model, slow.request(0)))
-        await asyncio.to_thread(slow.started.wait)
-        await asyncio.gather(first, *(client(0.01 * n) for n in range(4)))
+        first = await slow.busy_with(batcher, 0)
+        clients = [asyncio.create_task(client(0.01 * n)) for n in range(4)]
+        await asyncio.sleep(0)
+        slow.release.set()
+        await asyncio.gather(first, *clients)
 
-    run(Limits(max_delay=0.5), scenario)
+    run(Limits(max_delay=60.0), scenario)
     assert slow.sizes == [1, 4, 4]
 
 
@@ -115,8 +130,7 @@ def test_a_full_queue_refuses_and_a_stopping_one_finishes() -> None:
     slow = Slow()
 
     async def scenario(batcher: Batcher) -> list[Any]:
-        tasks = [asyncio.create_task(batcher.predict(slow.model, slow.request(1)))]
-        await asyncio.to_thread(slow.started.wait)
+        tasks = [await slow.busy_with(batcher, 1)]
         tasks += [asyncio.create_task(batcher.predict(slow.model, slow.request(n))) for n in range(2, 7)]
         await asyncio.sleep(0)
         with pytest.raises(Busy):
@@ -125,6 +139,7 @@ def test_a_full_queue_refuses_and_a_stopping_one_finishes() -> None:
         await asyncio.sleep(0)
         with pytest.raises(Stopping):
             await batcher.predict(slow.model, slow.request(9))
+        slow.release.set()
         found = await asyncio.gather(*tasks)
         await stopped
         return found
@@ -134,15 +149,16 @@ def test_a_full_queue_refuses_and_a_stopping_one_finishes() -> None:
 
 
 def test_a_request_that_waited_for_too_long_fails_alone() -> None:
-    slow = Slow(0.2)
+    slow = Slow(0)
 
     async def scenario(batcher: Batcher) -> list[Any]:
-        first = asyncio.create_task(batcher.predict(slow.model, slow.request(1)))
-        await asyncio.to_thread(slow.started.wait)
+        first = await slow.busy_with(batcher, 1)
         late = asyncio.create_task(batcher.predict(slow.model, slow.request(2)))
+        await asyncio.sleep(1.1)
+        slow.release.set()
         return await asyncio.gather(first, late, return_exceptions=True)
 
-    first, late = run(Limits(timeout=0.1), scenario)
+    first, late = run(Limits(timeout=1.0), scenario)
     assert first == [{"prediction": 2.0}]
     assert isinstance(late, TimeoutError)
     assert slow.sizes == [1]
@@ -167,10 +183,12 @@ def test_models_are_not_mixed_in_a_batch() -> None:
     slow, other = Slow(), Slow(0)
 
     async def scenario(batcher: Batcher) -> None:
-        first = asyncio.create_task(batcher.predict(slow.model, slow.request(0)))
-        await asyncio.to_thread(slow.started.wait)
+        first = await slow.busy_with(batcher, 0)
         models = [slow, slow, other, other, other]
-        await asyncio.gather(first, *(batcher.predict(each.model, each.request(1)) for each in models))
+        tasks = [asyncio.create_task(batcher.predict(each.model, each.request(1))) for each in models]
+        await asyncio.sleep(0)
+        slow.release.set()
+        await asyncio.gather(first, *tasks)
 
     run(Limits(), scenario)
     assert (slow.sizes, other.sizes) == ([1, 2], [3])

@@ -26,7 +26,8 @@ ROOT = Path(__file__).parents[3]
 KILLS = int(os.environ.get("SLIPWAY_KILLS", "6"))
 # Slowed down, so that signals can arrive at every stage of the work.
 SCRIPT = """
-import signal, sys, time
+import os, signal, sys, time
+from pathlib import Path
 from slipway.components.prepare_data.writing import shards
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
@@ -34,17 +35,29 @@ from slipway.components.step import step
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by default if the tests run in the background
 inspect, pause = shards.Inspector.inspect, float(sys.argv[2])
-shards.Inspector.inspect = lambda self, data: (time.sleep(pause), inspect(self, data))[1]
+held = Path(sys.argv[3]).read_bytes() if sys.argv[3:] else None
+
+def slowly(self, data):
+    parent = os.getppid()
+    while data == held and os.getppid() == parent:
+        time.sleep(0.01)
+    time.sleep(pause)
+    return inspect(self, data)
+
+shards.Inspector.inspect = slowly
 with step("prepare_data"):
     prepared = prepare(DataSettings.model_validate_json(sys.argv[1]), 4)
     print("reused" if prepared.reused else "written")
 """
 
 
-def start(settings: DataSettings, pause: float, events: Path | None = None) -> subprocess.Popen[str]:
+def start(
+    settings: DataSettings, pause: float, events: Path | None = None, held: Path | None = None
+) -> subprocess.Popen[str]:
+    """Start a run that takes `pause` seconds per image; with `held`, it waits at that image until it is killed."""
     environment = {**os.environ, **({"SLIPWAY_EVENTS": str(events)} if events else {})}
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, settings.model_dump_json(), str(pause)],
+        [sys.executable, "-c", SCRIPT, settings.model_dump_json(), str(pause), *([str(held)] if held else [])],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -53,7 +66,7 @@ def start(settings: DataSettings, pause: float, events: Path | None = None) -> s
     )
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it does not happen"
@@ -87,9 +100,9 @@ def test_a_run_that_is_stopped_leaves_nothing(
     workers = psutil.Process(run.pid).children()
     assert len(workers) == 2
     run.send_signal(sent)
-    assert run.wait(10) != 0
+    assert run.wait(60) != 0
     assert not Path(settings.store).exists()
-    wait_for(lambda: gone(workers), 5)
+    wait_for(lambda: gone(workers))
 
 
 def test_a_run_that_is_killed_is_resumed(
@@ -97,11 +110,11 @@ def test_a_run_that_is_killed_is_resumed(
 ) -> None:
     undisturbed = prepare(make_settings(folder, store=str(tmp_path / "undisturbed")), 4)
     settings = make_settings(folder)
-    run = start(settings, pause=0.05)
+    run = start(settings, pause=0.05, held=folder / "b" / "image 29.png")
     wait_for_shard(settings, 3)
     workers = psutil.Process(run.pid).children()
     run.kill()
-    wait_for(lambda: gone(workers), 10)
+    wait_for(lambda: gone(workers))
     kept = {path: path.stat().st_mtime_ns for path in Path(settings.store).glob("*/.*.work/set/image_folder-*")}
     results = list(Path(settings.store).glob("*/.*.work/results/*.json"))
     assert len(results) >= 3
@@ -118,10 +131,12 @@ def test_a_shard_of_a_killed_run_that_is_damaged_is_written_again(
 ) -> None:
     undisturbed = prepare(make_settings(folder, store=str(tmp_path / "undisturbed")), 4)
     settings = make_settings(folder)
-    run = start(settings, pause=0.03)
+    run = start(settings, pause=0.03, held=folder / "b" / "image 29.png")
     wait_for_shard(settings, 3)
+    workers = psutil.Process(run.pid).children()
     run.kill()
     run.wait()
+    wait_for(lambda: gone(workers))
     one, two, *_ = sorted(Path(settings.store).glob("*/.*.work/results/*.json"))
     one.write_text("")
     shard = two.parents[1] / "set" / two.stem
@@ -153,7 +168,7 @@ def test_killed_at_random_moments_the_result_is_the_same(
             run.wait()
         for complete in Path(settings.store).glob("*/*/manifest.json"):
             assert contents(complete.parent) == contents(undisturbed.folder)
-    wait_for(lambda: gone(workers), 10)  # they may still hold locks
+    wait_for(lambda: gone(workers))  # they may still hold locks
     prepared = prepare(settings, 4)
     assert contents(prepared.folder) == contents(undisturbed.folder)
     assert {path.name for path in prepared.folder.parent.iterdir()} == {".listings", prepared.folder.name}
@@ -166,7 +181,7 @@ def test_what_a_killed_run_of_another_set_left_is_removed(
     wait_for_shard(make_settings(folder))
     workers = psutil.Process(killed.pid).children()
     killed.kill()
-    wait_for(lambda: gone(workers), 10)
+    wait_for(lambda: gone(workers))
     assert list(Path(make_settings(folder).store).glob("*/.*"))
     prepared = prepare(make_settings(folder, seed=2), 4)
     assert {path.name for path in prepared.folder.parent.iterdir()} == {".listings", prepared.folder.name}
@@ -179,7 +194,7 @@ def test_what_a_living_run_of_another_set_writes_is_left_alone(
     living = start(settings, pause=0.03)
     wait_for_shard(settings)
     other = prepare(make_settings(folder, seed=2), 4)
-    assert living.wait(30) == 0, living.stderr
+    assert living.wait(90) == 0, living.stderr
     assert prepare(settings, 4).reused
     assert len([path for path in other.folder.parent.iterdir() if path.name != ".listings"]) == 2
 
@@ -190,11 +205,13 @@ def test_two_runs_of_the_same_set_end_with_one(
     settings = make_settings(folder)
     first = start(settings, pause=0.15)
     wait_for_shard(settings)
-    second = start(settings, pause=0.03, events=tmp_path / "events")
-    said = [run.communicate(timeout=30) for run in (first, second)]
+    first.send_signal(signal.SIGSTOP)  # or it could end before the second one starts
+    log = tmp_path / "events"
+    second = start(settings, pause=0.03, events=log)
+    wait_for(lambda: log.exists() and "waiting for it" in log.read_text())
+    first.send_signal(signal.SIGCONT)
+    said = [run.communicate(timeout=90) for run in (first, second)]
     assert [out.strip() for out, _ in said] == ["written", "reused"], said
-    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
-    assert any("waiting for it" in event.get("text", "") for event in events)
     (prepared,) = (Path(settings.store) / "image_folder").glob("[!.]*")
     assert not list(prepared.parent.glob(".*.work"))
     assert (prepared / "manifest.json").exists()
@@ -206,18 +223,18 @@ def test_a_worker_that_dies_ends_the_run(folder: Path, make_settings: Callable[.
     wait_for_shard(settings)
     one, other = psutil.Process(run.pid).children()
     one.kill()
-    _, said = run.communicate(timeout=10)
+    _, said = run.communicate(timeout=60)
     assert run.returncode != 0
     assert "A process that prepares the data was killed by SIGKILL." in said
     assert not Path(settings.store).exists()
-    wait_for(lambda: gone([other]), 5)
+    wait_for(lambda: gone([other]))
 
 
 def test_progress_is_told_a_few_times_a_second(
     folder: Path, make_settings: Callable[..., DataSettings], tmp_path: Path
 ) -> None:
     run = start(make_settings(folder), pause=0.03, events=tmp_path / "events")
-    run.communicate(timeout=30)
+    run.communicate(timeout=90)
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     told = [event for event in events if event["event"] == "progress"]
     assert told[-1]["done"] == told[-1]["total"] == 60

@@ -170,7 +170,7 @@ def test_two_at_once_get_two_numbers_and_one_champion(tmp_path: Path, model_fold
     ]
     for process in processes:
         process.start()
-    found = sorted(results.get(timeout=30) for _ in processes)
+    found = sorted(results.get(timeout=120) for _ in processes)
     for process in processes:
         process.join()
     assert [number for number, _ in found] == [1, 2, 3, 4]

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections import deque
 from pathlib import Path
 
@@ -105,7 +104,8 @@ def test_the_wait_doubles_up_to_a_minute_and_begins_anew_after_a_checkpoint(tmp_
     )
 
 
-# Each start of a replica notes itself in a file; what it then does depends on how many there were.
+# Each start of a replica notes itself in a file and waits for the other's; what it then does depends on how many there
+# were.
 START = """
     import json, os, pathlib, signal, sys, time
     place = pathlib.Path(os.environ["AIP_MODEL_DIR"]).parent
@@ -113,6 +113,9 @@ START = """
     with (place / name).open("a") as file:
         file.write("start\\n")
     starts = len((place / name).read_text().splitlines())
+    others = [place / "workerpool0", place / "workerpool1"]
+    while not all(file.exists() and len(file.read_text().splitlines()) >= starts for file in others):
+        time.sleep(0.01)
 """
 
 
@@ -138,7 +141,7 @@ def test_all_start_again_until_they_end_well_and_what_happened_is_said(
     (checkpoints / "latest").write_text("step-00000030")
     log = io.StringIO()
     done = run_local_cluster(
-        pools("if starts <= 3: time.sleep(60)", "if starts <= 3: os.kill(os.getpid(), [9, 15, 9][starts - 1])"),
+        pools("if starts <= 3: time.sleep(1000)", "if starts <= 3: os.kill(os.getpid(), [9, 15, 9][starts - 1])"),
         tmp_path,
         restarts=RestartSettings(backoff_seconds=0.01),
         log=log,
@@ -158,7 +161,7 @@ def test_it_gives_up_after_as_many_as_are_allowed(tmp_path: Path) -> None:
     settings = RestartSettings(at_most=2, backoff_seconds=0.01)
     with pytest.raises(WorkFailed, match="for the 3rd time"):
         run_local_cluster(
-            pools("time.sleep(60)", "os.kill(os.getpid(), 9)"), tmp_path, restarts=settings, log=io.StringIO()
+            pools("time.sleep(1000)", "os.kill(os.getpid(), 9)"), tmp_path, restarts=settings, log=io.StringIO()
         )
     assert starts(tmp_path) == [3, 3]
     assert not psutil.Process().children(recursive=True)
@@ -185,8 +188,6 @@ def test_a_stop_while_it_waits_to_start_again_ends_the_step(tmp_path: Path) -> N
     assert step.stdout is not None
     while "start again" not in step.stdout.readline():
         assert step.poll() is None
-    started = time.monotonic()
     step.terminate()
-    assert step.wait(timeout=20) == 143
-    assert time.monotonic() - started < 20
+    assert step.wait(timeout=40) == 143  # before it would start again
     step.stdout.close()

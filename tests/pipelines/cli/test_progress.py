@@ -41,7 +41,7 @@ class Shown:
         self.display.event(self.record, {"step": step, "event": event, **fields})
 
     def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not re.search(text, self.text):
             assert time.monotonic() < deadline, self.text
             time.sleep(0.01)

@@ -41,7 +41,9 @@ runpy.run_module("slipway.trainer", run_name="__main__", alter_sys=True)
 
 
 def run(body: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", PROGRAM.format(body=body)], capture_output=True, text=True, timeout=30)
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(body=body)], capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
