@@ -288,6 +288,11 @@ def _check_rows(compressed: bytes | memoryview, passes: list[tuple[int, int]]) -
         start = end
 
 
+def import_decoder() -> None:
+    """Import the JPEG decoder and NumPy, which forked workers then need not import each."""
+    import simplejpeg  # noqa: F401
+
+
 def decode_jpeg(data: bytes, info: ImageInfo, colors: str, scale: int) -> tuple[NDArray[np.uint8] | None, str]:
     """Decode a JPEG at 1/`scale` of its size.
 

@@ -20,9 +20,10 @@ from PIL import Image
 
 from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.encoding.records import example_parts, read_records
-from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.prepare import Prepared, list_source, prepare
 from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources import open_source
 from slipway.core import manifest
 from slipway.core.errors import UserError
 
@@ -422,3 +423,18 @@ def test_preparing_imports_nothing_heavy(tmp_path: Path) -> None:
         "sys.exit(', '.join(heavy & set(sys.modules)) or None)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[3])
+
+
+@pytest.mark.parametrize(("check", "imported"), [("decode", True), ("sample", False)])
+def test_the_decoder_of_a_full_check_is_imported_once_for_all_workers(
+    check: str,
+    imported: bool,
+    make_folder: Callable[..., Path],
+    make_settings: Callable[..., DataSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    settings = make_settings(make_folder({"a": 1, "b": 1}), check=check)
+    monkeypatch.delitem(sys.modules, "simplejpeg", raising=False)
+    list_source(open_source(settings), settings, tmp_path)
+    assert ("simplejpeg" in sys.modules) is imported
