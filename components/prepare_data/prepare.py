@@ -15,7 +15,6 @@ from slipway.components.prepare_data.publishing.store import Store, require_room
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.source import Part, Source
-from slipway.components.prepare_data.validation.image import import_decoder
 from slipway.components.prepare_data.validation.skipped import refuse_too_many
 from slipway.components.prepare_data.writing.beam import beam_for, is_elsewhere
 from slipway.components.prepare_data.writing.set_writer import SetWriter
@@ -198,9 +197,8 @@ def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing
     """List all parts of the source into files in `folder`."""
     parts = source.parts()
     tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(parts)]
-    decodes = source.has_image and settings.check == "decode"
     with Workers(ListWork(source, settings.seed, bundle_reader(settings)), worker_count(settings.workers)) as workers:
-        listed = dict(workers.run(tasks, meanwhile=import_decoder if decodes else None))
+        listed = dict(workers.run(tasks))
     return Listing(source, [listed[number] for number in range(len(parts))])
 
 
