@@ -94,7 +94,9 @@ def main() -> None:
         for load, _, (kind, variant) in itertools.product(arguments.loads, range(arguments.rounds), wanted):
             with busy(LOADS[load]):
                 place = sources[kind] if variant in ("directory", "loader") else sets[kind]
-                found.setdefault(f"{load}:{kind}:{variant}", []).append(in_a_process(f"{kind}:{variant}", place))
+                rates = in_a_process(f"{kind}:{variant}", place)
+            found.setdefault(f"{load}:{kind}:{variant}", []).append(rates)
+            print(f"{load} {kind} {variant}: {rates['first']:,.0f} examples/s in the first epoch", flush=True)
     show({name: {rate: median(one[rate] for one in rounds) for rate in rounds[0]} for name, rounds in found.items()})
 
 

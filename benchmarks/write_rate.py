@@ -2,8 +2,9 @@
 
 Measured on generated images (`SETS`), and on a folder of the user's with `--images`. Each variant runs in its own
 process, one after the other, for `--rounds` rounds; the median counts. The variants are a `tensorflow_datasets` builder
-over the folder, Slipway checking headers, Slipway decoding every image and, as the physical limit, Slipway's worker
-processes only reading the same files and appending their bytes to output files.
+over the folder, Slipway checking headers, Slipway decoding every image, with `--against TREE` the same with the code of
+another checkout and, as the physical limit, Slipway's worker processes only reading the same files and appending their
+bytes to output files. What a variant wrote is synced to disk before the next one starts.
 
 Rates are images/s of the whole call, from the folder to the finished data set. The physical limit is compared with the
 write phase alone, without listing the folder before it and writing reports after it.
@@ -36,6 +37,7 @@ VARIANTS = {
     "tfds": "tensorflow_datasets, download_and_prepare",
     "header": "Slipway, check: header",
     "decode": "Slipway, check: decode",
+    "before": "the same, before",
     "reading": "the same workers, reading and appending only",
 }
 
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", choices=SETS, default=list(SETS), help="generated images; default: all")
     parser.add_argument("--count", type=int, help="number of generated images of each set")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="default: all")
+    parser.add_argument("--against", metavar="TREE", type=Path, help="another checkout to compare with, as `before`")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, help="worker processes; default: one per core")
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
@@ -69,25 +72,30 @@ def main() -> None:
 
 def medians(images: Path, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Return the medians of each variant's rounds."""
-    rounds: dict[str, list[dict[str, float]]] = {variant: [] for variant in arguments.variants}
+    variants = [variant for variant in arguments.variants if variant != "before" or arguments.against]
+    rounds: dict[str, list[dict[str, float]]] = {variant: [] for variant in variants}
     for _ in range(arguments.rounds):
         for variant, found in rounds.items():
-            found.append(in_a_process(variant, images, arguments.workers))
+            tree = arguments.against if variant == "before" else None
+            found.append(in_a_process("decode" if tree else variant, images, arguments.workers, tree))
     return {
         variant: {name: statistics.median(one[name] for one in found) for name in found[0]}
         for variant, found in rounds.items()
     }
 
 
-def in_a_process(variant: str, images: Path, workers: int | None) -> dict[str, float]:
-    """Measure one variant in a new process and return its last line of output, parsed."""
+def in_a_process(variant: str, images: Path, workers: int | None, tree: Path | None) -> dict[str, float]:
+    """Measure one variant in a new process, with the code of `tree`; return its last line of output, parsed."""
     # Not run as a main module, since tensorflow_datasets requires the builder to be in a package.
     run = "from benchmarks.write_rate import main; main()"
     command = [sys.executable, "-c", run, "--images", str(images), "--variant", variant]
     if workers:
         command += ["--workers", str(workers)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TQDM_DISABLE": "1"}
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    if tree:
+        environment["PYTHONPATH"] = str(tree.resolve())
+    os.sync()
+    done = subprocess.run(command, env=environment, cwd=tree, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -110,6 +118,7 @@ def show(title: str, medians: dict[str, dict[str, float]]) -> dict[str, float]:
     compared = {
         "header_to_tfds": ("header", "tfds"),
         "decode_to_tfds": ("decode", "tfds"),
+        "before_to_tfds": ("before", "tfds"),
         "header_writing_to_reading_only": ("header_writing", "reading_writing"),
         "header_whole_to_reading_only": ("header", "reading_writing"),
     }

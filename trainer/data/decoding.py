@@ -4,7 +4,8 @@ Each thread decodes groups of examples. Training waits only for the groups that 
 
 JPEG files are decoded without TensorFlow (`images.decode_jpeg`): the same pixels in about half the time. Each call has
 to get the interpreter's lock back. While another thread holds on to that, as when a network is traced, TensorFlow
-decodes whole groups instead, which needs the lock once per group.
+decodes whole groups instead, which needs the lock once per group. Its graph takes a tenth of a second to trace, which
+does not pay off for what is decoded within a second.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ _GROUP_BYTES = 8 * 1024**2
 _ALIGNMENT = 64
 _PROGRESS_SECONDS = 0.5
 # A thread waits for the interpreter's lock if decoding takes this many times its CPU time and this much longer; then
-# TensorFlow decodes for this long.
+# TensorFlow decodes for this long, if the rest takes libjpeg-turbo longer than `_WORTH_SECONDS`.
 _WAITING_RATIO = 4.0
 _WAITING_SECONDS = 0.005
+_WORTH_SECONDS = 1.0
 _TENSORFLOW_SECONDS = 0.1
 # TFRecord: the length and its checksum before a record, the record's checksum after it.
 _LENGTH, _HEADER, _FOOTER = struct.Struct("<Q"), 12, 4
@@ -165,12 +167,18 @@ class Decoding:
         left: list[int] = []
         for place, (file, number) in enumerate(zip(files, chosen, strict=True)):
             waited = time.perf_counter() - started - _WAITING_SECONDS
-            if waited > 0 and waited > _WAITING_RATIO * (time.thread_time() - cpu):
+            if waited > 0 and self._is_tensorflow_faster(waited, time.thread_time() - cpu, place):
                 self._slow_until = time.monotonic() + _TENSORFLOW_SECONDS
                 return [*left, *range(place, len(chosen))]
             if not decode_jpeg(file, into[number]):
                 left.append(place)
         return left
+
+    def _is_tensorflow_faster(self, waited: float, used: float, decoded: int) -> bool:
+        """Whether TensorFlow should decode, after a thread waited and `used` CPU seconds for `decoded` images."""
+        rest = len(self.labels) - self._complete * self._group
+        rest_seconds = rest * used / max(decoded, 1) / available_cores()
+        return waited > _WAITING_RATIO * used and rest_seconds > _WORTH_SECONDS
 
 
 class _Functions:

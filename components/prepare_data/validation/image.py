@@ -49,6 +49,7 @@ JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 JPEG_BARE = frozenset((0x01, *range(0xD0, 0xD8)))
 # libjpeg decodes at a half, a quarter or an eighth of the size with less arithmetic.
 JPEG_SCALES = (8, 4, 2, 1)
+JPEG_ENDINGS = (b".jpg", b".jpeg")
 TURBOJPEG_ERROR = "tj"
 JPEG_LAST, JPEG_FIRST_SEGMENT, JPEG_APP1 = 0xD9, 0xC0, 0xE1
 EXIF = b"Exif\0\0"
@@ -286,6 +287,12 @@ def _check_rows(compressed: bytes | memoryview, passes: list[tuple[int, int]]) -
         if height and max(rows[start:end:row]) > LAST_FILTER:
             raise Unusable("its pixels are damaged")
         start = end
+
+
+def import_decoder(key: bytes) -> None:
+    """Import what decodes the image `key`; workers forked afterwards need not import it each."""
+    if key.lower().endswith(JPEG_ENDINGS):
+        import simplejpeg  # noqa: F401
 
 
 def decode_jpeg(data: bytes, info: ImageInfo, colors: str, scale: int) -> tuple[NDArray[np.uint8] | None, str]:

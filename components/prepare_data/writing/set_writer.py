@@ -19,7 +19,7 @@ from slipway.components.prepare_data.encoding.inputs import (
 )
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.groups import Bundles
-from slipway.components.prepare_data.listing.index import Dealer, Listing, list_path
+from slipway.components.prepare_data.listing.index import Dealer, Listing, list_path, read_list
 from slipway.components.prepare_data.listing.plan import Plan, stored_settings
 from slipway.components.prepare_data.publishing.dataset_info import write_dataset_info
 from slipway.components.prepare_data.publishing.statistics import TEMPLATE, write_statistics
@@ -32,6 +32,7 @@ from slipway.components.prepare_data.validation.duplicates import (
     find_copies,
     refuse_copies,
 )
+from slipway.components.prepare_data.validation.image import import_decoder
 from slipway.components.prepare_data.validation.sampling import check_for, decoded_below, sentence
 from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, refuse_too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes
@@ -251,6 +252,8 @@ class SetWriter:
         """Run these tasks; yield each one's index and result as it completes."""
         writer = ShardWriter(self._source, self._scratch, self._plan.classes)
         if self._beam is None:
+            if tasks and tasks[0].decoded_below:
+                import_decoder(next(read_list(tasks[0].examples))[0])
             with Workers(writer, worker_count(self._settings.workers)) as workers:
                 yield from workers.run(tasks, tick, meanwhile=lambda: page.load(TEMPLATE))
         elif tasks:

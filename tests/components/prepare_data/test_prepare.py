@@ -423,3 +423,18 @@ def test_preparing_imports_nothing_heavy(tmp_path: Path) -> None:
         "sys.exit(', '.join(heavy & set(sys.modules)) or None)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[3])
+
+
+@pytest.mark.parametrize(("encoding", "imported"), [("jpg", True), ("png", False)])
+def test_workers_find_the_decoder_of_their_images_imported(
+    encoding: str, imported: bool, tmp_path: Path, encoded: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check of each JPEG would otherwise begin with 0.1 s of imports in every worker."""
+    for label in ("a", "b"):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for number in range(6):
+            image = encoded(ord(label) + number * 100, encoding={"jpg": "JPEG", "png": "PNG"}[encoding])
+            (tmp_path / "images" / label / f"{number}.{encoding}").write_bytes(image)
+    monkeypatch.delitem(sys.modules, "simplejpeg", raising=False)
+    prepare(DataSettings(source=f"images:{tmp_path}/images", store=str(tmp_path / "store")), replicas=1)
+    assert ("simplejpeg" in sys.modules) is imported

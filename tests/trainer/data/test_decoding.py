@@ -159,25 +159,32 @@ def test_steps_run_while_the_rest_is_decoded(jpegs: Share, monkeypatch: pytest.M
     np.testing.assert_array_equal(alone[0][1], training.labels)
 
 
-def test_tensorflow_decodes_while_another_thread_holds_the_lock(jpegs: Share, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("worth_seconds", [0.0, 1.0])
+def test_tensorflow_decodes_much_while_another_thread_holds_the_lock(
+    worth_seconds: float, jpegs: Share, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from slipway.trainer.data import decoding
 
     called: list[int] = []
 
     def slow(file: bytes, pixels: Pixels) -> bool:
         called.append(len(file))
-        time.sleep(0.02)  # what waiting for the lock looks like
+        time.sleep(0.01)  # what waiting for the lock looks like
         pixels[:] = 0
         return False
 
     monkeypatch.setattr(decoding, "_TENSORFLOW_SECONDS", 60.0)
+    monkeypatch.setattr(decoding, "_WORTH_SECONDS", worth_seconds)
     expected = decoding.Decoding(jpegs, "train")
     expected.wait()
     monkeypatch.setattr(decoding, "decode_jpeg", slow)
     monkeypatch.setattr(decoding, "available_cores", lambda: 2)
     found = decoding.Decoding(jpegs, "train")
     found.wait()
-    assert 1 <= len(called) <= 4, "one image of each thread's first group, then none"
+    if worth_seconds:
+        assert len(called) == 60, "these few images take less time than a graph"
+    else:
+        assert 1 <= len(called) <= 4, "one image of each thread's first group, then none"
     np.testing.assert_array_equal(found.inputs, expected.inputs)
     np.testing.assert_array_equal(found.labels, expected.labels)
 
