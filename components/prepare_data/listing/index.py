@@ -13,7 +13,7 @@ import heapq
 import itertools
 import marshal
 import struct
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -149,7 +149,7 @@ def _pieces(file: BinaryIO, run: Run) -> Iterator[list[bytes]]:
         yield _read_piece(file)
 
 
-def _write_piece(file: BinaryIO, piece: Sequence[object]) -> None:
+def _write_piece(file: BinaryIO, piece: list[Any]) -> None:
     data = marshal.dumps(piece)
     file.write(PIECE_SIZE.pack(len(data)) + data)
 
