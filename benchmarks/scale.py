@@ -1,9 +1,10 @@
 """Memory and time of prepare_data as a data set grows from 7,000 to 700,000 examples: `python -m benchmarks.scale`.
 
-The images are generated, 16x16 random pixels each and all different. They come from a tar archive (`images:`), since
-700,000 files would measure the file system and take long to delete, and from a function (`module:`), a source that can
-be read only once. With `--files`, they are files: 100,000 and 1,000,000. Each data set is prepared in its own process.
-Memory is the peak of the largest process, time that of the whole call.
+The images are generated, 16x16 random pixels each and all different. They come from a tar archive (`images:`), and from
+a function (`module:`), a source that can be read only once. With `--files FOLDER`, they are files there: 10,000,
+100,000 and 1,000,000, or `--counts`. The folder is kept, and only missing files are written, so that the counts can be
+measured one by one, and again. Each data set is prepared in its own process. Memory is the peak of the largest process,
+time that of the whole call, CPU time that of all its processes.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from pathlib import Path
 from typing import Any
 
 COUNTS = (7_000, 70_000, 700_000)
-FILE_COUNTS = (100_000, 1_000_000)
+FILE_COUNTS = (10_000, 100_000, 1_000_000)
 SIDE = 16
 CLASSES = 10
 SPLIT_OF = ("train",) * 8 + ("validation", "test")
 
 
-def examples(count: int) -> Iterator[dict[str, Any]]:
-    """Yield `count` examples; the content of each depends only on its number."""
+def examples(count: int, first: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the examples from `first` up to `count`; the content of each depends only on its number."""
     from slipway.components.prepare_data.validation.image import encode_png
 
-    for number in range(count):
+    for number in range(first, count):
         pixels = random.Random(number).randbytes(SIDE * SIDE)
         label, split = f"class {number % CLASSES}", SPLIT_OF[number // CLASSES % len(SPLIT_OF)]
         yield {"image": encode_png(pixels, SIDE, SIDE, level=0), "label": label, "split": split, "number": number}
@@ -65,12 +66,18 @@ def write_archive(path: Path, count: int) -> None:
 
 
 def write_files(folder: Path, count: int) -> None:
-    """Write a folder of the same examples, except those that it has already."""
-    for example in examples(count):
+    """Write a folder of the same examples, except the first ones that it has already.
+
+    Raises:
+        ValueError: The folder has more examples.
+    """
+    existing = sum(1 for _ in folder.glob("*/*/*.png"))
+    if existing > count:
+        raise ValueError(f"{folder} has {existing:,} files; the counts must ascend")
+    for example in examples(count, existing):
         path = folder / example["split"] / example["label"] / f"{example['number']:07d}.png"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(example["image"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(example["image"])
 
 
 def main() -> None:
@@ -78,19 +85,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
     parser.add_argument("--source", help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
-    parser.add_argument("--files", action="store_true", help="prepare folders of files")
+    parser.add_argument("--files", type=Path, metavar="FOLDER", help="prepare files in this folder, which is kept")
+    parser.add_argument("--counts", type=int, nargs="+", default=FILE_COUNTS, help="numbers of files, ascending")
     arguments = parser.parse_args()
     if arguments.source:
         print(json.dumps(measure(arguments.source, arguments.store)))
         return
+    if arguments.files:
+        found = []
+        for count in arguments.counts:
+            write_files(arguments.files, count)
+            found.append(in_a_process(f"images:{arguments.files}"))
+        show({"images:FOLDER": found})
+        return
     measured: dict[str, list[dict[str, float]]] = {"images:ARCHIVE": [], "module:function": []}
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.files:
-            measured = {"images:FOLDER": []}
-            for count in FILE_COUNTS:
-                write_files(Path(folder), count)
-                measured["images:FOLDER"].append(in_a_process(f"images:{folder}"))
-        for count in COUNTS if not arguments.files else ():
+        for count in COUNTS:
             archive = Path(folder) / f"{count}.tar"
             write_archive(archive, count)
             measured["images:ARCHIVE"].append(in_a_process(f"images:{archive}"))
@@ -109,16 +119,18 @@ def in_a_process(source: str) -> dict[str, float]:
 
 
 def measure(source: str, store: str) -> dict[str, float]:
-    """Prepare the data set; return examples, seconds and the largest process's peak memory in MiB."""
+    """Prepare the data set; return examples, seconds, CPU seconds and the largest process's peak memory in MiB."""
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.settings import DataSettings
 
+    imports = time.process_time()
     started = time.perf_counter()
     prepared = prepare(DataSettings(source=source, store=store, name="scale"), replicas=1)
     seconds = time.perf_counter() - started
-    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    peak, cpu = max(one.ru_maxrss for one in used), sum(one.ru_utime + one.ru_stime for one in used) - imports
     count = sum(split.examples for split in prepared.manifest.splits.values())
-    return {"examples": count, "seconds": seconds, "mebibytes": peak / 1024}
+    return {"examples": count, "seconds": seconds, "cpu": cpu, "mebibytes": peak / 1024}
 
 
 def show(measured: dict[str, list[dict[str, float]]]) -> None:
@@ -126,14 +138,16 @@ def show(measured: dict[str, list[dict[str, float]]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("source", *("examples", "seconds", "examples/s", "peak MiB"))
+    table = Table("source", *("examples", "seconds", "CPU seconds", "examples/s", "peak MiB"))
     ratios: dict[str, float] = {}
     for source, found in measured.items():
         for one in found:
             table.add_row(
-                source, f"{one['examples']:,}", f"{one['seconds']:.2f}", f"{one['examples'] / one['seconds']:,.0f}",
-                f"{one['mebibytes']:.0f}",
+                source, f"{one['examples']:,}", f"{one['seconds']:.2f}", f"{one['cpu']:.2f}",
+                f"{one['examples'] / one['seconds']:,.0f}", f"{one['mebibytes']:.0f}",
             )  # fmt: skip
+        if len(found) < 2:
+            continue
         name, few, (some, many) = source.partition(":")[0], found[0], found[-2:]
         ratios[f"{name}_memory_largest_to_smallest"] = many["mebibytes"] / few["mebibytes"]
         ratios[f"{name}_seconds_per_example_at_10_times_the_size"] = many["seconds"] / some["seconds"] / 10

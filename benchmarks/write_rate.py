@@ -6,8 +6,9 @@ over the folder, Slipway checking headers, Slipway decoding every image, with `-
 another checkout and, as the physical limit, Slipway's worker processes only reading the same files and appending their
 bytes to output files. What a variant wrote is synced to disk before the next one starts.
 
-Rates are images/s of the whole call, from the folder to the finished data set. The physical limit is compared with the
-write phase alone, without listing the folder before it and writing reports after it.
+Rates are images/s of the whole call, from the folder to the finished data set. The limit has as many processes as the
+step, and the list of the files beforehand. It is compared with the whole step and with the write phase alone, without
+listing the folder before it and writing reports after it.
 """
 
 from __future__ import annotations

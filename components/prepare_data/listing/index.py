@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 
@@ -32,6 +32,7 @@ SIZED, KEYED = slice(0, 20), slice(36, None)
 LABEL_BYTES = 4
 ROW_SIZE = struct.Struct(">Q").unpack_from
 ROW_AFTER_RANK = struct.Struct(">IQQQI")
+PIECE_SIZE = struct.Struct(">Q")
 # Rows in memory while a part is listed, in a piece of a file, and before they are appended to the lists of shards.
 MOST_ROWS_LISTED = 8192
 PIECE_ROWS = 1024
@@ -138,14 +139,26 @@ def append_run(file: BinaryIO, rows: Iterable[bytes]) -> Run:
     rows = iter(rows)
     while piece := list(itertools.islice(rows, PIECE_ROWS)):
         run.append(file.seek(0, 2))
-        marshal.dump(piece, file)
+        _write_piece(file, piece)
     return run
 
 
 def _pieces(file: BinaryIO, run: Run) -> Iterator[list[bytes]]:
     for place in run:
         file.seek(place)
-        yield marshal.load(file)
+        yield _read_piece(file)
+
+
+def _write_piece(file: BinaryIO, piece: list[Any]) -> None:
+    data = marshal.dumps(piece)
+    file.write(PIECE_SIZE.pack(len(data)) + data)
+
+
+def _read_piece(file: BinaryIO) -> list[Any]:
+    """Read what `_write_piece` wrote; `marshal.load` would call the file's methods several times for each row."""
+    (size,) = PIECE_SIZE.unpack(file.read(PIECE_SIZE.size))
+    piece: list[Any] = marshal.loads(file.read(size))
+    return piece
 
 
 def run_rows(file: BinaryIO, run: Run) -> Iterator[bytes]:
@@ -337,7 +350,7 @@ class Dealer:
     def _append(self, folder: Path) -> None:
         for (split, shard), rows in self._rows.items():
             with list_path(folder, split, shard).open("ab") as file:
-                marshal.dump(rows, file)
+                _write_piece(file, rows)
         self._rows.clear()
 
 
@@ -356,7 +369,7 @@ def read_list(path: Path) -> Iterator[Example]:
     rows: list[bytes] = []
     with path.open("rb") as file:
         while file.peek(1):
-            for label, found in marshal.load(file):
+            for label, found in _read_piece(file):
                 rows += [row[RANK_BYTES:] + label for row in found]
     rows.sort()
     unpack, start, number = ROW_AFTER_RANK.unpack_from, ROW_AFTER_RANK.size, int.from_bytes

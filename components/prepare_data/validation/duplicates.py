@@ -59,16 +59,16 @@ def image_hash(image: bytes) -> int:
 def write_hashes(path: Path, hashes: Sequence[int], places: Sequence[int], buckets: int) -> Shard:
     """Write the hashes of one shard's images and the offsets of their records; return the file's name, size and digest.
 
-    Each bucket is a pair of arrays of 64-bit integers, sorted by hash.
+    Each bucket is a pair of arrays of 64-bit integers, sorted by hash; equal hashes keep their order.
     """
-    rows = sorted(zip(hashes, places, strict=True))
-    ends = [bisect.bisect_left(rows, (-(-(bucket << 64) // buckets), 0)) for bucket in range(buckets + 1)]
+    order = sorted(range(len(hashes)), key=hashes.__getitem__)
+    columns = [array("Q", [column[row] for row in order]) for column in (hashes, places)]
+    ends = [bisect.bisect_left(columns[0], -(-(bucket << 64) // buckets)) for bucket in range(buckets + 1)]
     data = b"".join(
-        marshal.dumps([array("Q", column).tobytes() for column in zip(*rows[start:end], strict=True)])
-        for start, end in itertools.pairwise(ends)
+        marshal.dumps([column[start:end].tobytes() for column in columns]) for start, end in itertools.pairwise(ends)
     )
     path.write_bytes(data)
-    return Shard(file=path.name, examples=len(rows), bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return Shard(file=path.name, examples=len(hashes), bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 class HashedShard:
@@ -84,7 +84,7 @@ class HashedShard:
         hashes, places = array("Q"), array("Q")
         with self._hashes.open("rb") as file:
             file.seek(self._place)
-            for column, content in zip((hashes, places), marshal.load(file), strict=False):
+            for column, content in zip((hashes, places), marshal.load(file), strict=True):
                 column.frombytes(content)
             self._place = file.tell()
         return hashes, places

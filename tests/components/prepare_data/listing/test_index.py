@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import random
 from collections import Counter
@@ -13,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway.components.prepare_data.listing import index
-from slipway.components.prepare_data.listing.index import Dealer, Listing, list_part, list_path, read_list
+from slipway.components.prepare_data.listing.index import (
+    Dealer,
+    Listing,
+    append_run,
+    list_part,
+    list_path,
+    read_list,
+    run_rows,
+)
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored
 
 
@@ -166,3 +175,25 @@ def test_shards_are_equal_and_nothing_is_lost(tmp_path_factory, sizes: list[int]
     for label in range(len(sizes)):
         of_class = [sum(found == label for _, found, _, _ in shard) for shard in dealt]
         assert max(of_class) - min(of_class) <= 1
+
+
+class CountingFile(io.BytesIO):
+    """Counts how often it is read."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.reads += 1
+        return super().read(size)
+
+    def readinto(self, buffer: memoryview) -> int:
+        self.reads += 1
+        return super().readinto(buffer)
+
+
+def test_rows_are_read_in_pieces() -> None:
+    rows = [number.to_bytes(4) for number in range(3 * index.PIECE_ROWS)]
+    file = CountingFile()
+    run = append_run(file, rows)
+    assert list(run_rows(file, run)) == rows
+    assert file.reads == 2 * 3  # the size of each piece, and the piece
