@@ -225,10 +225,17 @@ class Endpoints:
             lambda: client.undeploy_model(request=request).operation,
             lambda: not self._has(endpoint_id, deployed),
             until,
+            ends=NOT_FOUND,
         )
 
-    def _repeat(self, start: Callable[[], Any], done: Callable[[], bool], until: float) -> None:
+    def _repeat(self, start: Callable[[], Any], done: Callable[[], bool], until: float, ends: int = 0) -> None:
         """Start an operation and wait for it, or for what an earlier or concurrent call has started.
+
+        Args:
+            start: Starts the operation and returns it.
+            done: Whether the endpoint is as wanted.
+            until: The time (of `time.monotonic`) until which to wait.
+            ends: The HTTP status with which a call is refused because an earlier one is in progress.
 
         Raises:
             StillRunningError: It is not done in time; Vertex AI continues.
@@ -239,7 +246,8 @@ class Endpoints:
                 operation = start()
             except Exception as error:
                 refusals += is_refused(error)
-                if not (is_transient(error) or is_outdated(error)) or refusals > ROUNDS:
+                expected = is_transient(error) or is_outdated(error) or status_of(error) == ends
+                if not expected or refusals > ROUNDS:
                     raise
                 if time.monotonic() > until:
                     raise StillRunningError(str(error)) from error

@@ -98,7 +98,10 @@ class EndpointSettings(Settings):
         "access through the shared address.",
     )
     request_timeout: PositiveInt | None = Field(
-        default=None, le=3600, description="Seconds after which a prediction request fails; null: Vertex AI's default."
+        default=None,
+        le=3600,
+        description="Seconds after which a prediction request fails, for dedicated endpoints only; null: Vertex AI's "
+        "default.",
     )
     labels: dict[str, str] = Field(
         default_factory=dict, description="Labels of the endpoint, besides those of the section vertex."
@@ -137,6 +140,26 @@ class EndpointSettings(Settings):
                 nearest=str(self.min_replicas),
             )
         return self
+
+    @model_validator(mode="after")
+    def _only_of_dedicated(self) -> EndpointSettings:
+        if self.request_timeout is not None and not self.dedicated:
+            raise UserError(
+                "Only a dedicated endpoint can have a request_timeout.",
+                setting="request_timeout",
+                value=self.request_timeout,
+                allowed="null, or dedicated: true",
+                nearest="null",
+            )
+        return self
+
+
+class DeploySettings(Settings):
+    """Deploys each promoted model to an endpoint, after it was registered. Only for runs on Vertex AI."""
+
+    endpoint: str = Field(
+        description="Name of the endpoint: its settings are in configs/endpoints/NAME.yaml.", examples=["digits"]
+    )
 
 
 class Deployment(Settings):

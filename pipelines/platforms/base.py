@@ -177,3 +177,7 @@ class Platform(ABC):
             settings=self.registry(config),
             champion=champion.version,
         )
+
+    def deploy(self, config: RunConfig, registered: PipelineTask) -> PipelineTask | None:  # noqa: ARG002
+        """Add the deployment of the registered model; None if nothing is deployed, as on platforms without endpoints."""
+        return None
