@@ -179,5 +179,5 @@ class Platform(ABC):
         )
 
     def deploy(self, config: RunConfig, registered: PipelineTask) -> PipelineTask | None:  # noqa: ARG002
-        """Add the deployment of the registered model; None if nothing is deployed, as on platforms without endpoints."""
+        """Add the deployment of the registered model; None if there is none, as on platforms without endpoints."""
         return None
