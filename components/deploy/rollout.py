@@ -87,6 +87,7 @@ def roll_out(endpoints: Endpoints, deployment: Deployment, version: Version, say
         rollout.give(percent, current)
         tally = rollout.watch(prober, percent)
         outcome.figures[str(percent)] = str(tally)
+        rollout.check_unchanged(endpoints.existing(deployment.endpoint_id))
         if fault := tally.fault() or rollout.silence(tally, percent):
             rollout.withdraw(current, fault)
             outcome.status, outcome.reason = "rolled back", fault
@@ -214,12 +215,10 @@ class _Rollout:
 
         def checked(endpoint: Endpoint) -> Traffic:
             others = {name for name, share in endpoint.traffic_split.items() if share} - {self.candidate, current}
-            started = self._started and endpoint.labels.get(ROLLOUT) != self.candidate
-            if others or started or model_of(endpoint, self.candidate) is None:
-                raise UserError(
-                    f"The rollout of {self.text} has ended: another command has changed {self.deployment.name}.",
-                    fix=f"slipway endpoints show {self.deployment.name}; to roll it out again: {self.again}",
-                )
+            if self._started:
+                self.check_unchanged(endpoint)
+            elif others or model_of(endpoint, self.candidate) is None:
+                raise self._changed()
             if endpoint.traffic_split.get(self.candidate, 0) > percent:  # the same command runs a second time
                 return Traffic(dict(endpoint.traffic_split), self.candidate, current)
             return wanted
@@ -229,6 +228,21 @@ class _Rollout:
         self.say(f"{self.text} has {percent}% of the traffic of {self.deployment.name}")
 
     _started = False
+
+    def check_unchanged(self, endpoint: Endpoint) -> None:
+        """Check that the endpoint is still in this rollout.
+
+        Raises:
+            UserError: Another command has changed it.
+        """
+        if endpoint.labels.get(ROLLOUT) != self.candidate or model_of(endpoint, self.candidate) is None:
+            raise self._changed()
+
+    def _changed(self) -> UserError:
+        return UserError(
+            f"The rollout of {self.text} has ended: another command has changed {self.deployment.name}.",
+            fix=f"slipway endpoints show {self.deployment.name}; to roll it out again: {self.again}",
+        )
 
     def watch(self, prober: Prober, percent: int) -> Tally:
         """Send requests until the time of a step has passed and the candidate has answered enough of them."""
@@ -256,12 +270,9 @@ class _Rollout:
         """Return all traffic to the current model, then stop the candidate's machines."""
 
         def back(endpoint: Endpoint) -> Traffic:
-            left = {name for name, share in endpoint.traffic_split.items() if share} - {self.candidate, current}
-            if left or (current and model_of(endpoint, current) is None):
-                raise UserError(
-                    f"Could not withdraw {self.text}: another command has changed {self.deployment.name}. {fault}",
-                    fix=f"slipway endpoints show {self.deployment.name}",
-                )
+            done = set(endpoint.traffic_split) == ({current} if current else set())
+            if not done:  # by a write whose response was lost
+                self.check_unchanged(endpoint)
             return Traffic({current: ALL} if current else {})
 
         self.endpoints.move(self.deployment.endpoint_id, back)
