@@ -146,7 +146,7 @@ def _in_file(problem: UserError, path: Path) -> UserError:
     """Return an error with a fix in the file, instead of an option of run configurations."""
     if not problem.message.startswith(str(path)):
         problem.message = f"{path}: {problem.message}"
-    if not (problem.fix or "").strip() or str(problem.fix).startswith("--set"):
+    if problem.fix is None or str(problem.fix).startswith("--set"):
         problem.fix = f"{problem.setting}: {problem.nearest or 'VALUE'} in {path}"
     return problem
 

@@ -119,11 +119,6 @@ def apply(names: Sequence[str], say: Say) -> list[Result]:
     return results
 
 
-def show(names: Sequence[str]) -> list[Result]:
-    """Return the endpoints with their traffic; without names, all in the projects and regions of the files."""
-    return compare(names)
-
-
 def delete(results: Sequence[tuple[EndpointFile, Result]], say: Say) -> list[Result]:
     """Delete endpoints with all their deployed models."""
     deleted = []

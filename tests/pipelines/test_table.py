@@ -36,6 +36,10 @@ class Compiled:
         self.executors = spec["deploymentSpec"]["executors"]
         dags = [spec["root"]["dag"], *(one["dag"] for one in self.components.values() if "dag" in one)]
         tasks = {name: task for dag in dags for name, task in dag["tasks"].items()}
+        for task in tasks.values():  # what is inside a condition also waits for what the condition waits for
+            inner = self.components[task["componentRef"]["name"]].get("dag", {}).get("tasks", {})
+            for one in inner.values():
+                one["dependentTasks"] = [*one.get("dependentTasks", []), *task.get("dependentTasks", [])]
         self.tasks = {name: task for name, task in tasks.items() if not name.startswith("condition")}
 
     def image(self, task: str) -> str:
@@ -123,7 +127,8 @@ def test_what_starts_machines_waits_for_the_permissions_and_the_image(
 ) -> None:
     digits = yaml.safe_load(Path("configs/digits.yaml").read_text())
     place = {**VERTEX, "steps": {"prepare_data": {"disk": disk}, "evaluate": {"disk": disk}}}
-    values = digits | {"vertex": place, "hardware": hardware, "data": {**digits["data"], "beam": beam}}
+    more = {"data": {**digits["data"], "beam": beam}, "deploy": {"endpoint": "digits"}}
+    values = digits | {"vertex": place, "hardware": hardware, **more}
     config: RunConfig = validate(values, "the test's configuration")
     tasks = Compiled(tmp_path, vertex.pipeline(config, replace(IMAGES, build=build))).tasks
     expensive = {step.tasks["vertex"][0].name for step in STEPS.values() if step.starts_machines}

@@ -78,7 +78,7 @@ def test_the_id_of_a_deployed_model_depends_on_what_cannot_be_changed_in_it(writ
         ({"machine": "n1-standard-3"}, "machine", "n1-standard-32"),
         ({"machine": "m1-ultramem-40"}, "machine", None),
         ({"machine": "g2-standard-8"}, "machine", "l4x1@g2-standard-8"),
-        ({"machine": "l4x3"}, "machine", "l4x2"),
+        ({"machine": "l4x3"}, "machine", "l4x4"),
         ({"machine": "l4x1*2"}, "machine", None),
         ({"machine": "l4x1+flex"}, "machine", None),
         ({"machine": "tpu-v5e-2x4"}, "machine", None),

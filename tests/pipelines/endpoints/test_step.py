@@ -52,7 +52,7 @@ def test_without_the_section_or_on_this_machine_nothing_is_deployed(
     result, spec = compile_(target, deploy)
     assert result.exit_code == 0, result.output
     assert "comp-register-version" in spec["components"] or "comp-register-model" in spec["components"]
-    assert "deploy" not in json.dumps(spec["components"])
+    assert "deploy-model" not in json.dumps(spec["components"])
 
 
 @pytest.mark.parametrize(
