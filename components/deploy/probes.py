@@ -11,6 +11,7 @@ all failures count against the new model.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -189,11 +190,12 @@ def _difference(example: Example, prediction: object, tolerance: float) -> str:
     found = next((_numbers(fields[name]) for name in NUMBERS if name in fields), None)
     if found is None or len(found) != len(example.expected):
         return f"An answer has none of {' and '.join(NUMBERS)}, or another number of values than the trained network."
-    most = max(abs(ours - theirs) for ours, theirs in zip(found, example.expected, strict=True))
-    # Not `most > tolerance`: NaN is wrong, too.
-    if not most <= tolerance * max(1.0, *map(abs, example.expected)):
-        return f"An answer differs by {most:.2g} from the trained network's prediction, more than {tolerance:g}."
-    return ""
+    differences = [abs(ours - theirs) for ours, theirs in zip(found, example.expected, strict=True)]
+    limit = tolerance * max(1.0, *map(abs, example.expected))
+    if all(one <= limit for one in differences):  # False for NaN
+        return ""
+    most = next((one for one in differences if math.isnan(one)), max(differences))
+    return f"An answer differs by {most:.2g} from the trained network's prediction, more than {limit:.2g}."
 
 
 def _numbers(value: Any) -> Sequence[float]:
