@@ -27,7 +27,7 @@ from slipway.components.register_model.registry import Registry
 from slipway.core.errors import UserError
 from slipway.pipelines.prediction import models
 from slipway.serving import app, model
-from slipway.serving.app import Server, ServerSettings
+from slipway.serving.app import Served, Server, ServerSettings
 from slipway.serving.batching import Limits
 from slipway.serving.model import Field, Model
 from tests.components.evaluate.conftest import export_model, png
@@ -86,7 +86,7 @@ def settings(**values: Any) -> ServerSettings:
 
 @pytest.fixture(scope="module")
 def port(classifier_folder: Path) -> Iterator[int]:
-    with serving(Server(settings(max_body=1 << 20), lambda: ("digits/1", classifier_folder))) as port:
+    with serving(Server(settings(max_body=1 << 20), lambda: Served("digits/1", classifier_folder))) as port:
         yield port
 
 
@@ -154,7 +154,7 @@ def test_clients_that_do_not_read_or_finish_hold_up_nobody(port: int) -> None:
 def test_named_inputs_and_the_variables_of_vertex_ai(houses_folder: Path) -> None:
     environment = {"AIP_HTTP_PORT": str(free_port()), "AIP_PREDICT_ROUTE": "/v1/predict", "AIP_HEALTH_ROUTE": "/ping"}
     own = ServerSettings.of(environment)
-    with serving(Server(own, lambda: ("houses", houses_folder))) as port:
+    with serving(Server(own, lambda: Served("houses", houses_folder))) as port:
         assert ask(port, "/ping") == (200, "ok")
         status, found = ask(port, "/v1/predict", json.dumps({"instances": [HOUSE], "parameters": {}}).encode())
         assert (status, found["predictions"][0]["prediction"]) == (200, pytest.approx(HOUSE_PRICE))
@@ -167,7 +167,7 @@ def test_named_inputs_and_the_variables_of_vertex_ai(houses_folder: Path) -> Non
 
 def test_it_is_not_healthy_before_the_first_prediction(tmp_path: Path) -> None:
     (tmp_path / "saved_model.pb").write_bytes(b"damaged")
-    with serving(Server(settings(), lambda: ("damaged", tmp_path))) as port:
+    with serving(Server(settings(), lambda: Served("damaged", tmp_path))) as port:
         assert ask(port, "/health")[0] == 503
         assert ask(port, "/predict", IMAGE, "image/png")[0] == 503
 
@@ -182,8 +182,8 @@ def test_a_full_queue_is_429(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
     slow = Model(tmp_path, "regression", {"x": Field("number", np.dtype(np.float32))}, ("prediction",), {}, function)
     (tmp_path / "weights").touch()
-    server = Server(settings(limits=Limits(max_batch=1, max_queue=2)), lambda: ("slow", tmp_path))
-    server.use(slow, "slow")
+    server = Server(settings(limits=Limits(max_batch=1, max_queue=2)), lambda: Served("slow", tmp_path))
+    server.use(slow, Served("slow", tmp_path))
     with serving(server) as port:
         found: list[int] = []
         threads = [threading.Thread(target=lambda: found.append(predict(port, 1)[0])) for _ in range(6)]
@@ -201,9 +201,9 @@ def test_a_moved_champion_is_served_without_a_failed_request(tmp_path: Path, cla
     registry.register("digits", classifier_folder, {"run_id": "one"}, None)
     other = export_model(tmp_path / "other", np.zeros((64, 10)), np.zeros(10))
 
-    def source() -> tuple[str, Path]:
+    def source() -> Served:
         found = models.find("digits", tmp_path / "models")
-        return str(found), found.folder
+        return Served(str(found), found.folder)
 
     with serving(Server(settings(), source)) as port:
         before = ask(port, "/predict", IMAGE, "image/png")[1]["predictions"][0]
@@ -230,7 +230,7 @@ def test_a_moved_champion_is_served_without_a_failed_request(tmp_path: Path, cla
 def test_a_replaced_folder_is_served_and_a_damaged_one_is_not(tmp_path: Path, classifier_folder: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(classifier_folder, folder)
-    server = Server(settings(), lambda: ("model", folder))
+    server = Server(settings(), lambda: Served("model", folder))
     with serving(server) as port:
         before = ask(port, "/predict", IMAGE, "image/png")
         shutil.rmtree(folder)
@@ -297,6 +297,6 @@ def test_the_model_is_loaded_once_more_only_if_it_has_changed(classifier_folder:
     loads: list[Path] = []
     load = model.load
     monkeypatch.setattr(model, "load", lambda folder, module: loads.append(folder) or load(folder, module))
-    with serving(Server(settings(), lambda: ("digits", classifier_folder))):
+    with serving(Server(settings(), lambda: Served("digits", classifier_folder))):
         time.sleep(0.5)
     assert loads == [classifier_folder]
