@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import http.client
 import json
-import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 pytest.importorskip("starlette")
@@ -31,16 +28,11 @@ from slipway.serving.app import Served, Server, ServerSettings
 from slipway.serving.batching import Limits
 from slipway.serving.model import Field, Model
 from tests.components.evaluate.conftest import export_model, png
+from tests.serving.client import Load, ask, free_port, health, logged, predict, process, until
 from tests.serving.conftest import HOUSE, HOUSE_PRICE
 
 pytestmark = pytest.mark.slow
 IMAGE = png(np.random.default_rng(0).integers(0, 256, (8, 8)))
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return trial.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -57,27 +49,6 @@ def serving(server: Server) -> Iterator[int]:
         runner.should_exit = True
         thread.join(10)
         assert not thread.is_alive()
-
-
-def until(true: Any, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def ask(port: int, path: str, body: bytes | None = None, kind: str = "application/json") -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    connection.request("GET" if body is None else "POST", path, body, {"Content-Type": kind} if body else {})
-    answer = connection.getresponse()
-    content = answer.read()
-    connection.close()
-    is_json = answer.getheader("content-type", "").startswith("application/json")
-    return answer.status, json.loads(content) if is_json else content.decode()
-
-
-def predict(port: int, *instances: Any) -> tuple[int, Any]:
-    return ask(port, "/predict", json.dumps({"instances": instances}).encode())
 
 
 def settings(**values: Any) -> ServerSettings:
@@ -247,50 +218,44 @@ def test_a_replaced_folder_is_served_and_a_damaged_one_is_not(tmp_path: Path, cl
 
 
 def test_sigterm_under_load_loses_no_accepted_request(classifier_folder: Path) -> None:
-    port = free_port()
-    environment = {**os.environ, "AIP_HTTP_PORT": str(port), "AIP_STORAGE_URI": str(classifier_folder)}
-    process = subprocess.Popen([sys.executable, "-m", "slipway.serving"], env=environment, stderr=subprocess.PIPE)
-    statuses: list[int] = []
-    lost: list[Exception] = []
+    with process(classifier_folder) as (server, port):
+        until(lambda: health(port) == 200, 60)
+        load = Load(port, IMAGE)
+        load.start()
+        server.send_signal(signal.SIGTERM)
+        until(lambda: health(port) != 200)
+        load.join()
+        assert server.wait(20) == 0
+        log = logged(server)
+    assert (load.lost, set(load.statuses)) == ([], {200})
+    assert '"message": "stopped"' in log
+    assert base64.b64encode(IMAGE).decode()[:40] not in log
 
-    def client() -> None:
-        """Send requests on one connection until the server closes it between two of them."""
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        while True:
-            try:
-                connection.request("POST", "/predict", IMAGE, {"Content-Type": "image/png"})
-                answer = connection.getresponse()
-                answer.read()
-            except Exception as error:
-                lost.append(error)
-                return
-            statuses.append(answer.status)
-            if answer.getheader("connection") == "close":
-                return
 
-    def healthy() -> bool:
-        with contextlib.suppress(OSError):
-            return ask(port, "/health")[0] == 200
-        return False
+def test_bodies_of_50_mb_use_no_memory_and_a_killed_server_starts_again_on_its_port(classifier_folder: Path) -> None:
+    body = json.dumps({"instances": [{"b64": "A" * 50_000_000}]}).encode()
+    with process(classifier_folder) as (server, port):
+        until(lambda: health(port) == 200, 60)
+        before = psutil.Process(server.pid).memory_info().rss
+        for _ in range(5):
+            assert ask(port, "/predict", body)[0] == 413
+        assert psutil.Process(server.pid).memory_info().rss - before < 20 << 20
+        load = Load(port, IMAGE)
+        load.start()
+        server.kill()
+        load.join()
+        assert len(load.lost) == 16  # each client is told at once, none waits
+    with process(classifier_folder, AIP_HTTP_PORT=str(port)):
+        until(lambda: health(port) == 200, 60)
+        assert ask(port, "/predict", IMAGE, "image/png")[0] == 200
 
-    try:
-        until(healthy, 60)
-        threads = [threading.Thread(target=client) for _ in range(16)]
-        for thread in threads:
-            thread.start()
-        until(lambda: len(statuses) > 100)
-        process.send_signal(signal.SIGTERM)
-        until(lambda: not healthy())
-        for thread in threads:
-            thread.join(20)
-        assert process.wait(20) == 0
-    finally:
-        process.kill()
-    assert process.stderr is not None
-    logged = process.stderr.read().decode()
-    assert (lost, set(statuses)) == ([], {200})
-    assert '"message": "stopped"' in logged
-    assert base64.b64encode(IMAGE).decode()[:40] not in logged
+
+def test_a_function_that_cannot_be_imported_ends_the_server(tmp_path: Path) -> None:
+    (tmp_path / "weights").touch()
+    with process(tmp_path, SLIPWAY_SERVE_MODULE="nowhere:load") as (server, _):
+        assert server.wait(60) == 2
+        error = json.loads(logged(server).splitlines()[-1])
+    assert (error["message"], error["setting"]) == ("There is no module 'nowhere'.", "serve.module")
 
 
 def test_the_model_is_loaded_once_more_only_if_it_has_changed(classifier_folder: Path, monkeypatch: Any) -> None:
