@@ -111,7 +111,7 @@ def serve(
     installed.verify_extra("serving")
     chosen = models.find(model, registry)
     from slipway.serving import app
-    from slipway.serving.batching import Limits
+    from slipway.serving.settings import Limits, ServerSettings
 
     _import_from_here(module)
     _check_port(host, port)
@@ -119,7 +119,7 @@ def serve(
     def served(found: models.Chosen) -> app.Served:
         return app.Served(str(found), found.folder, module or found.module)
 
-    settings = app.ServerSettings(host, port, limits=Limits(max_batch=max_batch, max_delay=max_delay / 1000))
+    settings = ServerSettings(host, port, limits=Limits(max_batch=max_batch, max_delay=max_delay / 1000))
     server = app.Server(settings, lambda: served(models.find(model, registry) if chosen.follow else chosen))
     server.use(_load(chosen, module, server.warm_sizes), served(chosen))
     app.log_as_json()

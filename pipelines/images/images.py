@@ -51,8 +51,8 @@ class VerifiedBuild:
 class Images:
     """The images in a run's spec: for the steps, for training, for the step evaluate, and for serving the model.
 
-    `evaluation` equals `steps` unless the engine's models need additional packages. `serving` is None if an image of
-    another kind serves the model. `build` is None if nothing is built during the run.
+    `evaluation` equals `steps` unless the engine's models need additional packages. `serving` is None if
+    `vertex.serving_image` is set. `build` is None if nothing is built during the run.
     """
 
     steps: str

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from slipway.core.errors import UserError
 from slipway.core.paths import local_path
-from slipway.serving.settings import MODULE_VARIABLE, STORAGE_VARIABLE
+from slipway.serving.settings import MODULE_VARIABLE, STORAGE_VARIABLE, ServerSettings
 
 if TYPE_CHECKING:
     from slipway.serving.app import Served
@@ -33,7 +33,7 @@ def main() -> int:
     uri = sys.argv[1] if len(sys.argv) > 1 else os.environ.get(STORAGE_VARIABLE, "")
     try:
         with model_source(uri, os.environ.get(MODULE_VARIABLE) or None) as source:
-            app.run(app.Server(app.ServerSettings.of(os.environ), source))
+            app.run(app.Server(ServerSettings.of(os.environ), source))
     except UserError as error:
         details = {name: str(value) for name, value in error.as_dict().items() if value is not None}
         logger.error("%s", error.message, extra={"fields": details})

@@ -13,8 +13,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -32,17 +31,10 @@ from slipway.core.manifest import signature_name
 from slipway.core.values import JsonObject
 from slipway.serving import instances
 from slipway.serving import model as models
-from slipway.serving.batching import Batcher, Busy, Limits, ModelFailed, Stopping
+from slipway.serving.batching import Batcher, Busy, ModelFailed, Stopping
 from slipway.serving.instances import BadRequest
 from slipway.serving.model import Model, NotServable
-from slipway.serving.settings import (
-    HEALTH_ROUTE,
-    HEALTH_VARIABLE,
-    PORT,
-    PORT_VARIABLE,
-    PREDICT_ROUTE,
-    PREDICT_VARIABLE,
-)
+from slipway.serving.settings import ServerSettings
 
 PAGE = Path(__file__).with_name("page.html")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -53,57 +45,6 @@ JSON = b"application/json"
 SWITCH_SECONDS = 0.0002
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """How the server answers.
-
-    Attributes:
-        host: The address it listens on.
-        port: Its port.
-        health_route: Answers 200 once the model has predicted, 503 before and while stopping.
-        predict_route: Accepts POST of JSON, or of an image.
-        limits: How requests are batched.
-        max_body: The most bytes of a request's body.
-        max_bodies: The most bytes of all requests in progress.
-        linger: Seconds in which a stopping server still accepts requests, so that nobody sends to a closed port.
-        watch: Seconds between two checks whether the model has changed.
-    """
-
-    host: str = "0.0.0.0"
-    port: int = PORT
-    health_route: str = HEALTH_ROUTE
-    predict_route: str = PREDICT_ROUTE
-    limits: Limits = field(default_factory=Limits)
-    max_body: int = 10 << 20
-    max_bodies: int = 256 << 20
-    linger: float = 1.0
-    watch: float = 1.0
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> ServerSettings:
-        """Return the settings of Vertex AI's variables, which any platform may set.
-
-        Raises:
-            UserError: The port is not a number, or a route does not begin with a slash.
-        """
-        port = environment.get(PORT_VARIABLE) or str(PORT)
-        if not port.isdigit() or int(port) > 65535:
-            fix = f"{PORT_VARIABLE}={PORT}"
-            raise UserError(f"{port!r} is not a port.", setting=PORT_VARIABLE, value=port, fix=fix)
-        return cls(
-            port=int(port),
-            health_route=_route(environment, HEALTH_VARIABLE, HEALTH_ROUTE),
-            predict_route=_route(environment, PREDICT_VARIABLE, PREDICT_ROUTE),
-        )
-
-
-def _route(environment: Mapping[str, str], variable: str, default: str) -> str:
-    route = environment.get(variable) or default
-    if not route.startswith("/"):
-        raise UserError(f"{route!r} is not a route.", setting=variable, value=route, fix=f"{variable}=/{route}")
-    return route
 
 
 class _Refused(Exception):

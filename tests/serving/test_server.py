@@ -24,9 +24,9 @@ from slipway.components.register_model.registry import Registry
 from slipway.core.errors import UserError
 from slipway.pipelines.prediction import models
 from slipway.serving import app, model
-from slipway.serving.app import Served, Server, ServerSettings
-from slipway.serving.batching import Limits
+from slipway.serving.app import Served, Server
 from slipway.serving.model import Field, Model
+from slipway.serving.settings import Limits, ServerSettings
 from tests.components.evaluate.conftest import export_model, png
 from tests.serving.client import Load, ask, free_port, health, logged, predict, process, until
 from tests.serving.conftest import HOUSE, HOUSE_PRICE
@@ -248,6 +248,19 @@ def test_bodies_of_50_mb_use_no_memory_and_a_killed_server_starts_again_on_its_p
     with process(classifier_folder, AIP_HTTP_PORT=str(port)):
         until(lambda: health(port) == 200, 60)
         assert ask(port, "/predict", IMAGE, "image/png")[0] == 200
+
+
+def test_sigterm_ends_a_server_that_is_still_starting(classifier_folder: Path) -> None:
+    def handles_sigterm(server: Any) -> bool:
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+    with process(classifier_folder) as (server, port):
+        until(lambda: handles_sigterm(server), 60)
+        assert health(port) is None
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
 
 
 def test_a_function_that_cannot_be_imported_ends_the_server(tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def serving_container(config: RunConfig, images: Images) -> JsonObject:
     settings, module = vertex_of(config), config.serve.module
     check_serving_image(settings, config)
     if settings.serving_image is None:
-        return container_spec(str(images.serving), module)
+        assert images.serving is not None  # one of `wanted_images`
+        return container_spec(images.serving, module)
     own = {"env": container_spec("", module)["env"]} if module else {}
     return {"image_uri": settings.serving_image, **own}
 
