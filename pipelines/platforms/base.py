@@ -176,4 +176,5 @@ class Platform(ABC):
             run_id=run_id,
             settings=self.registry(config),
             champion=champion.version,
+            serve_module=config.serve.module,
         )
