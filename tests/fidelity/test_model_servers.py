@@ -18,7 +18,7 @@ from google.cloud import aiplatform_v1 as vertex
 
 from tests.fakes.google import NUMBER, REGION, FakeGoogle
 from tests.fakes.ready import BUCKET, SERVING_IMAGE
-from tests.fakes.vertex.serving import STAND_IN, ModelServer, Servers, expanded
+from tests.fakes.vertex.serving import ACCOUNT, STAND_IN, ModelServer, Servers, expanded
 
 MACHINE = vertex.MachineSpec(machine_type="n1-standard-4")
 INSTANCES = json.dumps({"instances": [1]}).encode()
@@ -59,8 +59,9 @@ def test_the_container_has_the_variables_of_the_service(ready_google, start):
     server = start(command=[sys.executable, "-S", "-c", PRINTED], env=variables)
     _until(lambda: bool(server.process.tail))
     told = json.loads(server.process.tail[0])
-    folder = Path(told.pop("AIP_STORAGE_URI"))
-    assert [str(path.relative_to(folder)) for path in folder.rglob("*")] == ["weights", "weights/part"]
+    bucket, _, folder = told.pop("AIP_STORAGE_URI").removeprefix("gs://").partition("/")
+    assert (bucket != BUCKET, ready_google.storage.names(bucket)) == (True, {f"{folder}/weights/part"})
+    assert json.loads(Path(told["GOOGLE_APPLICATION_CREDENTIALS"]).read_text())["client_email"] == ACCOUNT
     assert told["GREETING"] == "hello 12 $(NOBODY) $(AIP_MODE)"
     assert {name: value for name, value in told.items() if name.startswith("AIP_")} == {
         "AIP_DEPLOYED_MODEL_ID": "345",

@@ -26,7 +26,7 @@ class Region:
         self.world = world
         self.name = name
         self.operations = Operations(world)
-        self.servers = Servers(storage)
+        self.servers = Servers(world, storage, name)
         self.jobs = JobService(world, name, log)
         self.metadata = MetadataService(world, name)
         self.pipelines = PipelineService(world, name, self.jobs, self.metadata)
